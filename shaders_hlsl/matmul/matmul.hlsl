@@ -3,7 +3,9 @@
 // A thread holds ROWS x COLS sums in registers. All lanes of a row of the workgroup (COLUMN_LANES
 // of them) share their rows of A, so an element of A is one broadcast read; neighbouring lanes
 // read neighbouring columns of B. That reuses registers enough to go without groupshared memory.
-// A_VECTOR reads four k of A at once, B_VECTOR four columns of B.
+// A_VECTOR reads four k of A at once, B_VECTOR four columns of B, B_INNER four k of B.
+// SHARE: each of eight lanes reads some of the rows and passes them to the others. A software
+// driver does a read of eight lanes one after the other, even if they read the same.
 //
 // REDUCE is for few results with a long sum: a workgroup makes ROWS x COLS of them, its lanes
 // share the sum and add it up as a tree, in the same order every time. Vectors run along k.
@@ -108,6 +110,79 @@ CML_MAIN
 
 #else
 
+#if defined(A_VECTOR) || defined(B_INNER)
+#define STEP 4
+#else
+#define STEP 1
+#endif
+// What a lane loads of A for STEP of k: all rows, or those that it passes to the other lanes.
+#ifdef SHARE
+#define SHARERS 8
+#define HELD ((ROWS + SHARERS - 1) / SHARERS)
+#else
+#define HELD ROWS
+#endif
+
+static uint a_at[HELD];
+static uint b_at[COLS];
+static float cml_sum[ROWS * COLS];
+
+// Adds the products of A and B from `k` to `k + STEP - 1`.
+void add_products(uint k)
+{
+    float x[HELD][STEP];
+    [ForceUnroll]
+    for (uint r = 0; r < HELD; r++) {
+#ifdef A_VECTOR
+        float4 four = T0[a_at[r] + k / 4 * a_k];
+        x[r][0] = four.x;
+        x[r][1] = four.y;
+        x[r][2] = four.z;
+        x[r][3] = four.w;
+#else
+        [ForceUnroll]
+        for (uint c = 0; c < STEP; c++) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
+#endif
+    }
+#ifdef B_INNER
+    float4 inner[COLS];
+    [ForceUnroll]
+    for (uint l = 0; l < COLS; l++) { inner[l] = T1[b_at[l] + k / 4 * b_k]; }
+#endif
+    [ForceUnroll]
+    for (uint c = 0; c < STEP; c++) {
+        float w[COLS];
+#if defined(B_VECTOR)
+        [ForceUnroll]
+        for (uint v = 0; v < COLS / 4; v++) {
+            float4 four = T1[b_at[v] + (k + c) * b_k];
+            w[4 * v] = four.x;
+            w[4 * v + 1] = four.y;
+            w[4 * v + 2] = four.z;
+            w[4 * v + 3] = four.w;
+        }
+#elif defined(B_INNER)
+        [ForceUnroll]
+        for (uint l = 0; l < COLS; l++) { w[l] = inner[l][c]; }
+#else
+        [ForceUnroll]
+        for (uint l = 0; l < COLS; l++) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
+#endif
+        [ForceUnroll]
+        for (uint i = 0; i < ROWS; i++) {
+#ifdef SHARE
+            float y = WaveReadLaneAt(x[i / SHARERS][c], i % SHARERS);
+#else
+            float y = x[i][c];
+#endif
+            [ForceUnroll]
+            for (uint j = 0; j < COLS; j++) {
+                cml_sum[i * COLS + j] = mad(y, w[j], cml_sum[i * COLS + j]);
+            }
+        }
+    }
+}
+
 CML_MAIN
 {
     CML_EACH_GROUP(rest)
@@ -119,11 +194,16 @@ CML_MAIN
     uint a = batch_offset(batch, true);
     uint b = batch_offset(batch, false);
     // Rows and columns past the end repeat the last one: their sums are never stored.
-    uint a_at[ROWS];
     [ForceUnroll]
-    for (uint p = 0; p < ROWS; p++) { a_at[p] = a + min(m0 + p, rows - 1) * a_m; }
+    for (uint p = 0; p < HELD; p++) {
+#ifdef SHARE
+        uint m = m0 + min(p * SHARERS + WaveGetLaneIndex() % SHARERS, ROWS - 1);
+#else
+        uint m = m0 + p;
+#endif
+        a_at[p] = a + min(m, rows - 1) * a_m;
+    }
     uint n_of[COLS];
-    uint b_at[COLS];
     [ForceUnroll]
     for (uint q = 0; q < COLS; q++) {
 #ifdef B_VECTOR
@@ -135,48 +215,9 @@ CML_MAIN
         b_at[q] = b + min(n_of[q], columns - 1) * b_n;
 #endif
     }
-    float sum[ROWS * COLS];
     [ForceUnroll]
-    for (uint z = 0; z < ROWS * COLS; z++) { sum[z] = 0.0; }
-#ifdef A_VECTOR
-#define STEP 4
-#else
-#define STEP 1
-#endif
-    for (uint k = k_begin; k < k_end; k += STEP) {
-        T0_TYPE x[ROWS];
-        [ForceUnroll]
-        for (uint r = 0; r < ROWS; r++) { x[r] = T0[a_at[r] + (k / STEP) * a_k]; }
-        [ForceUnroll]
-        for (uint c = 0; c < STEP; c++) {
-            float w[COLS];
-#ifdef B_VECTOR
-            [ForceUnroll]
-            for (uint v = 0; v < COLS / 4; v++) {
-                float4 four = T1[b_at[v] + (k + c) * b_k];
-                w[4 * v] = four.x;
-                w[4 * v + 1] = four.y;
-                w[4 * v + 2] = four.z;
-                w[4 * v + 3] = four.w;
-            }
-#else
-            [ForceUnroll]
-            for (uint l = 0; l < COLS; l++) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
-#endif
-            [ForceUnroll]
-            for (uint i = 0; i < ROWS; i++) {
-#ifdef A_VECTOR
-                float y = x[i][c];
-#else
-                float y = x[i];
-#endif
-                [ForceUnroll]
-                for (uint j = 0; j < COLS; j++) {
-                    sum[i * COLS + j] = mad(y, w[j], sum[i * COLS + j]);
-                }
-            }
-        }
-    }
+    for (uint z = 0; z < ROWS * COLS; z++) { cml_sum[z] = 0.0; }
+    for (uint k = k_begin; k < k_end; k += STEP) { add_products(k); }
     [ForceUnroll]
     for (uint row = 0; row < ROWS; row++) {
         [ForceUnroll]
@@ -185,7 +226,7 @@ CML_MAIN
                 uint at = (batch * rows + m0 + row) * columns + n_of[j];
                 float before = 0.0;
                 if (accumulate != 0) { before = OUT[at]; }
-                OUT[at] = sum[row * COLS + j] + before;
+                OUT[at] = cml_sum[row * COLS + j] + before;
             }
         }
     }

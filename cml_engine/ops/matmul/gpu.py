@@ -17,7 +17,7 @@ from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, tiles_for
+from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, shares_rows, tiles_for
 from cml_engine.ops.movement.strided import Dim, box, collapse, copied, strides
 
 PARAMS = (
@@ -187,39 +187,52 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
 
 
 def _usual_tile(p: MatrixProduct) -> MatmulTile:
-    return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits.software)
+    return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits)
+
+
+def _k_last(p: MatrixProduct) -> MatrixProduct:
+    """B with k as its last axis, which is packed so if it is constant."""
+    value = p.op.constant(p.b.name)
+    if value is None or (p.b.k_last and not _is_half(p)):
+        return p
+    rows = value if p.b.k_last else value.swapaxes(-1, -2)
+    name = _pack(p, f"rows{int(p.b.k_last)}", lambda: rows)
+    return replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
 
 
 def _tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
-    half = _is_half(p)
-    if half or p.b.outer != 1 or not p.b.vectors(p.b.outer, p.b.inner):
+    half, share = _is_half(p), shares_rows(p.op.limits)
+    by_fours = p.inner % 4 == 0
+    if share and by_fours:
+        p = _k_last(p)
+    b_inner = share and by_fours and p.b.vectors(p.b.inner, p.b.outer)
+    if not b_inner and (half or not p.b.vectors(p.b.outer, p.b.inner)):
         p, copies = _columns_last(p)
         yield from copies
-    a_vector = p.a.vectors(p.a.inner, p.a.outer) and p.inner % 4 == 0
-    b_vector = p.b.vectors(p.b.outer, p.b.inner)
+    a_vector = by_fours and p.a.vectors(p.a.inner, p.a.outer)
+    b_vector = not b_inner and p.b.vectors(p.b.outer, p.b.inner)
+    vector = VECTOR_TYPE[C4H if half else C4]
     defines: dict[str, int | str] = {
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
         "GROUP": tile.group,
+        **({"SHARE": 1} if share and tile.lanes == tile.group else {}),
         **({"A_VECTOR": 1, "T0_TYPE": "float4"} if a_vector else {}),
-        **({"B_VECTOR": 1, "T1_TYPE": VECTOR_TYPE[C4H if half else C4]} if b_vector else {}),
+        **({"B_VECTOR": 1, "T1_TYPE": vector} if b_vector else {}),
+        **({"B_INNER": 1, "T1_TYPE": vector} if b_inner else {}),
     }
     yield from _launches(
         p,
         defines,
         tiles=(-(-p.rows // tile.height), -(-p.columns // tile.width)),
-        widths=(4 if a_vector else 1, 4 if b_vector else 1),
-        step=_steps(tile.height * tile.width, a_turn=4 if a_vector else 1),
+        widths=(4 if a_vector else 1, 4 if b_vector or b_inner else 1),
+        step=_steps(tile.height * tile.width, a_turn=4 if a_vector or b_inner else 1),
     )
 
 
 def _reduce(p: MatrixProduct, _: None) -> Iterator[Dispatch]:
-    value, half = p.op.constant(p.b.name), _is_half(p)
-    if value is not None and (half or not p.b.k_last):
-        matrix = value if p.b.k_last else value.swapaxes(-1, -2)
-        name = _pack(p, f"rows{int(p.b.k_last)}", lambda: matrix)
-        p = replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
+    half, p = _is_half(p), _k_last(p)
     vector = p.inner % 4 == 0 and all(m.vectors(m.inner, m.outer) for m in (p.a, p.b))
     rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
     width = 4 if vector else 1
@@ -331,7 +344,7 @@ MATMUL.add(
         kernel=_KERNEL,
         lower=_tiles,
         usual=_usual_tile,
-        tiles=lambda p: tiles_for(p.op.limits.software),
+        tiles=lambda p: tiles_for(p.op.limits),
         examples=(("matmul", Case(((9, 40), (40, 33)), _PLAIN, "rows")),),
     )
 )

@@ -123,6 +123,7 @@ define(
             Case(((33, 65), (33, 70)), _flip(True, False)),
             Case(((65, 36), (70, 36)), _flip(False, True)),
             Case(((33, 65), (70, 33)), _flip(True, True)),
+            Case(((36, 65), (70, 36)), _flip(True, True), "both transposed, k by fours"),
             Case(((2, 3, 17, 8), (2, 3, 8, 20)), _PLAIN, "batch"),
             Case(((2, 1, 17, 9), (1, 3, 18, 9)), _flip(False, True), "batch broadcast both ways"),
             Case(((1, 40, 12), (3, 12, 24)), _PLAIN, "one A for all"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cml_engine.limits import Limits
+
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
@@ -35,6 +37,10 @@ _SOFTWARE_TILES = (
     MatmulTile(4, 8, 32, 8, 16),
     MatmulTile(1, 8, 32, 32, 6),
 )
+#: rows and columns of the tiles whose lanes pass rows of A to each other, and their GFLOPS
+_SHARING = ((16, 8, 28), (16, 4, 25), (8, 4, 20))
+#: the same of a single row, which each lane reads for itself
+_ROW = MatmulTile(1, 8, 32, 32, 2)
 _GPU_TILES = (
     MatmulTile(8, 8, 64, 8, 1.0),
     MatmulTile(4, 8, 64, 8, 0.7),
@@ -45,18 +51,28 @@ _GPU_TILES = (
 _BUSY_GROUPS = 128
 
 
-def tiles_for(software: bool) -> tuple[MatmulTile, ...]:
-    """The tiles worth a try."""
-    return _SOFTWARE_TILES if software else _GPU_TILES
+def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
+    """Returns the tiles worth a try."""
+    if shares_rows(limits):
+        lanes = limits.subgroup_size
+        sharing = (MatmulTile(rows, cols, lanes, lanes, speed) for rows, cols, speed in _SHARING)
+        return (*sharing, _ROW)
+    return _SOFTWARE_TILES if limits.software else _GPU_TILES
 
 
-def choose_tile(rows: int, columns: int, batch: int, software: bool) -> MatmulTile:
+def shares_rows(limits: Limits) -> bool:
+    """Returns True if eight lanes load the rows of A together: on a software driver, where every
+    load costs as much as some twenty products."""
+    return limits.software and limits.subgroup_size >= 8
+
+
+def choose_tile(rows: int, columns: int, batch: int, limits: Limits) -> MatmulTile:
     """The tile that should be done first: counted are the sums past the edges that it computes
     for nothing, its speed, and on a GPU whether there are workgroups enough."""
 
     def time(tile: MatmulTile) -> float:
         groups = batch * -(-rows // tile.height) * -(-columns // tile.width)
-        groups = groups if software else max(groups, _BUSY_GROUPS)
+        groups = groups if limits.software else max(groups, _BUSY_GROUPS)
         return groups * tile.rows * tile.cols / tile.speed
 
-    return min(tiles_for(software), key=time)
+    return min(tiles_for(limits), key=time)

@@ -7,6 +7,7 @@ import pytest
 
 from cml_engine.errors import ShapeError
 from cml_engine.graph import Attrs, Fact
+from cml_engine.limits import Limits
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.matmul import operators as _matmul  # noqa: F401
 from cml_engine.ops.matmul.tiles import choose_tile
@@ -73,9 +74,12 @@ def test_refuses(op, shapes, said):
         lookup(op).infer(attrs(), *facts)
 
 
-@pytest.mark.parametrize("software", [True, False])
-def test_the_tile_fits_the_result(software):
-    large = choose_tile(2048, 2048, 1, software)
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(), Limits(software=True), *(Limits(software=True, subgroup_size=n) for n in (8, 16))],
+)
+def test_the_tile_fits_the_result(limits):
+    large = choose_tile(2048, 2048, 1, limits)
     assert large.rows * large.cols >= 64
-    assert choose_tile(1, 512, 1, software).rows == 1
-    assert choose_tile(4, 512, 1, software).height < large.height
+    assert choose_tile(1, 512, 1, limits).rows == 1
+    assert choose_tile(4, 512, 1, limits).height < large.height
