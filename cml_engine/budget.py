@@ -93,23 +93,32 @@ class Budget:
 
     def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
         """Counts memory that ``what`` takes; :class:`OverBudget` where that is too much."""
+        self.check_bytes(count, what, source)
         self.bytes += count
-        if self.bytes > self.limits.memory:
-            raise _over("memory", "bytes", what, count, self.bytes, self.limits.memory, source)
+
+    def check_bytes(self, count: int, what: str, source: Source | None = None) -> None:
+        """Raises as ``charge_bytes`` does, for memory that is charged when it is taken."""
+        total, limit = self.bytes + count, self.limits.memory
+        if total > limit:
+            raise _over("memory", "bytes", what, count, total, limit, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
         """Counts nodes, or tensors, that ``what`` makes."""
+        self.check_nodes(count, what, source)
         self.nodes += count
-        if self.nodes > self.limits.nodes:
-            raise _over("nodes", "nodes", what, count, self.nodes, self.limits.nodes, source)
+
+    def check_nodes(self, count: int, what: str, source: Source | None = None) -> None:
+        """Raises as ``charge_nodes`` does, for nodes that are charged when they are made."""
+        total, limit = self.nodes + count, self.limits.nodes
+        if total > limit:
+            raise _over("nodes", "nodes", what, count, total, limit, source)
 
     def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
         """Counts work that ``what`` causes, in units of about a microsecond."""
         self.steps += count
         if self.steps > self.limits.steps:
-            raise _over(
-                "steps", "steps of work", what, count, self.steps, self.limits.steps, source
-            )
+            total, limit = self.steps, self.limits.steps
+            raise _over("steps", "steps of work", what, count, total, limit, source)
 
     def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
         """Counts the memory of bytes that ``what`` unpacks to, and the work to unpack them."""

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import CmlError, ModelError, Source
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node, numbered_name
+from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -30,6 +31,8 @@ class GraphBuilder:
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
         self._taken: set[str] = set()
+        #: of a base: all of ``base_2``, ``base_3``, … up to this number are taken
+        self._numbers: dict[str, int] = {}
         self.source: Source | None = None
         self.inputs: list[str] = []
         self.nodes: list[Node] = []
@@ -45,9 +48,21 @@ class GraphBuilder:
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
-        found = numbered_name(base, lambda name: name.lower() in self._taken)
+        found, key = base, base.lower()
+        if key in self._taken:
+            number = self._numbers.get(key, 1) + 1
+            while f"{key}_{number}" in self._taken:
+                number += 1
+            found, self._numbers[key] = f"{base}_{number}", number
         self._taken.add(found.lower())
         return found
+
+    def _free(self, name: str) -> None:
+        """Makes a name free again."""
+        self._taken.discard(name.lower())
+        base, _, number = name.lower().rpartition("_")
+        if base in self._numbers and number.isdigit():
+            self._numbers[base] = min(self._numbers[base], int(number) - 1)
 
     def reserve(self, names: Iterable[str]) -> None:
         """Names that stay as they are, identifiers or not: nothing else is called so."""
@@ -69,6 +84,8 @@ class GraphBuilder:
     def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
         """Weights, which become a file of that label."""
         name = self.name(wanted)
+        size = values.size * NUMPY_DTYPE[dtype].itemsize
+        current().charge_bytes(size, f"the constant '{name}'", self.source)
         values = np.array(values, NUMPY_DTYPE[dtype], order="C")
         values.flags.writeable = False
         self.constants[name] = values
@@ -108,6 +125,7 @@ class GraphBuilder:
         }
         if declared.needs_dtype:
             given["dtype"] = attrs["dtype"]
+        current().charge_nodes(len(wanted), f"the operator {op}", self.source)
         outputs = tuple(self.name(name) for name in wanted)
         node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
         self.nodes.append(node)
@@ -130,7 +148,7 @@ class GraphBuilder:
 
     def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
         """Another name for a result of the nodes from number ``first`` on, which alone read it."""
-        self._taken.discard(tensor.lower())
+        self._free(tensor)
         new = self.name(wanted)
         self.rename_all({tensor: new}, first)
         return new

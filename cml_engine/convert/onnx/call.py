@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.onnx.node_inputs import NodeInputs, Operand
 from cml_engine.convert.onnx.values import Value
 from cml_engine.graph import Fact
@@ -110,6 +111,8 @@ class OnnxCall(NodeInputs):
             arrays = [np.zeros(v.shape, v.dtype) for v in values]
             return Value.known(np.concatenate(arrays, axis))
         if all(v.array is not None for v in full):
+            size = sum(v.array.nbytes for v in full if v.array is not None)
+            current().check_bytes(size, "its result", self.emit.source)
             return Value.known(np.concatenate([v.array for v in full if v.array is not None], axis))
         return self.op("concat", *full, axis=axis).typed(full[0].dtype)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.builder import GraphBuilder, renamed
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx.ranges.bounds import Intervals
@@ -71,6 +72,8 @@ class Emitter:
         return value.tensor
 
     def _constant(self, array: Array, kind: str, name: str) -> str:
+        size = array.size * NUMPY_DTYPE[kind].itemsize
+        current().check_bytes(size, f"the constant '{name or self.base}'", self.source)
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
             bounds = of_array(array)
             if not bounds.within(INT32):
@@ -172,6 +175,7 @@ class Emitter:
             kind = graph.facts[name].dtype
             new = builder.literal(array, kind) if not array.ndim else ""
             names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
+        current().charge_nodes(len(graph.nodes), "the compound operator", builder.source)
         for node in graph.nodes:
             if node.op == "copy":  # an output of the text's that is another name of a tensor
                 names[node.outputs[0]] = names[node.inputs[0]]
@@ -196,6 +200,8 @@ class Emitter:
         self.intervals.forget(mark)
         arrays = ChainMap[str, Array]({}, self.builder.constants)
         for node in nodes:
+            size = sum(self.builder.facts[name].size for name in node.outputs)
+            current().check_bytes(4 * size, "its result", self.source)
             results = self._engine.run(node, [arrays[name] for name in node.inputs])
             arrays.update(zip(node.outputs, results, strict=True))
         for node in nodes:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.engine import Engine
 from cml_engine.convert.onnx import operators
 from cml_engine.convert.onnx.call import OnnxCall
@@ -39,17 +40,19 @@ from cml_engine.convert.onnx.rows import (
     rows_of,
 )
 from cml_engine.convert.onnx.summary import Summary
+from cml_engine.convert.onnx.tensors import OnnxTensor
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
 from cml_engine.graph import Graph, Shapes
 
 Array = np.ndarray[Any, Any]
 
-#: functions within functions, and elements of a tensor that is computed at import
+#: Microseconds to import an operator that a loop or a function repeats.
+_NODE_STEPS = 100
+#: Functions within functions.
 MAX_DEPTH = 64
+#: Elements of a tensor that is computed at import rather than at run time.
 MAX_FOLDED = 1 << 26
-#: nodes of unrolled loops and inlined functions
-MAX_NODES = 200_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Importer:
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine)
-        self._count = 0
+        self._needed: dict[tuple[int, tuple[str, ...]], _Needed] = {}
+        self._initializers: dict[int, Value] = {}
         self.summary = Summary()
 
     def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
@@ -103,6 +107,7 @@ class Importer:
         _check_opset(model)
         if not self._with_placeholders:
             _check_operators(model, self.emit)
+        _check_size(model)
         inputs = [info for info in graph.inputs if info.name not in graph.initializers]
         self.emit.builder.reserve(
             [info.name for info in inputs] + [info.name for info in graph.outputs]
@@ -126,11 +131,13 @@ class Importer:
 
     def body(self, graph: OnnxGraph, scope: GraphScope) -> list[Value]:
         """Run a graph's nodes in a scope that has its inputs; gives its outputs."""
-        for name, tensor in graph.initializers.items():
-            if name not in scope.values:
-                scope.values[name] = Value.known(tensor.values(), name)
-        wanted = [info.name for info in graph.outputs]
-        self._nodes(graph.nodes, wanted, scope)
+        wanted = tuple(info.name for info in graph.outputs)
+        needed = self._needed_nodes(graph.nodes, wanted)
+        for name in sorted(needed.names):
+            if name in graph.initializers and name not in scope.values:
+                scope.values[name] = self._initializer(name, graph.initializers[name])
+        for node, outputs in needed.nodes:
+            self._node(node, outputs, scope)
         return [self._found(name, scope, "the graph's output") for name in wanted]
 
     def inner(
@@ -146,18 +153,25 @@ class Importer:
         self.emit.at(source, base)
         return results
 
-    def _nodes(self, nodes: Sequence[OnnxNode], wanted: Sequence[str], scope: GraphScope) -> None:
-        for node, needed in needed_nodes(nodes, wanted):
-            self._count += 1
-            if self._count > MAX_NODES:
-                raise ModelError(
-                    f"'{self._model.file}': loops and functions make more than {MAX_NODES:,} nodes"
-                )
-            self._node(node, needed, scope)
+    def _initializer(self, name: str, tensor: OnnxTensor) -> Value:
+        """A tensor's value, which is decoded once however often a loop's body reads it."""
+        if id(tensor) not in self._initializers:
+            self._initializers[id(tensor)] = Value.known(tensor.values(), name)
+        return self._initializers[id(tensor)]
+
+    def _needed_nodes(self, nodes: Sequence[OnnxNode], wanted: tuple[str, ...]) -> _Needed:
+        """The nodes that the wanted names need, found once for every body of a loop or function."""
+        key = id(nodes), wanted
+        if key not in self._needed:
+            self._needed[key] = _Needed(nodes, wanted)
+        return self._needed[key]
 
     def _node(self, node: OnnxNode, needed: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
         source = Source(f"{self._model.file}: {node.title}")
+        current().charge_nodes(1, "the operator", source)
+        if scope.chain:
+            current().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
         self.emit.at(source, scope.prefix + base)
         inputs = [
             self._found(name, scope, f"{node.title}: its input") if name else None
@@ -170,6 +184,8 @@ class Importer:
             if name in scope.values:
                 raise ModelError(f"'{name}' is made twice: export the model again", source)
             scope.values[name] = value
+            if value.array is not None and value.array.base is None:
+                current().charge_bytes(value.array.nbytes, "its result", source)
             if value.tensor is not None and value.array is None:
                 self.emit.call(value.tensor, scope.prefix + base)
 
@@ -275,14 +291,14 @@ class Importer:
             if value is not None
         }
         attributes = {**function.defaults, **node.attributes}
-        nodes = [_with_attributes(n, attributes) for n in function.nodes]
         missing = set(function.inputs) - set(values)
-        nodes = [replace(n, inputs=_without(n.inputs, missing)) for n in nodes]
         prefix = f"{scope.prefix}{node.name}_" if node.name else scope.prefix
         opsets = function.opsets or scope.opsets
         inner = GraphScope(values, opsets, None, prefix, chain)
         wanted = function.outputs[: len(node.outputs)]
-        self._nodes(nodes, wanted, inner)
+        for one, needed in self._needed_nodes(function.nodes, wanted).nodes:
+            given = replace(one, inputs=_without(one.inputs, missing))
+            self._node(_with_attributes(given, attributes), needed, inner)
         return [inner.find(name) for name in wanted]
 
     def _found(self, name: str, scope: GraphScope, what: str) -> Value:
@@ -298,17 +314,19 @@ class Importer:
 # -- which nodes ---------------------------------------------------------------------------------
 
 
-def needed_nodes(
-    nodes: Sequence[OnnxNode], wanted: Sequence[str]
-) -> list[tuple[OnnxNode, set[str]]]:
-    """The nodes that the wanted names need, in order, each with the outputs that are needed."""
-    needed, found = set(wanted), list[tuple[OnnxNode, set[str]]]()
-    for node in reversed(nodes):
-        outputs = needed.intersection(node.outputs) - {""}
-        if outputs:
-            found.append((node, outputs))
-            needed.update(_reads(node))
-    return found[::-1]
+class _Needed:
+    """The nodes that wanted names need, in order, each with the outputs that are needed; and the
+    ``names`` that they read."""
+
+    def __init__(self, nodes: Sequence[OnnxNode], wanted: Sequence[str]) -> None:
+        self.names, self.nodes = set(wanted), list[tuple[OnnxNode, set[str]]]()
+        for node in reversed(nodes):
+            outputs = self.names.intersection(node.outputs) - {""}
+            if outputs:
+                self.nodes.append((node, outputs))
+                self.names.update(_reads(node))
+        self.nodes.reverse()
+        self._keeps_the_id = nodes
 
 
 def _reads(node: OnnxNode) -> Iterator[str]:
@@ -358,10 +376,38 @@ def _check_opset(model: Model) -> None:
         )
 
 
+def _check_size(model: Model) -> None:
+    """Raises OverBudget for functions that would be too many nodes, before any is written out:
+    functions that call each other twice double at every level."""
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def size(nodes: Sequence[OnnxNode]) -> int:
+        return sum(1 + of_call(node) + of_graphs(node) for node in nodes)
+
+    def of_graphs(node: OnnxNode) -> int:
+        return max((size(graph.nodes) for graph in _graphs(node)), default=0)
+
+    def of_call(node: OnnxNode) -> int:
+        key = (node.domain, node.op, node.overload)
+        function = model.functions.get(key)
+        if function is not None and key not in sizes:
+            sizes[key] = 0  # of functions that call themselves, which is refused later
+            needed = _Needed(function.nodes, function.outputs).nodes
+            sizes[key] = size([one for one, _ in needed])
+        return sizes.get(key, 0)
+
+    called = size([node for node, _ in _Needed(model.graph.nodes, _output_names(model)).nodes])
+    if sizes:
+        current().check_nodes(called, f"'{model.file}', with its functions written out,")
+
+
+def _output_names(model: Model) -> list[str]:
+    return [info.name for info in model.graph.outputs]
+
+
 def _check_operators(model: Model, emit: Emitter) -> None:
     """All operators without a row, in one message."""
-    outputs = [info.name for info in model.graph.outputs]
-    found = _missing(model.graph.nodes, outputs, model, set(), model.opsets)
+    found = _missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
         raise _unsupported(missing, model.file)
@@ -375,7 +421,7 @@ def _missing(
     opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
     """The nodes without a row; every function is looked at once, however often it is called."""
-    for node, _ in needed_nodes(nodes, wanted):
+    for node, _ in _Needed(nodes, wanted).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cml_engine.budget import current
 from cml_engine.convert.onnx.protobuf import BYTES, Field, Message
 from cml_engine.convert.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
 from cml_engine.errors import ModelError, UnsupportedOp
@@ -206,8 +207,8 @@ class _Reader:
         4: lambda self, f: [_text_or_bytes(f)],
         5: lambda self, f: [read_tensor(f.nested(), self._folder)],
         6: lambda self, f: [self.graph(f.nested())],
-        7: lambda self, f: f.numbers("<f4").tolist(),
-        8: lambda self, f: f.wholes(),
+        7: lambda self, f: _reals(f),
+        8: lambda self, f: f.listed(),
         9: lambda self, f: [_text_or_bytes(f)],
         10: lambda self, f: [read_tensor(f.nested(), self._folder)],
         11: lambda self, f: [self.graph(f.nested())],
@@ -219,6 +220,12 @@ class _Reader:
 _FIELD_OF_KIND = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11}
 _REPEATED = (7, 8, 9, 10, 11)
 _EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
+
+
+def _reals(f: Field) -> list[float]:
+    values = f.numbers("<f4")
+    current().charge_steps(values.size, f"'{f.message.file}': a list of numbers")
+    return list(values.tolist())
 
 
 def _text_or_bytes(f: Field) -> str | bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.onnx.attributes import Attr, WrongAttribute
 from cml_engine.convert.onnx.model import OnnxNode
 from cml_engine.convert.onnx.rows import OnnxRow
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Operand = Value | float | int | bool
+#: Axes of NumPy's arrays, and elements of a tensor that is not empty.
+_MAX_RANK, _MOST = 32, 2**31 - 1
 
 
 class NeedsConstant(UnsupportedOp):
@@ -141,6 +145,26 @@ class NodeInputs:
         if len(set(found)) < len(found):
             raise self.wrong(f"the axes {list(axes)} name one twice")
         return found
+
+    # -- arrays that the import makes -------------------------------------------------------------
+
+    def checked_shape(self, shape: Sequence[int]) -> list[int]:
+        """Returns a shape that a tensor of the network can have."""
+        is_possible = all(n >= 0 for n in shape) and len(shape) <= _MAX_RANK
+        if not is_possible or prod(max(n, 1) for n in shape) > _MOST:
+            raise self.wrong(f"the shape {list(shape)[:8]}")
+        return list(shape)
+
+    def allocate(self, shape: Sequence[int], itemsize: int = 8) -> list[int]:
+        """Returns the shape of an array that is made now, if the budget has the memory."""
+        checked = self.checked_shape(shape)
+        what = f"its tensor of the shape {checked[:8]}"
+        current().check_bytes(prod(checked) * itemsize, what, self.emit.source)
+        return checked
+
+    def check_written_out(self, count: int) -> None:
+        """Refuses iterations or results that exceed the budget before any of them is made."""
+        current().check_nodes(count, "the operator", self.emit.source)
 
     # -- errors -----------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 _EXTERNAL = 1
 #: the fields with values of their own type: float, int32, int64, double, uint64
 _TYPED = (4, 5, 7, 10, 11)
-_MAX_RANK = 32
-_MAX_EXTENT = 1 << 31
+#: Axes of NumPy's arrays, and the product of all extents that are not 0.
+_MAX_RANK, _MOST = 32, 1 << 59
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
@@ -173,9 +173,10 @@ class OnnxTensor:
 def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
     """A ``TensorProto``; of its values only where they lie is looked at."""
     parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
-    dims = [extent for f in parts.of(1) for extent in f.wholes()]
+    dims = [extent for f in parts.of(1) for extent in f.listed()]
     name, raw = parts.text(8), [f.view() for f in parts.of(9)]
-    if len(dims) > _MAX_RANK or any(not 0 <= n < _MAX_EXTENT for n in dims):
+    is_possible = len(dims) <= _MAX_RANK and all(0 <= n < 1 << 31 for n in dims)
+    if not is_possible or prod(max(n, 1) for n in dims) > _MOST:
         raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
     return OnnxTensor(
         name=name,
@@ -222,9 +223,10 @@ def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
     if number in (4, 10):
         reals = [f.numbers("<f4" if number == 4 else "<f8") for f in parts]
         return np.concatenate(reals) if reals else np.zeros(0, dtype)
-    values = [value for part in parts for value in part.wholes()]
-    bits = 64 if number in (7, 11) else 32
-    whole = np.array([value & ((1 << bits) - 1) for value in values], np.uint64)
+    signed = np.concatenate([np.zeros(0, np.int64), *(part.wholes() for part in parts)])
+    whole = signed.view(np.uint64)
+    if number == 5:
+        whole = whole & np.uint64(0xFFFFFFFF)
     if kind == "bfloat16":
         return _widened(whole.astype(np.uint16))
     if kind == "float16":

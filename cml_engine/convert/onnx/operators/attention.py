@@ -8,7 +8,6 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import FLOAT, INT, Attr, at_least, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.movement import taken
 from cml_engine.convert.onnx.rows import MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -93,7 +92,7 @@ def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
     bounds: list[tuple[str, int]] = [("le", 0)] if call.attr("is_causal") else []
     bounds += [("le", right)] if right >= 0 else []
     bounds += [("ge", -left)] if left >= 0 else []
-    checked_shape(call, [queries, keys])
+    call.allocate([queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     for comparison, bound in bounds:
         found = summed(call, found, within(call, ahead, offset, comparison, bound))
@@ -244,8 +243,6 @@ _LINEAR = {
     "scale": 0.0,
     "update_rule": one_of("gated_delta", "gated", "delta", "linear"),
 }
-#: steps of a recurrence that are written out
-MAX_STEPS = 1024
 
 
 @op("LinearAttention", nnef="matmul, mul, add, exp", inputs=6, attrs=_LINEAR)
@@ -261,8 +258,7 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
         by_heads(call, call[2], heads),
     )
     batch, _, length, size = k.shape
-    if length > MAX_STEPS:
-        raise call.refuse(f"more than {MAX_STEPS} steps")
+    call.check_written_out(length)
     gating, delta = rule in ("gated", "gated_delta"), rule in ("delta", "gated_delta")
     decay = call.op("exp", by_heads(call, call[4], heads)) if gating else None
     beta = by_heads(call, call[5], call[5].shape[2]) if delta else None

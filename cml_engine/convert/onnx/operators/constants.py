@@ -25,8 +25,6 @@ from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
-#: elements of a tensor that a few numbers of the file ask for
-MAX_ELEMENTS = 1 << 25
 
 _KINDS = {
     "value": TENSOR,
@@ -78,18 +76,11 @@ def size(call: OnnxCall) -> Value:
     return Value.known(np.array(np.prod(call[0].shape, dtype=np.int64)))
 
 
-def checked_shape(call: OnnxCall, shape: list[int]) -> list[int]:
-    """A shape that a tensor can have."""
-    if any(n < 0 for n in shape) or np.prod(shape, dtype=object) > MAX_ELEMENTS:
-        raise call.wrong(f"the shape {shape[:8]}")
-    return shape
-
-
 @op("ConstantOfShape", nnef="known", attrs={"value": TENSOR})
 def constant_of_shape(call: OnnxCall) -> Value:
-    shape = checked_shape(call, call.ints(0, "the shape"))
     given = call.attr("value")
     value = np.zeros(1, np.float32) if given is None else given.values()
+    shape = call.allocate(call.ints(0, "the shape"), value.itemsize)
     return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
 
 
@@ -99,7 +90,7 @@ def arange(call: OnnxCall) -> Value:
     if step == 0:
         raise call.wrong("a step of 0")
     count = max(0, int(np.ceil((limit.astype(np.float64) - start) / step)))
-    checked_shape(call, [count])
+    call.allocate([count])
     return Value.known((start + np.arange(count).astype(start.dtype) * step).astype(start.dtype))
 
 
@@ -113,13 +104,13 @@ def eye_like(call: OnnxCall) -> Value:
         raise call.wrong(f"it wants a matrix, got {call[0]}")
     element = call.attr("dtype")
     dtype = call[0].dtype if element is None else element_dtype(element)
-    rows, columns = checked_shape(call, list(call[0].shape))
+    rows, columns = call.allocate(call[0].shape)
     return Value.known(np.eye(rows, columns, k=call.attr("k")).astype(dtype or np.float32))
 
 
 def _window(call: OnnxCall, weights: tuple[float, ...]) -> Value:
     count = call.ints(0, "the size")[0]
-    checked_shape(call, [count])
+    call.allocate([count])
     steps = count if call.attr("periodic") else count - 1
     angle = 2 * np.pi * np.arange(count) / max(steps, 1)
     wave = sum(w * np.cos(k * angle) for k, w in enumerate(weights))
@@ -151,7 +142,7 @@ def mel_weight_matrix(call: OnnxCall) -> Value:
     """Triangles on the mel scale over a spectrum's bins."""
     bins, length, rate = (call.ints(i)[0] for i in range(3))
     low, high = call.number(3), call.number(4)
-    checked_shape(call, [bins + 2, length // 2 + 1])
+    call.allocate([bins + 2, length // 2 + 1])
 
     def mel(hertz: Any) -> Any:
         return 2595 * np.log10(1 + hertz / 700)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.onnx.attributes import INTS, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
 from cml_engine.convert.onnx.model import OnnxGraph
@@ -24,8 +25,6 @@ class GraphImporter(Protocol):
 
 Control = Callable[[OnnxCall, GraphImporter, Any], Sequence[Value | None]]
 
-#: times that a loop is written out
-MAX_ITERATIONS = 4096
 #: operators that run graphs, by name
 CONTROL: dict[str, Control] = {}
 
@@ -63,7 +62,7 @@ def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
     while (trips is None or count < trips) and bool(
         call.known(go_on, "the loop's condition").reshape(-1)[0]
     ):
-        _check_count(call, count)
+        current().charge_nodes(1, f"iteration {count:,} of the loop", call.emit.source)
         inputs = [Value.known(np.array(count, np.int64)), go_on, *carried]
         names = [info.name for info in body.inputs]
         values = dict(zip(names, inputs, strict=True))
@@ -73,11 +72,6 @@ def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
             parts.append(call.unsqueeze(value, [0]))
         count += 1
     return [*carried, *(_joined(call, parts, 0) for parts in stacked)]
-
-
-def _check_count(call: OnnxCall, count: int) -> None:
-    if count >= MAX_ITERATIONS:
-        raise call.refuse(f"a loop of more than {MAX_ITERATIONS:,} iterations")
 
 
 def _joined(call: OnnxCall, parts: list[Value], axis: int) -> Value:
@@ -111,7 +105,7 @@ def scan(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
     if len(lengths) != 1:
         raise call.wrong(f"it goes over {sorted(lengths)} elements at once")
     length = lengths.pop()
-    _check_count(call, length)
+    call.check_written_out(length)
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - len(state))]
     out_axes = call.attr("scan_output_axes") or [0] * len(stacked)
     out_back = call.attr("scan_output_directions") or [0] * len(stacked)

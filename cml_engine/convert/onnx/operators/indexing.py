@@ -9,7 +9,6 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import INT, at_least, one_of
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import ML, op
 from cml_engine.convert.onnx.values import Value
 
@@ -37,6 +36,7 @@ def from_zero(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
 
 def _gather_fold(call: OnnxCall, x: Array, indices: Array) -> Array:
     axis = call.axis(call.attr("axis"), x.ndim)
+    call.allocate([*indices.shape, *x.shape[:axis], *x.shape[axis + 1 :]], x.itemsize)
     return x.take(_known_indices(call, indices, x.shape[axis]), axis)
 
 
@@ -115,7 +115,7 @@ def one_hot(call: OnnxCall) -> Value:
     axis = call.axis(call.attr("axis"), indices.rank + 1)
     lifted = call.unsqueeze(call.cast(indices, "integer"), [axis])
     shape = [depth if a == axis else 1 for a in range(lifted.rank)]
-    checked_shape(call, [*indices.shape, depth])
+    call.checked_shape([*indices.shape, *call.allocate([depth])])
     places = Value.known(np.arange(depth).reshape(shape))
     hit = call.zip("int_eq", from_zero(call, lifted, [depth]), places)
     off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))
@@ -129,6 +129,7 @@ def one_hot(call: OnnxCall) -> Value:
 def non_zero(call: OnnxCall) -> Value:
     x = call[0]
     if x.array is not None:
+        call.allocate([x.rank, x.array.size])
         return Value.known(np.array(np.nonzero(x.array), np.int64))
     room = int(np.prod(x.shape))
     places, count = call.ops("nonzero", 2, x, capacity=room)

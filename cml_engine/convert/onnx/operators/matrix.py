@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import string
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.onnx.attributes import Attr, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.reduction import integer_sum
 from cml_engine.convert.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -36,7 +37,15 @@ def matmul(
     return call.squeeze(result, [rank - 2] * row + [rank - 1] * column)
 
 
-@op("MatMul", nnef="matmul, int_matmul", inputs=2, fold=lambda call, x, y: np.matmul(x, y))
+def _mat_mul_fold(call: OnnxCall, x: Array, y: Array) -> Array:
+    rows, columns = x.shape[:-1], y.shape[-1:]
+    made = call.allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
+    products = prod(made) * x.shape[-1] if x.ndim else 0
+    current().charge_steps(products >> 10, "its product", call.emit.source)
+    return np.asarray(np.matmul(x, y))
+
+
+@op("MatMul", nnef="matmul, int_matmul", inputs=2, fold=_mat_mul_fold)
 def mat_mul(call: OnnxCall) -> Value:
     x, y = call[0], call[1]
     if x.kind == "integer":
@@ -116,7 +125,7 @@ def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], resul
     extents = {
         c: n for v, t in zip(values, terms, strict=True) for c, n in zip(t, v.shape, strict=True)
     }
-    checked_shape(call, list(extents.values()))
+    call.checked_shape(list(extents.values()))
     product: Value | None = None
     for value, term in zip(values, terms, strict=True):
         moved = call.transpose(value, sorted(range(len(term)), key=lambda a: labels.index(term[a])))

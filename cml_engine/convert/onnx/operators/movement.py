@@ -9,7 +9,6 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import INT, INTS, at_least, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import MANY, op
 from cml_engine.convert.onnx.values import Value
 
@@ -29,7 +28,7 @@ def dropout(call: OnnxCall) -> list[Value | None]:
         raise call.refuse("training_mode=true")
     if not call.wants(1):
         return [call[0], None]
-    return [call[0], Value.known(np.ones(checked_shape(call, list(call[0].shape)), np.bool_))]
+    return [call[0], Value.known(np.ones(call.allocate(call[0].shape, 1), np.bool_))]
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ def transpose(call: OnnxCall) -> Value:
 @op("Expand", nnef="tile", inputs=2)
 def expand(call: OnnxCall) -> Value:
     common = np.broadcast_shapes(call[0].shape, tuple(call.ints(1, "the shape")))
-    return call.expand(call[0], checked_shape(call, list(common)))
+    return call.expand(call[0], call.checked_shape(common))
 
 
 @op("Tile", nnef="tile", inputs=2)
@@ -122,8 +121,9 @@ def tile(call: OnnxCall) -> Value:
     x = call[0]
     if len(repeats) != x.rank or any(n < 0 for n in repeats):
         raise call.wrong(f"the repeats {repeats} of {x}")
-    shape = checked_shape(call, [n * r for n, r in zip(x.shape, repeats, strict=True)])
+    shape = call.checked_shape([n * r for n, r in zip(x.shape, repeats, strict=True)])
     if x.array is not None:
+        call.allocate(shape, x.dtype.itemsize)
         return Value.known(np.tile(x.array, repeats))
     if 0 in shape:
         return Value.known(np.zeros(shape, x.dtype))
@@ -162,6 +162,7 @@ def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> li
     axis = call.axis(call.attr("axis"), x.rank)
     if sizes is None:
         count = count or call.results
+        call.check_written_out(count)
         each = -(-x.shape[axis] // count)
         ends = [min(x.shape[axis], each * (i + 1)) for i in range(count)]
         sizes = np.diff([0, *ends]).tolist()
@@ -322,7 +323,7 @@ def padded(
     sides = [(0, 0)] * x.rank
     for i, axis in enumerate(axes):
         sides[axis] = (pads[i], pads[i + len(axes)])
-    checked_shape(call, [n + a + b for n, (a, b) in zip(x.shape, sides, strict=True)])
+    call.checked_shape([n + a + b for n, (a, b) in zip(x.shape, sides, strict=True)])
     if not any(a or b for a, b in sides):
         return x
     if mode != "wrap" and x.kind == "scalar":
@@ -342,8 +343,11 @@ def _padded_axis(
         return x
     if mode == "constant":
         sides = [[n if a != axis else k for a, n in enumerate(x.shape)] for k in (before, after)]
+        for shape in sides:
+            call.allocate(shape, x.dtype.itemsize)
         fill = [Value.known(np.full(shape, value, x.dtype)) for shape in sides]
         return call.concat([fill[0], x, fill[1]], axis)
+    call.allocate([before + x.shape[axis] + after])
     places = np.pad(np.arange(x.shape[axis]), (before, after), mode)  # type: ignore[call-overload]
     return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
 
@@ -372,7 +376,7 @@ def trilu(call: OnnxCall) -> Value:
     x, k = call[0], call.ints(1, "k")[0] if call.has(1) else 0
     if 0 in x.shape:
         return x
-    rows, columns = checked_shape(call, list(x.shape[-2:]))
+    rows, columns = call.allocate(x.shape[-2:], 1)
     k = max(-rows - 1, min(columns + 1, k))
     keep = np.ones((rows, columns), np.bool_)
     keep = np.triu(keep, k) if call.attr("upper") else np.tril(keep, k)

@@ -27,8 +27,6 @@ _COMMON = {
     "direction": one_of("forward", "reverse", "bidirectional"),
     "hidden_size": at_least(1),
 }
-#: steps that are written out
-MAX_STEPS = 2048
 #: which activations take parameters, and how many
 _PARAMETERS = {
     "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
@@ -128,8 +126,7 @@ def _run(
     batch_first = bool(call.attributes.get("layout"))
     x = call.transpose(call[0], [1, 0, 2]) if batch_first else call[0]
     length, batch, _ = x.shape
-    if length > MAX_STEPS:
-        raise call.refuse(f"more than {MAX_STEPS} steps")
+    call.check_written_out(length)
     directions = 2 if call.attr("direction") == "bidirectional" else 1
     if call[1].shape[0] != directions:
         raise call.wrong(f"direction '{call.attr('direction')}' with weights {call[1]}")

@@ -14,7 +14,6 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import FLOATS, INTS, one_of, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
 
@@ -243,7 +242,7 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
             known = Value.known(indices.astype(np.int64))
             y = call.op("gather", y, known, axis=position).typed(x.dtype)
         else:
-            checked_shape(call, [axis.size, axis.extent])
+            call.allocate([axis.size, axis.extent])
             y = _times(call, y, position, weights(axis, rule, places))
     for position, mask in outside:
         if mask.any():

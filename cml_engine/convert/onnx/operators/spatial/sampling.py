@@ -6,7 +6,6 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import at_least, one_of, per_axis, required
 from cml_engine.convert.onnx.call import OnnxCall
-from cml_engine.convert.onnx.operators.constants import checked_shape
 from cml_engine.convert.onnx.operators.spatial.windows import WINDOW, explicit_padding
 from cml_engine.convert.onnx.rows import op
 from cml_engine.convert.onnx.values import Value
@@ -28,7 +27,7 @@ def max_unpool(call: OnnxCall) -> Value:
         (n - 1) * s - a - b + k
         for n, s, (a, b), k in zip(x.shape[2:], strides, explicit_padding(call), size, strict=True)
     ]
-    shape = checked_shape(call, [*x.shape[:2], *extents])
+    shape = call.allocate([*x.shape[:2], *extents], 4)
     zero = Value.known(np.zeros(int(np.prod(shape)), np.float32))
     count = int(np.prod(x.shape))
     places = call.reshape(call[1], [count])

@@ -12,9 +12,6 @@ from cml_engine.convert.onnx.values import Value
 
 Array = np.ndarray[Any, Any]
 
-#: elements of a transform's matrix
-_MAX_MATRIX = 1 << 24
-
 
 @op(
     "DFT",
@@ -45,8 +42,9 @@ def transform(
 ) -> Array:
     """A matrix [extent * parts, results, parts of a result]: what each value adds to each result.
     ``parts`` is 1 of reals and 2 of complex numbers."""
-    if length < 1 or extent * parts * length * 2 > _MAX_MATRIX:
+    if length < 1:
         raise call.refuse(f"a transform of {length} values")
+    call.allocate([extent, parts, length, 2])
     units: Any = np.eye(extent)
     if parts == 2:
         units = np.concatenate([units[:, None], 1j * units[:, None]], 1).reshape(-1, extent)
@@ -77,6 +75,7 @@ def stft(call: OnnxCall) -> Value:
     if step < 1 or not 0 < length <= extent:
         raise call.wrong(f"frames of {length} every {step} of {extent} values")
     count = 1 + (extent - length) // step
+    call.allocate([count, length])
     places = np.arange(count)[:, None] * step + np.arange(length)
     frames = call.op("gather", x, Value.known(places), axis=1)
     if window is not None:
@@ -91,6 +90,7 @@ def affine_grid(call: OnnxCall) -> Value:
     extents = size[2:]
     if len(extents) + 2 != len(size) or theta.rank != 3 or theta.shape[1] != len(extents):
         raise call.wrong(f"{theta} for the size {size}")
+    call.allocate([len(extents) + 1, *extents])
     axes = [_along(n, bool(call.attr("align_corners"))) for n in extents]
     grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z
     points = np.stack([*(g.reshape(-1) for g in grid), np.ones(int(np.prod(extents)))], 0)

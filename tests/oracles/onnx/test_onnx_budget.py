@@ -1,0 +1,209 @@
+"""Small ONNX files that ask for much memory or work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import helper  # noqa: E402
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.budget import OverBudget  # noqa: E402
+from tests.fixtures.onnx_models import model, node, value  # noqa: E402
+
+X, Y = value("x", [1, 4]), value("y", None)
+ONE, MIB = value("x", [1, 1]), 2**20
+#: processor seconds that no hostile file may take; the machine may be busy
+SECONDS = 20.0
+
+
+def called(functions: dict[str, list[Any]], calls: list[Any]) -> Any:
+    """A model whose functions go from ``a`` to ``c``."""
+    opsets = [helper.make_opsetid("my", 1), helper.make_opsetid("", 17)]
+    made = [
+        helper.make_function("my", name, ["a"], ["c"], body, opsets)
+        for name, body in functions.items()
+    ]
+    return model(calls, [X], [Y], domains={"my": 1}, functions=made)
+
+
+def call(name: str, from_: str, to: str) -> Any:
+    return helper.make_node(name, [from_], [to], domain="my")
+
+
+def doubling_functions() -> Any:
+    functions = {f"F{i}": [call(f"F{i + 1}", *names) for names in ("ab", "bc")] for i in range(40)}
+    return called({**functions, "F40": [node("Relu", "a", "c")]}, [call("F0", "x", "y")])
+
+
+def dead_nodes_in_functions() -> Any:
+    dead = [helper.make_node("Relu", ["a"], [f"d{i}"]) for i in range(5000)]
+    calls = [call("F", f"t{i}", f"t{i + 1}") for i in range(1000)]
+    ends = [node("Relu", "x", "t0"), node("Relu", "t1000", "y")]
+    return called({"F": [*dead, node("Relu", "a", "c")]}, [ends[0], *calls, ends[1]])
+
+
+def many_zeros(count: int, size: int) -> Any:
+    zeros = [node("ConstantOfShape", "n", f"c{i}") for i in range(count)]
+    sums = [node("Add", f"s{i} c{i}", f"s{i + 1}") for i in range(count)]
+    ends = [node("Relu", "x", "s0"), node("Relu", f"s{count}", "y")]
+    return model([ends[0], *zeros, *sums, ends[1]], [ONE], [Y], {"n": np.array([size])})
+
+
+def doubling_concat() -> Any:
+    doubled = [node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(40)]
+    weights = {"c0": np.ones(1000, np.float32)}
+    return model([*doubled, node("Add", "x c40", "y")], [value("x", [1])], [Y], weights)
+
+
+def endless_loop() -> Any:
+    body = helper.make_graph(
+        [node("Identity", "go", "more"), node("Relu", "a", "b")],
+        "body",
+        [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
+        [value("more", [], "bool"), value("b", [1, 4])],
+    )
+    weights = {"n": np.array(2**40), "true": np.array(True)}
+    return model([node("Loop", "n true x", "y", body=body)], [X], [Y], weights)
+
+
+def one(op: str, inputs: str, weights: Any, opset: int = 18, **attrs: Any) -> Any:
+    return model([node(op, inputs, "y", **attrs)], [X], [Y], weights, opset)
+
+
+def long_attribute(field: str, kind: int, item: Any) -> Any:
+    """An attribute of 4 million numbers, which the onnx package writes as a field for each."""
+    made = model([node("Relu", "x", "y")], [X], [Y])
+    attribute = made.graph.node[0].attribute.add()
+    attribute.name, attribute.type = "many", kind
+    getattr(attribute, field).extend([item] * 4_000_000)
+    return made
+
+
+HOSTILE: dict[str, tuple[Callable[[], Any], cml.LoadLimits, str]] = {
+    "Split into 2^30": (
+        lambda: one("Split", "x", {}, num_outputs=2**30),
+        cml.LoadLimits(),
+        "Split 'y': .* needs 1,073,741,824 nodes",
+    ),
+    "functions that double": (doubling_functions, cml.LoadLimits(), "functions written out"),
+    "a loop without end": (endless_loop, cml.LoadLimits(steps=10**6), "a loop or function needs"),
+    "seventy tensors of 60 M": (
+        lambda: many_zeros(70, 60_000_000),
+        cml.LoadLimits(memory=512 * MIB),
+        "ConstantOfShape 'c2': its tensor of the shape .60000000. needs 240,000,000 bytes",
+    ),
+    "a tensor that doubles": (doubling_concat, cml.LoadLimits(memory=64 * MIB), "Concat 'c1.'"),
+    "Expand": (
+        lambda: one("Expand", "w s", {"w": np.ones(1, np.float32), "s": np.array([2**28])}),
+        cml.LoadLimits(memory=64 * MIB),
+        "1,073,741,824 bytes",
+    ),
+    "MatMul": (
+        lambda: one("MatMul", "w v", {"w": np.ones((8000, 1), np.float32),
+                                      "v": np.ones((1, 8000), np.float32)}),
+        cml.LoadLimits(memory=64 * MIB),
+        "MatMul 'y'",
+    ),
+    "Gather": (
+        lambda: one("Gather", "w i", {"w": np.ones((2, 4000), np.float32),
+                                      "i": np.zeros(16_000, np.int64)}),
+        cml.LoadLimits(memory=64 * MIB),
+        "Gather 'y'",
+    ),
+    "a list of integers": (
+        lambda: long_attribute("ints", 7, 1), cml.LoadLimits(steps=10**6), "4,000,000 steps"
+    ),
+    "a list of reals": (
+        lambda: long_attribute("floats", 6, 1.0), cml.LoadLimits(steps=10**6),
+        "4,000,000 steps",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_at_once(name: str) -> None:
+    make, limits, said = HOSTILE[name]
+    data, start = bytes(make().SerializeToString()), time.process_time()
+    with pytest.raises(OverBudget, match=said) as caught:
+        cml.load(data, limits=limits)
+    assert time.process_time() - start < SECONDS
+    assert "raise the limit: --load-limits" in str(caught.value)
+
+
+def test_what_a_stranger_could_make_slow_takes_linear_time() -> None:
+    """One tensor that is added 20 000 times makes as many names; functions have dead nodes."""
+    sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])
+    for made in (sums, dead_nodes_in_functions()):
+        data, start = made.SerializeToString(), time.process_time()
+        cml.load(data)
+        assert time.process_time() - start < SECONDS
+
+
+def test_constants_as_large_as_a_real_network_s_weights() -> None:
+    """AlexNet of the ONNX model zoo makes 37 M weights with one ConstantOfShape."""
+    graph = cml.load(many_zeros(1, 37_748_736).SerializeToString())
+    assert max(array.size for array in graph.constants.values()) == 37_748_736
+
+
+@pytest.mark.parametrize("values", [[1], [0, -1, 2**62, -(2**63), 300, 5], [7] * 5000])
+@pytest.mark.parametrize(
+    "element", ["int64", "int32", "uint64", "uint8", "bool", "float", "double"]
+)
+def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None:
+    """Packed into one field and one by one, they are read as the onnx package reads them."""
+    from onnx import TensorProto, numpy_helper
+
+    from cml_engine.convert.onnx.protobuf import Message
+    from cml_engine.convert.onnx.tensors import ExternalData, read_tensor
+
+    kind = TensorProto.DataType.Value(element.upper())
+    field = {"int64": "int64_data", "uint64": "uint64_data", "float": "float_data",
+             "double": "double_data"}.get(element, "int32_data")  # fmt: skip
+    bits = {"int64": 64, "uint64": 64, "int32": 32}.get(element, 8)
+    fitting = [v % 2 if element == "bool" else v % (2**bits if "u" in element else 2 ** (bits - 1))
+               for v in values]  # fmt: skip
+    tensor = TensorProto(data_type=kind, dims=[len(values)])
+    getattr(tensor, field).extend(fitting)
+    packed: bytes = tensor.SerializeToString()
+    number = tensor.DESCRIPTOR.fields_by_name[field].number
+    wire = {"float": 5, "double": 1}.get(element, 0)
+    key = bytes([number << 3 | wire])
+    head = TensorProto(data_type=kind, dims=[len(values)]).SerializeToString()
+    payload = packed[len(packed) - _packed_size(packed, head) :]
+    single = head + b"".join(key + item for item in _items(payload, wire))
+    for data in (packed, single):
+        found = read_tensor(Message(memoryview(data), "m"), ExternalData(None)).values()
+        np.testing.assert_array_equal(found, numpy_helper.to_array(TensorProto.FromString(data)))
+
+
+def _packed_size(packed: bytes, head: bytes) -> int:
+    """How long the payload of the one packed field is, behind its key and length."""
+    rest = len(packed) - len(head) - 1
+    return next(n for n in range(rest, -1, -1) if len(_varint(n)) + n == rest)
+
+
+def _varint(n: int) -> bytes:
+    found = b""
+    while n > 0x7F:
+        found += bytes([n & 0x7F | 0x80])
+        n >>= 7
+    return found + bytes([n])
+
+
+def _items(payload: bytes, wire: int) -> list[bytes]:
+    if wire:
+        size = {5: 4, 1: 8}[wire]
+        return [payload[i : i + size] for i in range(0, len(payload), size)]
+    found, begin = [], 0
+    for i, byte in enumerate(payload):
+        if byte < 0x80:
+            found.append(payload[begin : i + 1])
+            begin = i + 1
+    return found
