@@ -6,7 +6,7 @@ anything is read, and every read is checked.
 
 from __future__ import annotations
 
-import mmap
+import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import CmlError, ModelError, TensorFileError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -62,22 +63,34 @@ def inner_name(name: str) -> str:
 
 
 class FolderSource:
-    """A model in a folder."""
+    """A model in a folder. Files are read, never mapped into memory: a mapped file that another
+    program makes shorter kills the process that looks at it."""
 
     def __init__(self, folder: Path, graph: str) -> None:
         self.name = str(folder)
         self.graph = graph
         self._folder = folder
         self._root = folder.resolve()
+        self._seen: dict[str, tuple[int, int]] = {}
 
     def size(self, file: str) -> int | None:
         path = self._path(file)
-        return path.stat().st_size if path.is_file() else None
+        if not path.is_file():
+            return None
+        found = path.stat()
+        return self._seen.setdefault(file, _version(found))[0]
 
     def read(self, file: str, offset: int, count: int) -> Bytes:
         with self._path(file).open("rb") as opened:
+            before = self._seen.setdefault(file, _version(os.fstat(opened.fileno())))
             opened.seek(offset)
-            return opened.read(count)
+            data = opened.read(count)
+            if _version(os.fstat(opened.fileno())) != before:
+                raise ModelError(
+                    f"'{self._path(file)}' changed while it was read: load it again when the "
+                    "program that writes it has finished"
+                )
+        return data
 
     def _path(self, file: str) -> Path:
         """Where a file is; a link must not lead out, but for the graph, which was named."""
@@ -93,20 +106,12 @@ class FolderSource:
         return path
 
 
-class MappedFolder(FolderSource):
-    """A folder whose files are mapped into memory: what is not looked at is not read."""
-
-    def __init__(self, folder: Path, graph: str) -> None:
-        super().__init__(folder, graph)
-        self._open: dict[str, memoryview] = {}
-
-    def read(self, file: str, offset: int, count: int) -> Bytes:
-        if file not in self._open:
-            self._open[file] = map_file(self._path(file))
-        return self._open[file][offset : offset + count]
+def _version(found: os.stat_result) -> tuple[int, int]:
+    """The size and the time stamp of a file, which change when it is written."""
+    return found.st_size, found.st_mtime_ns
 
 
-def file_source(path: Path) -> MappedFolder:
+def file_source(path: Path) -> FolderSource:
     """The folder of a file that is a model; a path that no file can have is refused by its text."""
     try:
         if not path.is_file():
@@ -114,7 +119,7 @@ def file_source(path: Path) -> MappedFolder:
             raise ModelError(f"cannot read '{path}': {what}")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
-    return MappedFolder(path.parent, path.name)
+    return FolderSource(path.parent, path.name)
 
 
 class SourceFile:
@@ -141,6 +146,7 @@ class SourceFile:
             raise TensorFileError(
                 f"'{self.name}' is truncated: {count:,} bytes at {offset:,} of {self.size:,}"
             )
+        current().charge_bytes(count, f"'{self.name}'")
         with _asking(self._source, self.name):
             data = memoryview(self._source.read(self.name, offset, count)).cast("B")
         if len(data) != count:
@@ -169,14 +175,6 @@ def file_size(source: ModelSource, name: str) -> int | None:
 def shown(source: ModelSource, file: str) -> str:
     """What messages call a file of a source."""
     return file if source.name in ("", ".") else f"{source.name}/{file}"
-
-
-def map_file(path: Path) -> memoryview:
-    """A file's bytes, which are read when they are looked at."""
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
-from cml_engine.model_source import MappedFolder, Outside, inner_name
+from cml_engine.model_source import FolderSource, Outside, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/loading.md"
@@ -213,13 +214,34 @@ def test_names_within_a_model(name: str, plain: str | None) -> None:
         inner_name(name)
 
 
-def test_a_mapped_folder_reads_what_a_plain_one_does(tmp_path: Path) -> None:
+def test_a_folder_reads_parts_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(range(100)))
     (tmp_path / "empty").write_bytes(b"")
-    folder = MappedFolder(tmp_path, "m.onnx")
+    folder = FolderSource(tmp_path, "m.onnx")
     assert bytes(folder.read("w.bin", 10, 5)) == bytes(range(10, 15))
     assert (folder.size("w.bin"), folder.size("empty"), folder.size("none")) == (100, 0, None)
     assert bytes(folder.read("empty", 0, 0)) == b""
+
+
+@pytest.mark.parametrize("written", [b"", b"short", b"another text of the same size!", b"x" * 99])
+@pytest.mark.parametrize("suffix", [".onnx", ".param", ".nnef"])
+def test_a_file_that_changes_while_it_is_loaded_is_refused(
+    tmp_path: Path, written: bytes, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter writes the file between the look at its size and the end of reading it."""
+    path = tmp_path / f"graph{suffix}"
+    path.write_bytes(b"the text of a file before that")
+    size = FolderSource.size
+
+    def size_then_change(self: FolderSource, file: str) -> int | None:
+        found = size(self, file)
+        path.write_bytes(written)
+        os.utime(path, ns=(1, 1))
+        return found
+
+    monkeypatch.setattr(FolderSource, "size", size_then_change)
+    with pytest.raises(cml.ModelError, match="changed while it was read: load it again"):
+        cml.load(path)
 
 
 def test_the_page_s_pak_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
