@@ -24,6 +24,7 @@ from cml_engine.cooked.form import (
     TRUSTED,
 )
 from cml_engine.cooked.reader import Container, Section, damaged
+from cml_engine.cooked.wgsl import MOST_BYTES, check_wgsl
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.shaders.hlsl import (
@@ -174,7 +175,7 @@ def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) 
             "with trusted=True (--trusted)"
         )
     content = hashlib.sha256(taken[0]).hexdigest()
-    unpack = partial(_unpacked, *taken, what, as_spirv)
+    unpack = partial(_unpacked, *taken, what, as_spirv, trusted)
     believed = trusted and bool(flags & TRUSTED)
     kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
     return Cooked(record[0].hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
@@ -191,7 +192,11 @@ def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, i
     return code.span(offset, packed, what), nbytes
 
 
-def _unpacked(packed: memoryview, nbytes: int, what: str, spirv: bool) -> bytes | str:
+def _unpacked(
+    packed: memoryview, nbytes: int, what: str, spirv: bool, trusted: bool
+) -> bytes | str:
+    if not trusted and nbytes > MOST_BYTES:
+        raise damaged(f"{what}: its WGSL is longer than {MOST_BYTES:,} bytes")
     unpacker = zlib.decompressobj()
     try:
         code = unpacker.decompress(packed, nbytes + 1)
@@ -202,9 +207,12 @@ def _unpacked(packed: memoryview, nbytes: int, what: str, spirv: bool) -> bytes 
     if spirv:
         return _checked_spirv(code, what)
     try:
-        return for_naga(code.decode())
+        text = for_naga(code.decode())
     except UnicodeDecodeError:
         raise damaged(f"{what}: its WGSL is no text") from None
+    if not trusted:
+        check_wgsl(text, what)
+    return text
 
 
 def _checked_spirv(code: bytes, what: str) -> bytes:

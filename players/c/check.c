@@ -4,6 +4,7 @@
  *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is refused
  *     check --limited FILE   the same as without, within the default limits
  *     check -                the same of files that are named on standard input
+ *     check --wgsl FILE...   says of each kernel's text whether a shader compiler may have it
  *     check --sealed FILE    the same changes with hashes made to match: nothing but errors come of it */
 #define CML_CORE_ONLY
 #include "cml.c"
@@ -113,6 +114,23 @@ static int sealed(uint8_t *data, size_t size) {
     return 0;
 }
 
+static int scan(const char *path) {
+    home memory = {.blocks = NULL};
+    size_t size = 0;
+    uint8_t *data = whole(path, &size);
+    const char *problem;
+    if (data == NULL) return 2;
+    char *exact = malloc(size > 0 ? size : 1);
+    memcpy(exact, data, size);
+    if (scan_wgsl(&memory, exact, size, &problem) == CML_OK)
+        printf("taken\n");
+    else
+        printf("refused: it %s\n", problem);
+    free(exact);
+    free(data);
+    return 0;
+}
+
 static int say(const char *path, const cml_limits *limits) {
     cml_error error;
     size_t size = 0;
@@ -139,8 +157,12 @@ static int say_all_on_stdin(void) {
 }
 
 int main(int argc, char **argv) {
-    int i, bad = 0, mode = argc == 3 && argv[1][0] == '-' ? argv[1][2] : 0;
+    int i, bad = 0, mode = argc >= 3 && argv[1][0] == '-' ? argv[1][2] : 0;
     if (argc == 2 && strcmp(argv[1], "-") == 0) return say_all_on_stdin();
+    if (mode == 'w') {
+        for (i = 2; i < argc && bad == 0; i++) bad = scan(argv[i]);
+        return bad;
+    }
     if (mode == 0 || mode == 'l') {
         for (i = mode ? 2 : 1; i < argc && bad == 0; i++) bad = say(argv[i], mode ? NULL : &ENDLESS);
         return bad;

@@ -1,5 +1,5 @@
 /* Plays cooked networks: see cml.h, and docs/players_c.md. Parts: memory and errors; SHA-256 and
- * inflate; the file; costs; the decision of a frame; jobs; learning; the device. */
+ * inflate; code of strangers; the file; costs; the decision of a frame; jobs; learning; the device. */
 #if !defined(_POSIX_C_SOURCE) && !defined(_WIN32)
 #define _POSIX_C_SOURCE 200112L
 #endif
@@ -250,6 +250,247 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
     return !b.missing && b.at == size && b.left == 4;
 }
 
+/* ------------------------------------------------------------------ code of strangers */
+/* The same rules with the same numbers as in cml_engine/cooked/wgsl.py, which says why: shader
+ * compilers end the process for code that is too deeply nested or expands to too much. */
+enum { MOST_WGSL = 512 << 10, MOST_DEPTH = 64, MOST_PENDING = 512, MOST_NAMES = 512 };
+enum { MOST_ELEMENTS = 4096, MOST_EXPANDED = 1 << 20 };
+
+typedef struct wgsl_bracket { /* an open one: '<' of a template, 'a' for that of an array's */
+    char kind;
+    uint32_t pending;       /* tokens directly in it since the last separator */
+    uint64_t size, element; /* of the code before it, and of its arguments before the last comma */
+    size_t argument;        /* where the argument behind the last comma begins; 0: there is none */
+} wgsl_bracket;
+
+typedef struct wgsl_name { /* of a function, struct, alias or constant */
+    cml_text text;
+    int is_known;    /* whether its declaration has ended */
+    uint64_t size;   /* of what it stands for; of the code before it until that is known */
+    uint32_t within; /* number of brackets that its declaration is in */
+} wgsl_name;
+
+typedef struct wgsl_scan {
+    const char *text;
+    size_t length;
+    uint32_t depth, pending, name_count, open_count;
+    uint64_t size; /* tokens so far; names count as what they stand for */
+    wgsl_bracket brackets[MOST_DEPTH + 1];
+    wgsl_name names[MOST_NAMES];
+    wgsl_name *open[MOST_NAMES]; /* whose declarations have not ended */
+} wgsl_scan;
+
+static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+static int is_digit(char c) { return c >= '0' && c <= '9'; }
+static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+
+static int is_token(cml_text token, const char *text) {
+    return token.length == strlen(text) && memcmp(token.data, text, token.length) == 0;
+}
+
+static int is_declaring(cml_text t) {
+    return is_token(t, "fn") || is_token(t, "struct") || is_token(t, "alias") ||
+           is_token(t, "const") || is_token(t, "override");
+}
+
+static int is_array(cml_text t) { return is_token(t, "array") || is_token(t, "binding_array"); }
+
+/* The token at `*at` or behind it, empty at the end of the code. */
+static cml_text next_token(const wgsl_scan *s, size_t *at) {
+    static const char *const pairs[] = {"->", "<<", "<=", ">="};
+    size_t i = *at, start;
+    for (;;) {
+        while (i < s->length && is_blank(s->text[i])) i++;
+        if (i + 1 >= s->length || s->text[i] != '/' || s->text[i + 1] != '/') break;
+        while (i < s->length && s->text[i] != '\r' && s->text[i] != '\n') i++;
+    }
+    start = i;
+    if (i < s->length) {
+        char first = s->text[i++];
+        int is_number = is_digit(first);
+        if (is_number || is_letter(first)) {
+            while (i < s->length && (is_letter(s->text[i]) || is_digit(s->text[i]) ||
+                                     (is_number && s->text[i] == '.')))
+                i++;
+        } else if (i < s->length) {
+            for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++)
+                if (first == pairs[k][0] && s->text[i] == pairs[k][1]) {
+                    i++;
+                    break;
+                }
+        }
+    }
+    *at = i;
+    return (cml_text){s->text + start, i - start};
+}
+
+static wgsl_name *name_of(wgsl_scan *s, cml_text token) { /* NULL: it is none of the declared */
+    for (uint32_t i = 0; i < s->name_count; i++) {
+        cml_text text = s->names[i].text;
+        if (text.length == token.length && memcmp(text.data, token.data, token.length) == 0)
+            return s->names + i;
+    }
+    return NULL;
+}
+
+static const char *find_names(wgsl_scan *s) { /* what is wrong, or NULL, as all of these */
+    cml_text before = {"", 0}, token;
+    size_t at = 0;
+    while ((token = next_token(s, &at)).length > 0) {
+        if (is_declaring(before)) {
+            if (s->name_count == MOST_NAMES || name_of(s, token) != NULL)
+                return "declares too many names, or one of them twice";
+            s->names[s->name_count++].text = token;
+        }
+        before = token;
+    }
+    return NULL;
+}
+
+static void end_item(wgsl_scan *s) {
+    wgsl_bracket *top = s->brackets + s->depth;
+    s->pending -= top->pending;
+    top->pending = 0;
+}
+
+static void pop_bracket(wgsl_scan *s) {
+    end_item(s);
+    s->depth--;
+}
+
+static const char *push_bracket(wgsl_scan *s, char kind) {
+    if (s->depth == MOST_DEPTH) return "has too many brackets in each other";
+    s->depth++;
+    s->brackets[s->depth] = (wgsl_bracket){.kind = kind, .size = s->size};
+    return NULL;
+}
+
+/* Add a token to what is open. */
+static const char *count_token(wgsl_scan *s, cml_text token, cml_text before) {
+    wgsl_name *name = name_of(s, token);
+    if (is_declaring(before)) {
+        name->size = s->size;
+        name->within = s->depth;
+        s->open[s->open_count++] = name;
+    } else if (name != NULL) {
+        if (!name->is_known) return "uses a name before the end of its declaration";
+        s->size += name->size;
+    }
+    s->size++;
+    s->pending++;
+    s->brackets[s->depth].pending++;
+    return s->pending > MOST_PENDING ? "has too long a statement or chain of else" : NULL;
+}
+
+/* The size of an array as a plain number, like 4, 4u or i32(4); below 0 if it is something else. */
+static int64_t array_size(const char *text, size_t length) {
+    int64_t size = 0;
+    size_t digits = 0;
+    while (length > 0 && is_blank(text[length - 1])) length--;
+    while (length > 0 && is_blank(*text)) text++, length--;
+    if (length > 4 && (memcmp(text, "i32(", 4) == 0 || memcmp(text, "u32(", 4) == 0))
+        text += 4, length -= 4;
+    if (length > 0 && text[length - 1] == ')') length--;
+    if (length > 0 && (text[length - 1] == 'i' || text[length - 1] == 'u')) length--;
+    for (; digits < length && digits < 9 && is_digit(text[digits]); digits++)
+        size = 10 * size + (text[digits] - '0');
+    return digits > 0 && digits == length ? size : -1;
+}
+
+static const char *close_template(wgsl_scan *s, size_t end) {
+    wgsl_bracket *top = s->brackets + s->depth;
+    if (top->kind == 'a' && top->argument > 0) {
+        int64_t count = array_size(s->text + top->argument, end - 1 - top->argument);
+        if (count < 0) return "has an array whose size is no plain number";
+        if (count > 0 && top->element > MOST_ELEMENTS / (uint64_t)count)
+            return "has an array of too many elements";
+        s->size += top->element * (uint64_t)count;
+    }
+    if (top->kind == 'a' || top->kind == '<') { /* maybe a comparison, which goes on */
+        s->depth--;
+        s->brackets[s->depth].pending += top->pending;
+    }
+    return NULL;
+}
+
+/* Open or close a bracket, or end a statement. */
+static const char *place_bracket(wgsl_scan *s, char token) {
+    char opens = token == ')' ? '(' : token == ']' ? '[' : token == '}' ? '{' : 0;
+    while (token != '(' && token != '[') {
+        char kind = s->brackets[s->depth].kind;
+        if (kind == 'a') return "has an array whose type does not end";
+        if (kind != '<') break;
+        pop_bracket(s); /* it was a sign of a comparison */
+    }
+    if (token == '(' || token == '[' || token == '{') return push_bracket(s, token);
+    if (opens != 0) {
+        if (s->brackets[s->depth].kind != opens) return "has brackets that do not match";
+        pop_bracket(s);
+    }
+    if (token == ';') end_item(s);
+    if (token == ')' || token == ']') return NULL;
+    while (s->open_count > 0 && s->open[s->open_count - 1]->within == s->depth) {
+        wgsl_name *name = s->open[--s->open_count];
+        name->size = s->size - name->size;
+        name->is_known = 1;
+    }
+    return NULL;
+}
+
+static const char *place_token(wgsl_scan *s, cml_text token, cml_text before, size_t end) {
+    char sign = token.length == 1 ? *token.data : 0;
+    int is_type = is_array(before);
+    if (is_type && sign != '<') return "has an array without a type";
+    if (sign == '<' && before.length > 0 && is_letter(*before.data))
+        return push_bracket(s, is_type ? 'a' : '<');
+    if (sign == '>') return close_template(s, end);
+    if (sign == ',') {
+        wgsl_bracket *top = s->brackets + s->depth;
+        end_item(s);
+        top->argument = end;
+        top->element = s->size - 1 - top->size;
+        return NULL;
+    }
+    return sign != 0 && strchr("()[]{};", sign) != NULL ? place_bracket(s, sign) : NULL;
+}
+
+static const char *scan_tokens(wgsl_scan *s) {
+    cml_text before = {"", 0}, token;
+    size_t at = 0;
+    const char *problem = find_names(s);
+    while (problem == NULL && (token = next_token(s, &at)).length > 0) {
+        if (is_token(before, "}") && !is_token(token, "else")) end_item(s);
+        problem = count_token(s, token, before);
+        if (problem == NULL) problem = place_token(s, token, before, at);
+        if (problem == NULL && s->size > MOST_EXPANDED) problem = "expands to too much";
+        before = token;
+    }
+    return problem == NULL && s->depth > 0 ? "has brackets that do not end" : problem;
+}
+
+static const char *scan_letters(const char *text, size_t length) {
+    if (length > MOST_WGSL) return "is too long";
+    for (size_t i = 0; i < length; i++) {
+        if (!is_blank(text[i]) && (text[i] < ' ' || text[i] > '~')) return "is not ASCII";
+        if (text[i] == '/' && i + 1 < length && text[i + 1] == '*')
+            return "has comments of several lines";
+    }
+    return NULL;
+}
+
+/* Whether a shader compiler may have the code; `problem` says why not. */
+static cml_status scan_wgsl(home *memory, const char *text, size_t length, const char **problem) {
+    *problem = scan_letters(text, length);
+    if (*problem != NULL) return CML_ERROR_CORRUPT;
+    wgsl_scan *s = taken(memory, 1, sizeof *s);
+    if (s == NULL) return CML_ERROR_MEMORY;
+    s->text = text;
+    s->length = length;
+    *problem = scan_tokens(s);
+    given_back(memory, s);
+    return *problem == NULL ? CML_OK : CML_ERROR_CORRUPT;
+}
+
 /* ------------------------------------------------------------------ the file (docs/cooked.md) */
 /* Its records as they lie in it: numbers are little-endian, as on all machines that have WebGPU. */
 typedef struct text_row { uint32_t at, length; } text_row;
@@ -341,6 +582,7 @@ typedef struct file {
     uint64_t most_bytes;           /* of the plans that were opened: the largest one's buffers */
     uint32_t most_steps;
     int only_wgsl;                 /* wgpu-native ends the process for SPIR-V that is none */
+    int trusted;                   /* the host says that it is its own */
     home *memory;
     cml_error *error;
 } file;
@@ -494,6 +736,22 @@ static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, v
         return CML_OK;
     given_back(f->memory, *out);
     return BAD(f, "the code of kernel '%.*s' is damaged", TEXT(text_of(f, k->label)));
+}
+
+/* The same, where a shader compiler may have it: WGSL of a stranger is scanned. */
+static cml_status take_code(file *f, const kernel_row *k, const code_row *c, void **code) {
+    int is_checked = c == &k->wgsl && c->bytes > 0 && !f->trusted;
+    const char *problem = NULL;
+    if (is_checked && c->bytes > MOST_WGSL)
+        return BAD(f, "the WGSL of kernel '%.*s' is too long", TEXT(text_of(f, k->label)));
+    TRY(unpack_code(f, k, c, code));
+    if (!is_checked) return CML_OK;
+    cml_status status = scan_wgsl(f->memory, *code, c->bytes, &problem);
+    if (status == CML_OK) return CML_OK;
+    given_back(f->memory, *code);
+    if (status == CML_ERROR_MEMORY)
+        return fail(f->error, status, "no memory to check a kernel of %u bytes", c->bytes);
+    return BAD(f, "the WGSL of kernel '%.*s' %s", TEXT(text_of(f, k->label)), problem);
 }
 
 typedef struct place { /* an input or output */
@@ -718,7 +976,7 @@ static cml_status check_all(file *f) {
     for (uint32_t i = 0; i < 2 * f->kernel_count; i++) {
         const kernel_row *k = f->kernels + i / 2;
         void *code;
-        TRY(unpack_code(f, k, i % 2 ? &k->wgsl : &k->spirv, &code));
+        TRY(take_code(f, k, i % 2 ? &k->wgsl : &k->spirv, &code));
         given_back(f->memory, code);
     }
     for (uint32_t i = 0; i < f->plan_count; i++) TRY(open_plan(f, i, &p));
@@ -1724,7 +1982,7 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->scheduler = s;
     n->trusted = (flags & CML_TRUSTED) != 0;
     n->f = (file){.whole = {bytes, bytes ? size : 0}, .memory = &n->memory, .error = error,
-                  .only_wgsl = !TAKES_SPIRV || !n->trusted,
+                  .only_wgsl = !TAKES_SPIRV || !n->trusted, .trusted = n->trusted,
                   .limits = limits_of(&s->options.limits, n->trusted)};
     cml_status status = load(n);
     n->f.error = NULL;
@@ -1740,7 +1998,7 @@ static cml_status build_kernel(cml_net *n, uint32_t index) {
     WGPUStringView label = view(text_of(&n->f, k->label));
     WGPUBindGroupLayoutEntry entries[66];
     void *code;
-    TRY(unpack_code(&n->f, k, c, &code));
+    TRY(take_code(&n->f, k, c, &code));
     for (uint32_t i = 0; i < k->tensors + 2; i++) {
         entries[i] = (WGPUBindGroupLayoutEntry){.binding = i};
         entries[i].visibility = WGPUShaderStage_Compute;

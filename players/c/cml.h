@@ -66,8 +66,8 @@ typedef struct cml_limits {
     uint32_t steps;        /* of a plan: 16384 */
 } cml_limits;
 
-/* Returns CML_OK if the bytes are a cooked file without damage: all is looked at, no device is
- * needed. limits: NULL for the defaults. */
+/* Returns CML_OK if the bytes are a cooked file without damage that cml_load takes untrusted: all
+ * is looked at, no device is needed. limits: NULL for the defaults. */
 cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
                      const cml_allocator *allocator, cml_error *error);
 

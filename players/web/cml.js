@@ -354,8 +354,10 @@ export class CookedFile {
   /** @param {Kernel} kernel @returns {Promise<string>} its WGSL */ async wgsl(kernel) {
     const code = await this.section("code");
     const what = `kernel '${kernel.label}'`;
-    const bytes = await unzip(code.part(kernel.offset, kernel.packed), kernel.unpacked, what);
-    return decoded(bytes, what);
+    if (kernel.unpacked > MOST_WGSL) throw corrupt(`${what}: its WGSL is longer than ${MOST_WGSL} bytes`);
+    const text = decoded(await unzip(code.part(kernel.offset, kernel.packed), kernel.unpacked, what), what);
+    checkWgsl(text, what);
+    return text;
   }
   /** What a device of that name is believed to do. @param {string} device */
   async guess(device) {
@@ -378,6 +380,144 @@ export class CookedFile {
       return new FirstGuess(flops, bytes, launch, kernels);
     }
     return new FirstGuess();
+  }
+}
+
+// ----------------------------------------------------------------------------------- code
+// The same rules with the same numbers as in cml_engine/cooked/wgsl.py, which says why.
+const MOST_WGSL = 512 << 10, MOST_DEPTH = 64, MOST_PENDING = 512, MOST_NAMES = 512;
+const MOST_ELEMENTS = 4096, MOST_SIZE = 1 << 20;
+/** blanks and comments, then a token or the end */
+const TOKEN = /(?:[ \t\r\n]|\/\/[^\r\n]*)*(?:([A-Za-z_][A-Za-z_0-9]*|[0-9][A-Za-z_0-9.]*|->|<<|<=|>=|[!-~])|$)/y;
+const ARRAY_SIZE = /^[ \t\r\n]*(?:[iu]32\()?([0-9]{1,9})[iu]?\)?[ \t\r\n]*$/;
+const DECLARING = new Set(["fn", "struct", "alias", "const", "override"]);
+const ARRAY_TYPES = new Set(["array", "binding_array"]);
+/** @type {Record<string, string>} */ const OPENS = { ")": "(", "]": "[", "}": "{" };
+
+/**
+ * Refuses code that is longer, more deeply nested or expanded to more than a shader compiler takes.
+ * @param {string} text @param {string} what begins the message
+ */
+export function checkWgsl(text, what) {
+  if (text.length > MOST_WGSL || text.includes("/*") || !/^[\t\r\n -~]*$/.test(text)) {
+    throw corrupt(`${what}: its WGSL is not ASCII, has comments of several lines, or is longer than ${MOST_WGSL} bytes`);
+  }
+  const problem = new WgslScanner(text).problem();
+  if (problem) throw corrupt(`${what}: its WGSL ${problem}`);
+}
+
+/** An open bracket: `<` of a template, `a` for that of an array's. */
+/** @typedef {{kind: string, size: number, element: number, argument: number, pending: number}} Bracket */
+
+class WgslScanner {
+  size = 0;
+  pending = 0;
+  /** @type {Map<string, number>} of every name; below 0 until its declaration has ended */ sizes = new Map();
+  /** @type {[string, number, number][]} declarations: name, brackets and size before it */ open = [];
+  /** @type {Bracket[]} */ brackets = [{ kind: "", size: 0, element: 0, argument: 0, pending: 0 }];
+
+  /** @param {string} text */ constructor(text) {
+    this.text = text;
+  }
+  /** Every token and where it ends. @returns {Generator<[string, number]>} */
+  *tokens() {
+    TOKEN.lastIndex = 0;
+    for (let found; (found = TOKEN.exec(this.text))?.[1];) {
+      const end = TOKEN.lastIndex;
+      yield [found[1], end];
+      TOKEN.lastIndex = end;
+    }
+  }
+  get top() { return this.brackets[this.brackets.length - 1]; }
+  /** @returns {string} the rest of a sentence that begins with "its WGSL"; "" where nothing is wrong */ problem() {
+    const tokens = [...this.tokens()];
+    let before = "", blockEnded = false;
+    for (const [token] of tokens) {
+      if (DECLARING.has(before)) {
+        if (this.sizes.has(token) || this.sizes.size === MOST_NAMES) {
+          return `declares '${token}' twice, or over ${MOST_NAMES} names`;
+        }
+        this.sizes.set(token, -1);
+      }
+      before = token;
+    }
+    before = "";
+    for (const [token, end] of tokens) {
+      if (blockEnded && token !== "else") this._endItem();
+      blockEnded = token === "}";
+      const problem = this._count(token, before) || this._place(token, before, end);
+      if (problem) return problem;
+      if (this.size > MOST_SIZE) return `expands to more than ${MOST_SIZE} tokens and elements of arrays`;
+      before = token;
+    }
+    return this.brackets.length > 1 ? "has brackets that do not end" : "";
+  }
+  /** Add a token to what is open. @param {string} token @param {string} before */ _count(token, before) {
+    const known = this.sizes.get(token);
+    if (DECLARING.has(before)) {
+      this.open.push([token, this.brackets.length, this.size]);
+    } else if (known !== undefined) {
+      if (known < 0) return `uses '${token}' before the end of its declaration`;
+      this.size += known;
+    }
+    this.size += 1;
+    this.pending += 1;
+    this.top.pending += 1;
+    return this.pending > MOST_PENDING ? `has a statement or a chain of else of over ${MOST_PENDING} tokens` : "";
+  }
+  /** @param {string} token @param {string} before @param {number} end */ _place(token, before, end) {
+    const isArray = ARRAY_TYPES.has(before);
+    if (isArray && token !== "<") return "has an array without a type";
+    if (token === "<" && /^[A-Za-z_]/.test(before)) return this._push(isArray ? "a" : "<");
+    if (token === ">") return this._closeTemplate(end);
+    if (token === ",") {
+      this._endItem();
+      this.top.argument = end;
+      this.top.element = this.size - 1 - this.top.size;
+      return "";
+    }
+    return "()[]{};".includes(token) ? this._bracket(token) : "";
+  }
+  /** @param {string} kind */ _push(kind) {
+    if (this.brackets.length > MOST_DEPTH) return `has more than ${MOST_DEPTH} brackets in each other`;
+    this.brackets.push({ kind, size: this.size, element: 0, argument: 0, pending: 0 });
+    return "";
+  }
+  _pop() { this.pending -= this.brackets.pop()?.pending ?? 0; }
+  _endItem() {
+    this.pending -= this.top.pending;
+    this.top.pending = 0;
+  }
+  /** @param {number} end */ _closeTemplate(end) {
+    const { kind, argument, element, pending } = this.top;
+    if (kind === "a" && argument) {
+      const count = ARRAY_SIZE.exec(this.text.slice(argument, end - 1));
+      if (!count) return "has an array whose size is no plain number";
+      if (element * Number(count[1]) > MOST_ELEMENTS) return `has an array of more than ${MOST_ELEMENTS} elements`;
+      this.size += element * Number(count[1]);
+    }
+    if (kind === "a" || kind === "<") { // maybe a comparison, which goes on
+      this.brackets.pop();
+      this.top.pending += pending;
+    }
+    return "";
+  }
+  /** Open or close a bracket, or end a statement. @param {string} token */ _bracket(token) {
+    while (token !== "(" && token !== "[" && (this.top.kind === "<" || this.top.kind === "a")) {
+      if (this.top.kind === "a") return "has an array whose type does not end";
+      this._pop(); // it was a sign of a comparison
+    }
+    if ("([{".includes(token)) return this._push(token);
+    if (token in OPENS) {
+      if (this.top.kind !== OPENS[token]) return "has brackets that do not match";
+      this._pop();
+    }
+    if (token === ";") this._endItem();
+    while (";}".includes(token) && this.open[this.open.length - 1]?.[1] === this.brackets.length) {
+      const [name, , size] = /** @type {[string, number, number]} */ (this.open.pop());
+      this.sizes.set(name, this.size - size);
+    }
+    return "";
   }
 }
 

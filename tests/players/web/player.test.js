@@ -161,7 +161,7 @@ test("inputs are checked when they are handed in", async (gpu) => {
 test("a kernel that does not compile is named, with the reason", async (gpu) => {
   const { wgsl: whole } = KERNELS[0];
   for (const wgsl of [
-    "fn main() { nonsense }", "", "\0", whole.replace("gid.y", "gid.q"), whole.replace("fn main", "fn other"),
+    "fn main() { nonsense }", "", whole.replace("gid.y", "gid.q"), whole.replace("fn main", "fn other"),
     whole.replace("binding(4)", "binding(9)"), whole.replace("size(8)", "size(1 << 20)"),
     whole.replace("a: u32, b: u32", "a: array<vec4<u32>, 64>"), whole.replace("read_write", "read"),
     `enable nothing_known;${whole}`, whole.replace("array<f32>", "texture_2d<f32>"),
@@ -169,6 +169,11 @@ test("a kernel that does not compile is named, with the reason", async (gpu) => 
     const kernels = [{ ...KERNELS[0], wgsl }, KERNELS[1], KERNELS[2]];
     const error = await raised(async () => await load(gpu, await small({ kernels })));
     assert(error.code === "KernelError" && error.message.includes("'scale'"), `${error.message} of ${wgsl}`);
+  }
+  for (const wgsl of ["\0", `fn main() { let x = ${"(".repeat(100_000)}1${")".repeat(100_000)}; }`]) {
+    const kernels = [{ ...KERNELS[0], wgsl }, KERNELS[1], KERNELS[2]];
+    const error = await raised(async () => await load(gpu, await small({ kernels })));
+    assert(error.code === "CorruptArtifact" && error.message.includes("'scale': its WGSL"), error.message);
   }
   const network = await load(gpu, await small());
   assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");

@@ -1,0 +1,117 @@
+"""A stranger's WGSL that would end the process is refused before a shader compiler has it, by the
+same rules in Python, C and JavaScript."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+import cml_engine as cml
+from cml_engine.cooked import cook, wgsl
+from cml_engine.cooked.kernels import read_kernels
+from cml_engine.cooked.reader import Container
+from cml_engine.cooked.wgsl import check_wgsl
+from cml_engine.gpu.shaders import compilers
+from tests.fixtures.cooked import small_inputs, small_model, with_wgsl
+from tests.fixtures.hostile_wgsl import FEW, HOSTILE, MANY, kernel
+from tests.players.building import SANITIZED, build
+from tests.players.deno import run_deno
+from tests.players.playing import run_play
+
+needs_compiler = pytest.mark.skipif(
+    compilers.version() is None, reason="no HLSL compiler to cook with"
+)
+
+
+def is_taken(text):
+    try:
+        check_wgsl(text, "kernel")
+    except cml.CorruptArtifact:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def own():
+    """Kernels of the engine's own."""
+    file = Container(memoryview(cook(small_model())), None)
+    return [kernel.kernel.code() for kernel in read_kernels(file, trusted=False)]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_ends_processes_is_refused(name):
+    assert is_taken(HOSTILE[name](FEW)) == (name not in REFUSED_ALWAYS)
+    assert not is_taken(HOSTILE[name](MANY))
+
+
+REFUSED_ALWAYS = ("arrays that double", "constants that wait", "hidden separators")
+
+
+@needs_compiler
+def test_kernels_of_our_own_are_far_from_the_limits(own, monkeypatch):
+    for name in ("BYTES", "DEPTH", "PENDING", "NAMES", "ELEMENTS", "SIZE"):
+        monkeypatch.setattr(wgsl, f"MOST_{name}", getattr(wgsl, f"MOST_{name}") // 3)
+    assert own and all(is_taken(text) for text in own)
+
+
+@pytest.mark.parametrize("size", ["4", "4u", "i32(4)", " u32(4) ", "4096"])
+@pytest.mark.parametrize("wrong", ["", "n", "2 * 2", "1 << 31", "4,", "0x4", "4097", "9999999999"])
+def test_array_sizes_are_plain_numbers(size, wrong):
+    for text in (size, wrong):
+        taken = is_taken(kernel("", f"var<workgroup> a: array<f32, {text}>;"))
+        assert taken == (text == size)
+
+
+def mutated(texts, count, seed=0):
+    """The texts with tokens at random."""
+    chance = random.Random(seed)
+    tokens = [*"()[]{}<>;,.+-/*&|=!@:_0", "array<", "array", "else", "fn f", "struct S", "const c",
+              "S", "f(", "c", "//", "\n", "ä", "<=", "->", ">>", "i32(", "array<S, 9>"]  # fmt: skip
+    for _ in range(count):
+        parts = re.split(r"(\W)", chance.choice(texts))
+        for _ in range(chance.randint(1, 4)):
+            at, end = sorted(chance.randrange(len(parts)) for _ in range(2))
+            change = chance.randrange(4)
+            if change == 0:
+                del parts[at : min(end, at + chance.choice((1, 5, 100)))]
+            elif change == 1:
+                parts[at:at] = parts[at : min(end, at + 400)] * chance.choice((1, 2, 40))
+            else:
+                parts.insert(at, chance.choice(tokens) * chance.choice((1, 1, 80)))
+        yield "".join(parts)
+
+
+@needs_compiler
+def test_all_players_say_the_same_of_whatever_text(own, tmp_path):
+    lengths = (FEW, 60, 70, 130, 300, 513, 4097, 30_000)
+    texts = [text(n) for text in HOSTILE.values() for n in lengths]
+    texts += [*mutated([*texts[:: len(lengths)], *own], 600)]
+    wanted = [is_taken(text) for text in texts]
+    assert 100 < sum(wanted) < len(texts) - 100
+    file = tmp_path / "texts.json"
+    file.write_text(json.dumps(texts))
+    said = json.loads(run_deno("run", "-A", "tests/players/web/scan.js", file).stdout)
+    assert [text == "taken" for text in said] == wanted
+    program = build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
+    files = [tmp_path / str(i) for i in range(len(texts))]
+    for path, text in zip(files, texts, strict=True):
+        path.write_text(text)
+    run = run_play(program, "--wgsl", *files)
+    assert run.returncode == 0, run.stderr
+    assert [line == "taken" for line in run.stdout.splitlines()] == wanted
+
+
+@needs_compiler
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["parentheses", "a sum", "else if", "vec4<", "a private array"])
+def test_a_session_and_the_c_player_refuse_the_file(name, gpu, tmp_path):
+    data = with_wgsl(cook(small_model(), ["portable"], golden=False), HOSTILE[name](10_000))
+    with pytest.raises(cml.CorruptArtifact, match="its WGSL"):
+        cml.Session(cml.load_cooked(data), gpu).run(small_inputs())
+    file = tmp_path / "hostile.cml"
+    file.write_bytes(data)
+    run = run_play(build("play.c", *SANITIZED, device=True), file)
+    assert run.returncode == 1 and "the WGSL of kernel" in run.stderr, run.stderr
