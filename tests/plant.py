@@ -12,6 +12,7 @@ and counts as surviving.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -34,6 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 180
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "shared")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider")
+#: what a program is made of, in every language here
+_TOKEN = re.compile(r"\w+(?:\.\d+)*|[<>=!+\-*/|&%]=|<<|>>|\*\*|->|&&|\|\||\S")
+_HLSL_FUNCTION = re.compile(r"^[\w<>,\[\]: ]*?\b(\w+)\s*\([^;{}]*\)[^;{}()]*\{", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -47,19 +52,59 @@ class FaultOutcome:
     why: str = ""
 
 
-def places(fault: Fault, root: Path = ROOT) -> int:
-    """How often the text that the fault replaces stands in its file: once, or it does not fit."""
-    return (root / fault.file).read_text(encoding="utf-8").count(fault.old)
+def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
+    """Returns where the fault's tokens stand in its file: one place, or it does not fit."""
+    text = (root / fault.file).read_text(encoding="utf-8")
+    function = fault.place.partition(":")[2]
+    spans = [(0, len(text))]
+    if function:
+        known = _in_python(text) if fault.file.endswith(".py") else _in_hlsl(text)
+        spans = [(start, end) for name, start, end in known if name == function]
+    wanted = _TOKEN.findall(fault.old)
+    found = []
+    for start, end in spans:
+        tokens = list(_TOKEN.finditer(text, start, end))
+        for i in range(len(tokens) - len(wanted) + 1):
+            if all(t[0] == w for t, w in zip(tokens[i:], wanted, strict=False)):
+                found.append((tokens[i].start(), tokens[i + len(wanted) - 1].end()))
+    return found
+
+
+def _in_python(text: str) -> Iterator[tuple[str, int, int]]:
+    """Returns the names of all functions and classes, and where they begin and end."""
+    lines = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+
+    def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                yield name, lines[child.lineno - 1], lines[child.end_lineno or -1]
+                yield from below(child, f"{name}.")
+            else:
+                yield from below(child, prefix)
+
+    return below(ast.parse(text), "")
+
+
+def _in_hlsl(text: str) -> Iterator[tuple[str, int, int]]:
+    """Returns the names of all functions, and where they begin and end."""
+    for found in _HLSL_FUNCTION.finditer(text):
+        depth, end = 1, found.end()
+        while depth and end < len(text):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        yield found[1], found.start(), end
 
 
 @contextmanager
 def planted(fault: Fault, root: Path) -> Iterator[None]:
-    """The tree with the fault in it."""
+    """Puts the fault into the tree for the length of a block."""
     file = root / fault.file
     before, stamp = file.read_text(encoding="utf-8"), file.stat().st_mtime
+    ((start, end),) = places(fault, root)
     # compiled Python is told apart by size and time: every text has a time of its own
     try:
-        file.write_text(before.replace(fault.old, fault.new), encoding="utf-8")
+        file.write_text(before[:start] + fault.new + before[end:], encoding="utf-8")
         os.utime(file, (stamp + 7, stamp + 7))
         yield
     finally:
@@ -81,8 +126,8 @@ def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
 def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
     """Whether the tests notice the fault."""
     start = time.monotonic()
-    if (count := places(fault, root)) != 1:
-        return FaultOutcome(fault, 0.0, why=f"its text stands {count} times in {fault.file}")
+    if (count := len(places(fault, root))) != 1:
+        return FaultOutcome(fault, 0.0, why=f"its tokens stand {count} times in {fault.place}")
     with planted(fault, root):
         code, failed, said = run(tests or shlex.split(fault.tests), root)
     spent = time.monotonic() - start
@@ -143,13 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     a = parser.parse_args(arguments)
     faults = [f for f in FAULTS if not a.words or any(w in f.name for w in a.words)]
     if a.list:
-        print("\n".join(f"{f.name}  ({f.file}; {f.tests})" for f in faults))
+        print("\n".join(f"{f.name}  ({f.place}; {f.tests})" for f in faults))
         return 0
     outcomes = campaign(faults, a.jobs, shlex.split(a.tests))
     survivors = [o for o in outcomes if not o.test]
     print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")
     for o in survivors:
-        print(f"SURVIVES  {o.fault.name} ({o.fault.file}): {o.why}")
+        print(f"SURVIVES  {o.fault.name} ({o.fault.place}): {o.why}")
     return int(bool(survivors) or not faults)
 
 
