@@ -92,8 +92,7 @@ def cook(
     _write_plans(plans, profiles, keys, kernels, gas_of(graph), sections)
     write_kernels(list(kernels.values()), sections)
     if not player:
-        numbers = [_weights_number(sections, number) for number in range(len(plans))]
-        write_graph(optimized, zip(plans, numbers, strict=True), sections)
+        write_graph(optimized, sections)
     if guesses:
         write_guess(guesses, sections)
     identical = bool(graph.integer) and not graph.float_tail
@@ -136,11 +135,6 @@ def _write_plans(
         digests = [digest_of(key) for key in of_plan]
         used = [(numbers[digest], kernels[digest]) for digest in digests]
         sections.add(PLAN, write_plan(plan, profile, used, gas, sections))
-
-
-def _weights_number(sections: Sections, plan: int) -> int:
-    """Which weights a plan has, as its header says."""
-    return int.from_bytes(sections.get(PLAN, plan)[8:12], "little")
 
 
 def _meta(

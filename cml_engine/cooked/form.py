@@ -22,27 +22,26 @@ MOST_DEVICES, MOST_FACTORS = 64, 4096
 #: deflate makes nothing smaller than by this
 MOST_SMALLER = 1040
 #: the number of a section that is not there
-NONE = 0xFFFFFFFF
+NONE64 = 0xFFFFFFFF_FFFFFFFF
+#: where constants begin; axes of a constant, and dimensions of what is made of it; and what no size
+#: of theirs exceeds
+VALUE_ALIGNMENT, PIECE_AXES, PIECE_DIMS, MOST_BYTES = 16, 4, 8, 1 << 48
 #: the version of what makes plans: another one may make others of the same graph
 RULES = 1
 
-STRINGS, KERNELS, CODE, PLAN, WEIGHTS, OWN = (
-    "strings", "kernels", "code", "plan", "weights", "own"
-)  # fmt: skip
-GUESS, GOLDEN, META, GRAPH, CONSTS = "guess", "golden", "meta", "graph", "consts"
+STRINGS, KERNELS, CODE, PLAN, VALUES = "strings", "kernels", "code", "plan", "values"
+GUESS, GOLDEN, META, GRAPH = "guess", "golden", "meta", "graph"
 #: every section's tag, and how many there are of it: the least and the most
 COUNTS = {
     STRINGS: (1, 1),
     KERNELS: (1, 1),
     CODE: (1, 1),
     PLAN: (1, MOST_SECTIONS),
-    WEIGHTS: (1, MOST_SECTIONS),
-    OWN: (0, MOST_SECTIONS),
+    VALUES: (1, 1),
     GUESS: (0, 1),
     GOLDEN: (0, 1),
     META: (1, 1),
     GRAPH: (0, 1),
-    CONSTS: (0, 1),
 }
 
 #: magic, format, sections, bytes, SHA-256 of the table, the four totals, reserved
@@ -54,10 +53,10 @@ COUNT = Struct("<2I")
 #: digest, label, parameter bytes, tensors, flags, reserved, then SPIR-V and WGSL: offset,
 #: compressed bytes, bytes; reserved
 KERNEL = Struct("<32s2I4IQ2IQ2IQ")
-#: profile, weights, own; bytes of arena, weights, own; alignments, most bytes of a binding and of
+#: profile, reserved; bytes of arena, weights, own; alignments, most bytes of a binding and of
 #: a buffer, threads, shared memory, bindings, lanes, software, reserved; FLOPs, bytes, gas; then
-#: number and offset of steps, bindings, inputs, outputs, updates, parameters; reserved
-PLAN_HEADER = Struct("<2I2I3Q2I2Q6I2dQ12I32s")
+#: number and offset of steps, bindings, inputs, outputs, updates, parameters, pieces; reserved
+PLAN_HEADER = Struct("<2IQ3Q2I2Q6I2dQ14I24s")
 #: kernel, groups, first binding, bindings, writes, parameters' offset and bytes, line, operator,
 #: title, cost key, file; FLOPs, bytes, gas, reserved
 STEP = Struct("<8I8I2d2Q")
@@ -65,6 +64,9 @@ STEP = Struct("<8I8I2d2Q")
 BINDING = Struct("<2I2Q")
 #: name, type, layout, rank, extents, space, offset, bytes, reserved
 TENSOR = Struct("<2I3I8II3Q")
+#: space, how its source is stored, what that becomes, dimensions; offset and bytes; source,
+#: matrix; the source's extents; then extent, axis and step of each dimension
+PIECE = Struct("<4I2Q2Q4I24I")
 #: patterns, FLOPs and bytes per ms, ms per dispatch, first factor, factors
 DEVICE = Struct("<2I3d2I")
 #: kernel, times
@@ -81,6 +83,7 @@ DTYPES = ("scalar", "integer", "logical")
 LAYOUTS = ("plain", "c4", "c4h")
 
 assert [s.size for s in (HEADER, SECTION, KERNEL, PLAN_HEADER, STEP)] == [96, 64, 96, 192, 96]
+assert PIECE.size == 160
 assert [s.size for s in (BINDING, TENSOR, DEVICE, FACTOR, GOLDEN_TENSOR)] == [24, 80, 40, 16, 64]
 
 
@@ -105,9 +108,9 @@ class Totals:
         heads = [PLAN_HEADER.unpack_from(plan) for plan in plans]
         return Totals(
             code_bytes=sum(row[9] + row[12] for row in rows),
-            device_bytes=max((sum(head[4:7]) + head[30] for head in heads), default=0),
+            device_bytes=max((sum(head[3:6]) + head[29] for head in heads), default=0),
             kernels=len(rows),
-            steps=max((head[20] for head in heads), default=0),
+            steps=max((head[19] for head in heads), default=0),
         )
 
 

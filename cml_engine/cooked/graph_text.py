@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from cml_engine.cooked.form import CONSTS, GRAPH, MOST_DIMENSIONS, WEIGHTS, aligned
+from cml_engine.cooked.form import GRAPH, MOST_DIMENSIONS
 from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.values import read_values
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import CmlError, InputError, Source
 from cml_engine.files.json import parse_json
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Epilogue, Fact, Graph, Node
-from cml_engine.plan import Plan
 
 Array = np.ndarray[Any, Any]
-_CONST_ALIGNMENT = 16
 #: types of constants, by the name that the file has
 _TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
 _FIELDS = {
@@ -28,26 +27,14 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def write_graph(graph: Graph, plans: Iterable[tuple[Plan, int]], sections: Sections) -> None:
-    """The sections ``graph`` and ``consts``; ``plans`` each with the number of its weights, where
-    a constant may lie as it is."""
-    shared: dict[str, tuple[str, int]] = {}
-    for plan, number in plans:
-        for name, (offset, array) in plan.weights.items():
-            if name in graph.constants and array is graph.constants[name]:
-                shared.setdefault(name, (f"{WEIGHTS} {number}", offset))
-    consts = bytearray()
+def write_graph(graph: Graph, sections: Sections) -> None:
+    """The section ``graph``; its constants lie in ``values``."""
     constants = {}
     for name, array in graph.constants.items():
         if array.dtype.name not in _TYPES:
             raise InputError(f"constant '{name}' is of {array.dtype}, which cannot be cooked")
-        place = shared.get(name) if array.dtype != np.bool_ else None
-        if place is None:
-            consts += bytes(aligned(len(consts), _CONST_ALIGNMENT) - len(consts))
-            place = CONSTS, len(consts)
-            consts += np.ascontiguousarray(array).tobytes()
+        place = sections.values.put(np.ascontiguousarray(array))
         constants[name] = [array.dtype.name, list(array.shape), *place]
-    sections.add(CONSTS, bytes(consts))
     sections.add(GRAPH, _json({**described(graph), "constants": constants}))
 
 
@@ -253,17 +240,19 @@ def _a_value(value: Any) -> Any:
     return made[kind](inner)
 
 
-def _constant(file: Container, name: str, dtype: Any, shape: Any, place: Any, offset: Any) -> Array:
+def _constant(
+    file: Container, name: str, dtype: Any, shape: Any, offset: Any, stored: Any, becomes: Any
+) -> Array:
     kind, extents = _TYPES[_text(dtype)], _shape(shape)
-    tag, _, number = _text(place).partition(" ")
-    if tag not in (CONSTS, WEIGHTS) or len(extents) > 8 * MOST_DIMENSIONS:
-        raise ValueError(f"constant '{name}' lies nowhere")
-    count = math.prod(extents)
-    section = file.section(tag, int(number or 0))
-    data = section.span(_offset(offset), count * kind.itemsize, f"constant '{name}'")
-    if kind == np.bool_ and bytes(data).translate(None, b"\0\1"):
+    if len(extents) > 8 * MOST_DIMENSIONS:
+        raise ValueError(f"constant '{name}' has {len(extents)} dimensions")
+    how = _whole(stored), _whole(becomes)
+    found = read_values(file, _offset(offset), math.prod(extents), *how, f"constant '{name}'")
+    if found.itemsize != kind.itemsize or found.dtype not in (kind, f"uint{8 * kind.itemsize}"):
+        raise ValueError(f"constant '{name}' is stored as {found.dtype}")
+    if kind == np.bool_ and found.max(initial=0) > 1:
         raise ValueError(f"constant '{name}' has other values than true and false")
-    return np.frombuffer(data, kind).reshape(extents)
+    return found.view(kind).reshape(extents)
 
 
 def _offset(value: Any) -> int:

@@ -14,21 +14,21 @@ from cml_engine.cooked.form import (
     BINDING,
     DTYPES,
     LAYOUTS,
+    MOST_BYTES,
     MOST_DIMENSIONS,
     MOST_INPUTS,
-    NONE,
-    OWN,
+    PIECE,
     PLAN_HEADER,
     SPACES,
     STEP,
     SUBGROUPS,
     TABLE_ALIGNMENT,
     TENSOR,
-    WEIGHTS,
     aligned,
 )
 from cml_engine.cooked.kernels import Cooked
 from cml_engine.cooked.reader import Container, Section, damaged
+from cml_engine.cooked.values import Pieces, read_pieces
 from cml_engine.errors import Source
 from cml_engine.graph import Fact
 from cml_engine.layout import PLAIN, words
@@ -40,7 +40,6 @@ Array = np.ndarray[Any, Any]
 _POWERS = {1 << n for n in range(2, 13)}
 #: no more workgroups than a dispatch of two dimensions has
 _MOST_GROUPS = 65535 * 65535
-_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +83,14 @@ class CookedPlan:
         self._file, self._section, self._kernels = file, section, kernels
         head = list(section.unpack(PLAN_HEADER, 0))
         self.profile = file.string(head[0], head[1])
-        self._weights_number, self._own_number = head[2:4]
-        self._sizes = dict(zip(SPACES, head[4:7], strict=True))
-        self._flops, self._bytes, self.gas = head[17:20]
-        self._tables = [(head[i], head[i + 1]) for i in range(20, 32, 2)]
-        if head[16] or any(head[32]):
+        self._sizes = dict(zip(SPACES, head[3:6], strict=True))
+        self._flops, self._bytes, self.gas = head[16:19]
+        self._tables = [(head[i], head[i + 1]) for i in range(19, 33, 2)]
+        if head[2] or head[15] or any(head[33]):
             raise self._damaged("its header")
         self._check_head(head)
         self.used = self._used_kernels()
-        self.needs = Needs(*head[7:16])
+        self.needs = Needs(*head[6:15])
         self._check_needs()
         #: parameter blocks by their offsets, where the last ends, and the next step's first binding
         self._blocks: dict[int, bytes] = {}
@@ -104,6 +102,7 @@ class CookedPlan:
             raise self._damaged("it has bindings or parameters that no step has")
         self.inputs, self.outputs = self._tensors(2), self._tensors(3)
         self.updates = self._updates()
+        self._constants = self._pieces()
 
     def _damaged(self, what: str) -> Exception:
         return damaged(f"plan '{self.profile}': {what}")
@@ -111,22 +110,15 @@ class CookedPlan:
     # --- checks
 
     def _check_head(self, head: Sequence[Any]) -> None:
-        sizes = (STEP.size, BINDING.size, TENSOR.size, TENSOR.size, 2 * BINDING.size, 1)
+        sizes = (STEP.size, BINDING.size, TENSOR.size, TENSOR.size, 2 * BINDING.size, 1, PIECE.size)
         for (count, offset), size in zip(self._tables, sizes, strict=True):
             if offset % TABLE_ALIGNMENT or offset < PLAN_HEADER.size:
                 raise self._damaged(f"a table at {offset}")
             self._section.span(offset, count * size, f"plan '{self.profile}'")
         if not all(isfinite(n) and n >= 0 for n in (self._flops, self._bytes)):
             raise self._damaged("its cost")
-        if any(n > _MOST_BYTES for n in self._sizes.values()):
+        if any(n > MOST_BYTES or n % 4 for n in self._sizes.values()):
             raise self._damaged("its memory")
-        for space, tag, number in (
-            ("weights", WEIGHTS, self._weights_number),
-            ("own", OWN, self._own_number),
-        ):
-            held = 0 if number == NONE and tag == OWN else len(self._file.section(tag, number))
-            if held != self._sizes[space] or held % 4:
-                raise self._damaged(f"its {space} have {held:,} bytes of {self._sizes[space]:,}")
 
     def _check_needs(self) -> None:
         needs = self.needs
@@ -267,11 +259,15 @@ class CookedPlan:
                 raise self._damaged(f"an update of {target.space} out of {source.space}")
         return pairs
 
+    def _pieces(self) -> dict[str, Pieces]:
+        count, start = self._tables[6]
+        records = [self._section.unpack(PIECE, start + i * PIECE.size) for i in range(count)]
+        return read_pieces(self._file, records, self._sizes, f"plan '{self.profile}'")
+
     # --- the plan
 
     def plan(self, name: str) -> Plan:
         """The plan, for a session."""
-        values = np.frombuffer(self._file.section(WEIGHTS, self._weights_number).content, np.uint32)
         return Plan(
             name=name,
             steps=self.steps,
@@ -280,7 +276,7 @@ class CookedPlan:
             tensors=self.outputs,
             taps={},
             places={**self.inputs, **self.outputs},
-            weights={"weights": (0, values)} if values.size else {},
+            weights=self._constants["weights"],
             weights_bytes=self._sizes["weights"],
             memory=Memory(self._sizes["arena"], self._sizes["arena"]),
             own=self._own,
@@ -292,10 +288,11 @@ class CookedPlan:
     @cached_property
     def _own(self) -> dict[str, tuple[int, Array]]:
         """What is the plan's own, the variables by the names that updates call them."""
-        if self._own_number == NONE:
-            return {}
-        whole = np.frombuffer(self._file.section(OWN, self._own_number).content, np.uint32)
-        found = {"own": (0, whole)}
+        whole = np.zeros(self._sizes["own"], np.uint8)
+        for offset, array in self._constants["own"].values():
+            whole[offset : offset + array.nbytes] = array.view(np.uint8)
+        whole = whole.view(np.uint32)
+        found = {"own": (0, whole)} if whole.size else {}
         for _, target in self.updates:
             if target.space == "own":
                 part = whole[target.offset // 4 : target.end // 4]

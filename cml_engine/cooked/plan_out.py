@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
-
-import numpy as np
 
 from cml_engine.cooked.form import (
     BINDING,
     DTYPES,
     LAYOUTS,
     MOST_DIMENSIONS,
-    NONE,
-    OWN,
     PLAN_HEADER,
     SPACES,
     STEP,
     SUBGROUPS,
     TABLE_ALIGNMENT,
     TENSOR,
-    WEIGHTS,
     aligned,
 )
 from cml_engine.cooked.kernels import Codes
@@ -29,10 +23,9 @@ from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.shaders.steps import step_params
-from cml_engine.layout import stored_bytes, words
+from cml_engine.layout import words
 from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace
 
-Array = np.ndarray[Any, Any]
 #: shared memory of a workgroup that the engine's kernels keep within
 _MOST_SHARED = 16384
 
@@ -41,7 +34,7 @@ def write_plan(
     plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], gas: int, sections: Sections
 ) -> bytes:
     """The section of a plan whose steps run these kernels, each with its number in the file, and
-    whose model costs so much; its buffers become sections too."""
+    whose model costs so much."""
     if plan.memory.segment:
         raise DeviceError(
             f"'{plan.name}' takes {plan.memory.peak} bytes for activations, and players have one "
@@ -49,6 +42,8 @@ def write_plan(
             "Cook it for others, or with a smaller input"
         )
     strings = sections.strings
+    values = sections.values
+    pieces = [*values.pieces("weights", plan.weights), *values.pieces("own", plan.own)]
     params, places = _parameters(plan, profile.limits.uniform_offset_alignment)
     bindings = bytearray()
     steps, first = bytearray(), 0
@@ -64,6 +59,7 @@ def write_plan(
         (len(plan.outputs), _tensors(plan.outputs, strings)),
         (len(plan.updates), b"".join(_binding(b) for pair in plan.updates for b in pair)),
         (len(params), params),
+        (len(pieces), b"".join(pieces)),
     ]
     body, ends = bytearray(), list[int]()
     for count, table in tables:
@@ -72,8 +68,7 @@ def write_plan(
         body += table
     header = PLAN_HEADER.pack(
         *strings.put(profile.name),
-        sections.add(WEIGHTS, _buffer(plan.weights, plan.weights_bytes)),
-        sections.add(OWN, _buffer(plan.own, plan.own_bytes)) if plan.own_bytes else NONE,
+        0,
         plan.memory.peak,
         plan.weights_bytes,
         plan.own_bytes,
@@ -83,7 +78,7 @@ def write_plan(
         plan.cost.bytes,
         gas,
         *ends,
-        bytes(32),
+        bytes(24),
     )
     return header + bytes(body)
 
@@ -174,16 +169,3 @@ def _tensor(name: str, place: TensorPlace, strings: Strings) -> bytes:
         4 * words(place.fact, place.layout),
         0,
     )
-
-
-def _buffer(values: Mapping[str, tuple[int, Array]], nbytes: int) -> bytes:
-    """A buffer as it is uploaded."""
-    content = bytearray(nbytes)
-    for offset, array in values.values():
-        if array.dtype == np.bool_:
-            array = array.astype(np.uint32)
-        data = np.ascontiguousarray(array).tobytes()
-        if len(data) != stored_bytes(array):
-            raise InputError(f"a constant of {array.dtype} cannot be cooked")
-        content[offset : offset + len(data)] = data
-    return bytes(content)

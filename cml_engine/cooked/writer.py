@@ -16,9 +16,11 @@ from cml_engine.cooked.form import (
     SECTION,
     SECTION_ALIGNMENT,
     STRINGS,
+    VALUES,
     Totals,
     aligned,
 )
+from cml_engine.cooked.values import Values
 from cml_engine.model_source import Bytes
 
 
@@ -44,6 +46,7 @@ class Sections:
 
     def __init__(self) -> None:
         self.strings = Strings()
+        self.values = Values()
         self._content: dict[str, list[Bytes]] = {}
 
     def add(self, tag: str, content: Bytes) -> int:
@@ -55,13 +58,10 @@ class Sections:
         there.append(content)
         return len(there) - 1
 
-    def get(self, tag: str, number: int) -> Bytes:
-        """One that was added."""
-        return self._content[tag][number]
-
     def bytes(self) -> bytes:
         """The whole file."""
         self._content[STRINGS] = [bytes(self.strings.content)]
+        self._content[VALUES] = [bytes(self.values.content)]
         totals = Totals.of(self._content[KERNELS][0], self._content[PLAN])
         order = [
             (tag, number, content)

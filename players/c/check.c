@@ -156,6 +156,32 @@ static int say_all_on_stdin(void) {
     return bad;
 }
 
+/* The SHA-256 of each plan's buffers of constants, in parts of 1000 bytes as they are uploaded. */
+static int digests(const uint8_t *data, size_t size) {
+    home memory = {.hook = {NULL, NULL, NULL}};
+    cml_error error;
+    file f = {.whole = {data, size}, .memory = &memory, .error = &error, .limits = ENDLESS};
+    int bad = open_file(&f) != CML_OK || open_kernels(&f) != CML_OK;
+    for (uint32_t number = 0; number < f.plan_count && !bad; number++) {
+        plan p;
+        uint8_t digest[32], *spaces[SPACES];
+        bad = open_plan(&f, number, &p) != CML_OK;
+        for (int i = 0; i < SPACES && !bad; i++) spaces[i] = taken(&memory, p.row->spaces[i] + 1, 1);
+        for (uint32_t i = 0; !bad && i < p.row->pieces.count; i++)
+            for (uint64_t at = 0; at < p.pieces[i].bytes; at += 1000)
+                make_bytes(&f, p.pieces + i, at, least(1000, p.pieces[i].bytes - at),
+                           spaces[p.pieces[i].space] + p.pieces[i].at + at);
+        for (int i = WEIGHTS; i < SPACES && !bad; i++) {
+            sha256(spaces[i], (size_t)p.row->spaces[i], digest);
+            for (int k = 0; k < 32; k++) printf("%02x", digest[k]);
+            printf("\n");
+        }
+    }
+    if (bad) printf("%s\n", error.text);
+    all_given_back(memory);
+    return bad;
+}
+
 int main(int argc, char **argv) {
     int i, bad = 0, mode = argc >= 3 && argv[1][0] == '-' ? argv[1][2] : 0;
     if (argc == 2 && strcmp(argv[1], "-") == 0) return say_all_on_stdin();
@@ -170,7 +196,7 @@ int main(int argc, char **argv) {
     size_t size = 0;
     uint8_t *data = whole(argv[2], &size);
     if (data == NULL) return 2;
-    bad = mode == 'f' ? flip(data, size) : sealed(data, size);
+    bad = mode == 'v' ? digests(data, size) : mode == 'f' ? flip(data, size) : sealed(data, size);
     free(data);
     return bad;
 }

@@ -523,15 +523,15 @@ typedef struct kernel_row {
 enum { ARENA, WEIGHTS, OWN, SPACES };
 typedef struct plan_row {
     text_row profile;
-    uint32_t weights, own;
+    uint64_t reserved;
     uint64_t spaces[SPACES]; /* bytes */
     uint32_t storage_alignment, uniform_alignment;
     uint64_t binding_size, buffer_size;
     uint32_t invocations, workgroup_storage, storage_buffers, lanes, software, zero;
     double flops, bytes;
     uint64_t gas;
-    table_row steps, bindings, inputs, outputs, updates, params;
-    uint8_t zeros[32];
+    table_row steps, bindings, inputs, outputs, updates, params, pieces;
+    uint8_t zeros[24];
 } plan_row;
 typedef struct step_row {
     uint32_t kernel, groups, first_binding, bindings, written, params_at, params, line;
@@ -544,6 +544,14 @@ typedef struct tensor_row {
     uint32_t type, layout, rank, extents[8], space;
     uint64_t at, bytes, zero;
 } tensor_row;
+enum { AXES = 4, DIMS = 8, POINTS = 6 };
+enum { AS_BITS, AS_FLOAT, AS_INTEGER }; /* what stored numbers become */
+typedef struct piece_row { /* a constant in a buffer, and what it is made of */
+    uint32_t space, stored, becomes, rank;
+    uint64_t at, bytes, source, matrix;
+    uint32_t extents[AXES];
+    struct { uint32_t extent, axis, step; } dims[DIMS];
+} piece_row;
 typedef struct guess_row {
     text_row pattern;
     double flops_per_ms, bytes_per_ms, launch_ms;
@@ -571,7 +579,7 @@ static int is_inside(uint64_t at, uint64_t n, uint64_t all) { return at <= all &
 typedef struct part { const uint8_t *data; uint64_t size; } part; /* of the file, or a copy */
 
 typedef struct file {
-    part whole, strings, code;
+    part whole, strings, code, values;
     uint32_t section_count, kernel_count, plan_count;
     const section_row *sections; /* copies, as all that is read as records */
     const kernel_row *kernels;
@@ -709,6 +717,7 @@ static cml_status open_kernels(file *f) {
     uint64_t end = 0, unpacked_bytes = 0;
     TRY(section(f, "strings", 0, RECORDS, &f->strings));
     TRY(section(f, "code", 0, NEEDED, &f->code));
+    TRY(section(f, "values", 0, NEEDED, &f->values));
     TRY(section(f, "kernels", 0, RECORDS, &table));
     const uint32_t *head = (const void *)table.data; /* their number, and 0 */
     if (table.size < 8 || head[1] != 0 || table.size != 8 + sizeof *f->kernels * (uint64_t)head[0])
@@ -770,7 +779,7 @@ typedef struct plan { /* a copy of its section, and the tables in it */
     const uint8_t *params;
     places inputs, outputs;
     cml_text profile;
-    part values[SPACES]; /* of the weights, and of what is its own */
+    const piece_row *pieces;
 } plan;
 
 /* A table of the section; NULL where it is not all inside. */
@@ -859,29 +868,161 @@ static cml_status check_steps(file *f, const plan *p) {
     return CML_OK;
 }
 
-/* The plan of that number, in memory of its own, and the values of its buffers. */
+/* Constants: numbers of the section `values` in another order (docs/cooked.md). */
+static uint32_t stored_size(const piece_row *r) {
+    static const uint8_t sizes[] = {1, 2, 4, 1, 1, 2, 2}; /* bits, then int8 to uint16 */
+    return sizes[r->stored];
+}
+
+static uint32_t element_size(const piece_row *r) {
+    return r->becomes == AS_BITS ? stored_size(r) : 4;
+}
+
+static uint64_t element_count(const piece_row *r) {
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < r->rank; i++) count *= r->dims[i].extent;
+    return count;
+}
+
+/* a * b, or more than any buffer has. */
+static uint64_t times(uint64_t a, uint64_t b) {
+    const uint64_t most_bytes = (uint64_t)1 << 48;
+    return b > 0 && a > most_bytes / b ? most_bytes + 1 : a * b;
+}
+
+/* Whether the finer dimensions of an axis fill the step of each, so that no place is left out. */
+static int has_dims(const piece_row *r) {
+    for (uint32_t i = 0; i < DIMS; i++) {
+        uint64_t finer = 1;
+        if (i >= r->rank && !all_zero(r->dims + i, sizeof r->dims[i])) return 0;
+        if (i < r->rank && (r->dims[i].extent == 0 || r->dims[i].axis >= AXES)) return 0;
+        for (uint32_t k = 0; i < r->rank && k < r->rank; k++)
+            if (r->dims[k].axis == r->dims[i].axis && r->dims[k].step < r->dims[i].step)
+                finer = times(finer, r->dims[k].extent);
+        if (i < r->rank && finer != r->dims[i].step) return 0;
+    }
+    return 1;
+}
+
+static int is_piece(const file *f, const plan *p, uint32_t number) {
+    const piece_row *r = p->pieces + number, *before = number > 0 ? r - 1 : NULL;
+    uint64_t count = 1, source = 1;
+    if (r->stored > 6 || r->becomes > AS_INTEGER || (r->becomes == AS_BITS) != (r->stored < 3) ||
+        r->space == ARENA || r->space >= SPACES || r->rank == 0 || r->rank > DIMS ||
+        r->at % 4 != 0 || r->source % 16 != 0 || !has_dims(r))
+        return 0;
+    if (before != NULL && (r->space < before->space ||
+                           (r->space == before->space && r->at < before->at + before->bytes)))
+        return 0;
+    for (uint32_t i = 0; i < r->rank; i++) count = times(count, r->dims[i].extent);
+    for (uint32_t i = 0; i < AXES; i++) source = times(source, r->extents[i]);
+    if (r->bytes != (times(count, element_size(r)) + 3) / 4 * 4 ||
+        !is_inside(r->at, r->bytes, p->row->spaces[r->space]) ||
+        !is_inside(r->source, times(source, stored_size(r)), f->values.size))
+        return 0;
+    if (r->matrix == UINT64_MAX) return 1;
+    for (uint32_t i = 0; i < r->rank; i++)
+        if (r->dims[i].axis == 3) return 0;
+    return element_size(r) == 4 && r->becomes != AS_INTEGER && r->extents[2] == 9 &&
+           r->extents[3] == 1 && r->matrix % 16 == 0 &&
+           is_inside(r->matrix, 3 * POINTS * sizeof(double), f->values.size);
+}
+
+/* A number of the source as it becomes. */
+static void put_number(const piece_row *r, const uint8_t *source, uint64_t number, uint8_t *to) {
+    const uint8_t *p = source + number * stored_size(r);
+    uint16_t two = 0;
+    int32_t whole = 0;
+    if (r->becomes == AS_BITS) {
+        memcpy(to, p, stored_size(r));
+        return;
+    }
+    if (stored_size(r) == 2) memcpy(&two, p, 2);
+    if (r->stored == 3) whole = (int8_t)*p;
+    if (r->stored == 4) whole = *p;
+    if (r->stored == 5) whole = (int16_t)two;
+    if (r->stored == 6) whole = two;
+    float number_of = (float)whole;
+    if (r->becomes == AS_FLOAT) memcpy(to, &number_of, 4);
+    else memcpy(to, &whole, 4);
+}
+
+/* matrix * window * transposed matrix at a point, in doubles, terms in this order. */
+static void put_point(const piece_row *r, const uint8_t *source, uint64_t window, uint64_t point,
+                      const double matrix[3 * POINTS], uint8_t *to) {
+    const double *y = matrix + 3 * (point / POINTS), *x = matrix + 3 * (point % POINTS);
+    double down[3];
+    for (uint64_t column = 0; column < 3; column++) {
+        float v[3];
+        for (uint64_t row = 0; row < 3; row++)
+            put_number(r, source, 9 * window + 3 * row + column, (uint8_t *)(v + row));
+        double a = y[0] * (double)v[0], b = y[1] * (double)v[1], c = y[2] * (double)v[2];
+        down[column] = (a + b) + c;
+    }
+    double a = down[0] * x[0], b = down[1] * x[1], c = down[2] * x[2];
+    float found = (float)((a + b) + c);
+    memcpy(to, &found, 4);
+}
+
+/* Elements [first, first + count) of a constant. */
+static void make_elements(const file *f, const piece_row *r, uint64_t first, uint64_t count,
+                          uint8_t *to) {
+    const uint8_t *source = f->values.data + r->source;
+    uint32_t index[DIMS], size = element_size(r);
+    uint64_t at[AXES] = {0}, ends[AXES];
+    double matrix[3 * POINTS];
+    int is_transformed = r->matrix != UINT64_MAX;
+    for (int i = 0; i < AXES; i++) ends[i] = r->extents[i];
+    if (is_transformed) memcpy(matrix, f->values.data + r->matrix, sizeof matrix);
+    if (is_transformed) ends[2] = POINTS * POINTS;
+    for (uint32_t i = r->rank; i-- > 0; first /= r->dims[i].extent) {
+        index[i] = (uint32_t)(first % r->dims[i].extent);
+        at[r->dims[i].axis] += (uint64_t)index[i] * r->dims[i].step;
+    }
+    for (; count > 0; count--, to += size) {
+        uint64_t row = at[0] * ends[1] + at[1];
+        int is_there = at[0] < ends[0] && at[1] < ends[1] && at[2] < ends[2] && at[3] < ends[3];
+        if (!is_there) memset(to, 0, size);
+        else if (is_transformed) put_point(r, source, row, at[2], matrix, to);
+        else put_number(r, source, (row * ends[2] + at[2]) * ends[3] + at[3], to);
+        for (uint32_t i = r->rank; i-- > 0;) {
+            at[r->dims[i].axis] += r->dims[i].step;
+            if (++index[i] < r->dims[i].extent) break;
+            at[r->dims[i].axis] -= (uint64_t)r->dims[i].extent * r->dims[i].step;
+            index[i] = 0;
+        }
+    }
+}
+
+/* Bytes [first, first + bytes) of a constant, multiples of 4; zeros behind its last element. */
+static void make_bytes(const file *f, const piece_row *r, uint64_t first, uint64_t bytes,
+                       uint8_t *to) {
+    uint64_t size = element_size(r), at = first / size;
+    uint64_t count = least(bytes / size, element_count(r) - at);
+    make_elements(f, r, at, count, to);
+    memset(to + count * size, 0, (size_t)(bytes - count * size));
+}
+
+/* The plan of that number, in memory of its own. */
 static cml_status open_plan(file *f, uint32_t number, plan *p) {
     part in;
     TRY(section(f, "plan", number, RECORDS, &in));
     const plan_row *row = (const void *)in.data;
     if (in.size < sizeof *row || !is_text(f, row->profile) || row->zero != 0 || row->software > 1 ||
-        !all_zero(row->zeros, 32) || !is_power_of_two(row->storage_alignment) ||
+        row->reserved != 0 || !all_zero(row->zeros, sizeof row->zeros) || !is_power_of_two(row->storage_alignment) ||
         !is_power_of_two(row->uniform_alignment) || row->storage_alignment < 4 ||
         !is_amount(row->flops) || !is_amount(row->bytes) || row->inputs.count > MOST_INPUTS)
         return BAD(f, "the header of plan %u is damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
-    TRY(section(f, "weights", row->weights, NEEDED, &p->values[WEIGHTS]));
-    if (row->own != UINT32_MAX) TRY(section(f, "own", row->own, NEEDED, &p->values[OWN]));
-    p->values[ARENA].size = row->spaces[ARENA];
     for (int i = 0; i < SPACES; i++)
-        if (row->spaces[i] != p->values[i].size || row->spaces[i] > row->buffer_size ||
-            row->spaces[i] >> 48 || (i != ARENA && row->spaces[i] % 4 != 0))
-            return BAD(f, "the buffers of plan %u have other sizes than it says", number);
+        if (row->spaces[i] > row->buffer_size || row->spaces[i] >> 48 || row->spaces[i] % 4 != 0)
+            return BAD(f, "the buffers of plan %u are of no possible size", number);
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
     p->bindings = rows_of(in, row->bindings, sizeof *p->bindings);
     p->updates = rows_of(in, row->updates, sizeof *p->updates);
     p->params = rows_of(in, row->params, 1);
-    if (!p->steps || !p->bindings || !p->updates || !p->params)
+    p->pieces = rows_of(in, row->pieces, sizeof *p->pieces);
+    if (!p->steps || !p->bindings || !p->updates || !p->params || !p->pieces)
         return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
     EACH(f, "binding", row->bindings.count,
          is_binding(p, p->bindings[i], row->storage_alignment) &&
@@ -890,6 +1031,7 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
          is_binding(p, p->updates[i].from, 4) && is_binding(p, p->updates[i].to, 4) &&
              p->updates[i].from.space != p->updates[i].to.space);
     TRY(check_steps(f, p));
+    EACH(f, "constant", row->pieces.count, is_piece(f, p, i));
     uint64_t bytes = row->spaces[ARENA] + row->spaces[WEIGHTS] + row->spaces[OWN] + row->params.count;
     if (bytes > f->most_bytes) f->most_bytes = bytes;
     if (row->steps.count > f->most_steps) f->most_steps = row->steps.count;
@@ -1190,7 +1332,9 @@ struct cml_net {
 #ifndef CML_CORE_ONLY
     cml_scheduler *scheduler;
     plan p;
-    uint64_t uploaded[SPACES];
+    uint32_t pieces_there; /* that were uploaded */
+    uint64_t uploaded;     /* bytes of the next */
+    uint8_t *staging;
     WGPUBuffer spaces[SPACES], uniforms; /* the steps' parameters */
     uint32_t bound;                      /* steps that have a bind group */
     WGPUComputePipeline *pipelines; /* by kernel */
@@ -1921,6 +2065,10 @@ static cml_status make_net(cml_net *n) {
     n->groups = taken(from, count, sizeof *n->groups);
     n->pipelines = taken(from, n->f.kernel_count, sizeof *n->pipelines);
     n->layouts = taken(from, n->f.kernel_count, sizeof *n->layouts);
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < n->p.row->pieces.count; i++)
+        if (n->p.pieces[i].bytes > longest) longest = n->p.pieces[i].bytes;
+    n->staging = taken(from, least(longest, CHUNK), 1);
     if (from->is_short) return fail(n->f.error, CML_ERROR_MEMORY, "no memory for its tables");
     for (uint32_t i = 0; i < count; i++) {
         const step_row *row = n->p.steps + i;
@@ -2052,18 +2200,27 @@ static cml_status bind_step(cml_net *n, uint32_t index) {
     return heard(n);
 }
 
-/* Upload at most so many bytes of weights; whether all are there. */
-static int upload(cml_net *n, uint64_t bytes) {
-    for (int i = WEIGHTS; i < SPACES; i++)
-        while (n->uploaded[i] < n->p.values[i].size) {
-            uint64_t at = n->uploaded[i], left = least(n->p.values[i].size - at, CHUNK);
-            uint64_t chunk = least(left, bytes / 4 * 4);
-            if (chunk == 0) return 0;
-            wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[i], at, n->p.values[i].data + at,
-                                 (size_t)chunk);
-            n->uploaded[i] += chunk;
-            bytes -= chunk;
+/* Make and upload at most so many bytes of constants, until about then; whether all are there. */
+static int upload(cml_net *n, uint64_t bytes, double end) {
+    while (n->pieces_there < n->p.row->pieces.count) {
+        const piece_row *r = n->p.pieces + n->pieces_there;
+        uint64_t effort = r->matrix == UINT64_MAX ? 1 : 4; /* to compute a number takes longer */
+        uint64_t left = least(r->bytes - n->uploaded, CHUNK);
+        uint64_t chunk = least(left, bytes / effort / 4 * 4);
+        if (chunk == 0) return 0;
+        make_bytes(&n->f, r, n->uploaded, chunk, n->staging);
+        wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[r->space], r->at + n->uploaded,
+                             n->staging, (size_t)chunk);
+        n->uploaded += chunk;
+        bytes -= chunk * effort;
+        if (n->uploaded == r->bytes) {
+            n->pieces_there++;
+            n->uploaded = 0;
         }
+        if (now_of(n->scheduler) >= end && n->pieces_there < n->p.row->pieces.count) return 0;
+    }
+    if (n->staging != NULL) given_back(&n->memory, n->staging);
+    n->staging = NULL;
     return 1;
 }
 
@@ -2072,7 +2229,7 @@ static cml_status advance(cml_net *n, double ms, uint64_t bytes, uint32_t groups
     double end = now_of(n->scheduler) + ms;
     TRY(refused(n));
     if (n->is_ready) return CML_OK;
-    if (!upload(n, bytes)) return CML_PENDING;
+    if (!upload(n, bytes, end)) return CML_PENDING;
     for (; n->bound < n->step_count; n->bound++) {
         uint32_t index = n->p.steps[n->bound].kernel;
         if (n->layouts[index] == NULL) {

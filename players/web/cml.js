@@ -63,7 +63,12 @@ export class CmlError extends Error {
  */
 /** @typedef {{at: string, wanted: number, atMost: boolean, what: string}} Need */
 /**
- * @typedef {{profile: string, weights: number, own: number | null, sizes: number[], needs: Need[], subgroup: number,
+ * A constant in a buffer: numbers of the section `values` in another order.
+ * @typedef {Range & {stored: number, becomes: number, source: number, matrix: number | null, extents: number[],
+ *   dims: {extent: number, axis: number, step: number}[], count: number}} Piece
+ */
+/**
+ * @typedef {{profile: string, pieces: Piece[], sizes: number[], needs: Need[], subgroup: number,
  *   software: boolean, flops: number, bytes: number, steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[],
  *   updates: [Range, Range][], params: Uint8Array<ArrayBuffer>}} Plan
  */
@@ -81,7 +86,7 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 // ---------------------------------------------------------------------------------------- files
 const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
 /** what this module reads of a file; others are ignored */
-const ALONE = new Set(["strings", "kernels", "code", "guess", "golden", "meta"]);
+const ALONE = new Set(["strings", "kernels", "code", "values", "guess", "golden", "meta"]);
 const MOST_SECTIONS = 256;
 const FORMAT = 2, HEADER = 96;
 /**
@@ -218,6 +223,7 @@ export class CookedFile {
     const file = new CookedFile(bytes);
     await file._readTable({ ...LIMITS, ...limits });
     for (const tag of ["strings", "kernels", "code"]) await file.section(tag);
+    if (!file.has("values")) throw corrupt("the file has no section 'values'");
     file.kernels = file._readKernels();
     for (let i = 0; i < (file.table.get("plan")?.length ?? 0); i++) {
       file.plans.push(new PlanReader(file, await file.section("plan", i)).read());
@@ -555,23 +561,23 @@ class PlanReader {
   /** @returns {Plan} */ read() {
     const { view, file } = this;
     view.zeros(84, 4);
-    view.zeros(160, 32);
-    const own = view.u32(12), software = view.u32(80);
+    view.zeros(8, 8);
+    view.zeros(168, 24);
+    const software = view.u32(80);
     if (software > 1) throw corrupt(`${view.where}: ${software} is no kind of driver`);
     for (const alignment of [this.alignment, view.u32(44)]) {
       if (alignment < 4 || alignment > 1 << 16 || alignment & (alignment - 1)) {
         throw corrupt(`${view.where}: ${alignment} is no alignment`);
       }
     }
-    const weights = view.u32(8);
-    this._buffer("weights", weights, this.sizes[1]);
-    if (own !== NONE) this._buffer("own", own, this.sizes[2]);
-    else if (this.sizes[2]) throw corrupt(`${view.where}: it has no section 'own'`);
+    for (const bytes of this.sizes) {
+      if (bytes % 4 || bytes > 2 ** 48) throw corrupt(`${view.where}: a buffer of ${bytes} bytes`);
+    }
     const inputs = this._rows(128, 80, (at) => this._tensor(at));
     if (inputs.length > 64) throw corrupt(`${this.view.where}: ${inputs.length} inputs`);
     const { rows: paramsBytes, first: paramsAt } = view.table(152, 1);
     return {
-      profile: file.text(view, 0), weights, own: own === NONE ? null : own, sizes: this.sizes,
+      profile: file.text(view, 0), pieces: this._pieces(), sizes: this.sizes,
       needs: this._needs(), subgroup: view.u32(76), software: software === 1,
       flops: view.f64(88), bytes: view.f64(96),
       steps: this._steps(paramsBytes),
@@ -581,12 +587,37 @@ class PlanReader {
       params: view.part(paramsAt, paramsBytes),
     };
   }
-  /** @param {string} tag @param {number} number @param {number} bytes */ _buffer(tag, number, bytes) {
-    const row = this.file.table.get(tag)?.[number];
-    if (!row || row.bytes !== bytes) {
-      const got = row ? `${row.bytes} bytes` : "no such section";
-      throw corrupt(`${this.view.where}: wanted '${tag}' ${number} of ${bytes} bytes, got ${got}`);
-    }
+  /** @returns {Piece[]} */ _pieces() {
+    const { view } = this, { bytes: there } = this.file.table.get("values")?.[0] ?? { bytes: 0 };
+    let before = 0, end = 0;
+    return this._rows(160, 160, (at) => {
+      const [space, stored, becomes, rank] = [0, 4, 8, 12].map((field) => view.u32(at + field));
+      const offset = view.u64(at + 16), bytes = view.u64(at + 24), source = view.u64(at + 32);
+      const none = view.u32(at + 40) === NONE && view.u32(at + 44) === NONE;
+      const matrix = none ? null : view.u64(at + 40);
+      const extents = [48, 52, 56, 60].map((field) => view.u32(at + field));
+      if (!rank || rank > 8) throw corrupt(`${view.where}: a constant of ${rank} dimensions`);
+      const dims = Array.from({ length: rank }, (_, i) => {
+        const [extent, axis, step] = [64, 68, 72].map((field) => view.u32(at + field + 12 * i));
+        return { extent, axis, step };
+      });
+      view.zeros(at + 64 + 12 * rank, 12 * (8 - rank));
+      // the finer dimensions of an axis fill the step of each: no place is left out
+      const fill = dims.every(({ extent, axis, step }) =>
+        extent && axis < 4 && step === size(dims.filter((d) => d.axis === axis && d.step < step).map((d) => d.extent))
+      );
+      const count = size(dims.map((d) => d.extent)), width = becomes ? 4 : STORED_BYTES[stored];
+      const windows = matrix === null || (width === 4 && becomes !== 2 && extents[2] === 9 && extents[3] === 1 &&
+        matrix % 16 === 0 && matrix + 144 <= there && dims.every(({ axis }) => axis < 3));
+      const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && windows &&
+        count <= 2 ** 48 && size(extents) <= 2 ** 48 && roundUp(count * width, 4) === bytes && offset % 4 === 0 &&
+        source % 16 === 0 && source + size(extents) * STORED_BYTES[stored] <= there;
+      if (!fits || space < before || (space === before && offset < end)) {
+        throw corrupt(`${view.where}: a constant of ${bytes} bytes at ${offset} does not fit its source`);
+      }
+      [before, end] = [space, offset + bytes];
+      return this._inside({ space, offset, bytes, stored, becomes, source, matrix, extents, dims, count });
+    });
   }
   /** @template T @param {number} at @param {number} width @param {(at: number) => T} read @returns {T[]} */
   _rows(at, width, read) {
@@ -687,6 +718,61 @@ class PlanReader {
     return this._inside({ name, type, layout, shape, elements, space, offset, bytes });
   }
 }
+
+// ------------------------------------------------------------------------------------ constants
+/** of numbers by how they are stored: bits, then int8 to uint16 */ const STORED_BYTES = [1, 2, 4, 1, 1, 2, 2];
+const STORED_ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int8Array, Uint8Array, Int16Array, Uint16Array];
+
+/**
+ * Elements [first, first + count) of a constant as they are uploaded: docs/cooked.md has the rule.
+ * @param {View} values @param {Piece} piece @param {number} first @param {number} count
+ */
+export function numbersOf(values, piece, first, count) {
+  const { stored, becomes, extents, dims, matrix } = piece;
+  const part = values.part(piece.source, size(extents) * STORED_BYTES[stored]);
+  // typed arrays begin at multiples of their elements, and a file may begin anywhere
+  const Source = matrix !== null && !becomes ? Float32Array : STORED_ARRAYS[stored];
+  const aligned = part.byteOffset % 4 ? part.slice() : part;
+  const source = new Source(aligned.buffer, aligned.byteOffset, size(extents));
+  const Result = becomes === 1 || matrix !== null ? Float32Array : becomes === 2 ? Int32Array : STORED_ARRAYS[stored];
+  const found = new Result(count), ends = [...extents], at = [0, 0, 0, 0];
+  let transformed = (/** @type {number} */ _window, /** @type {number} */ _point) => 0;
+  if (matrix !== null) {
+    transformed = pointsOf(source, new Float64Array(values.part(matrix, 144).slice().buffer));
+    ends[2] = 36;
+  }
+  const index = dims.map(() => 0);
+  for (let i = dims.length - 1, rest = first; i >= 0; rest = Math.floor(rest / dims[i--].extent)) {
+    index[i] = rest % dims[i].extent;
+    at[dims[i].axis] += index[i] * dims[i].step;
+  }
+  for (let n = 0; n < count; n++) {
+    const row = at[0] * ends[1] + at[1];
+    if (at[0] < ends[0] && at[1] < ends[1] && at[2] < ends[2] && at[3] < ends[3]) {
+      found[n] = matrix === null ? source[(row * ends[2] + at[2]) * ends[3] + at[3]] : transformed(row, at[2]);
+    }
+    for (let i = dims.length - 1; i >= 0; i--) {
+      const { extent, axis, step } = dims[i];
+      at[axis] += step;
+      if (++index[i] < extent) break;
+      at[axis] -= extent * step;
+      index[i] = 0;
+    }
+  }
+  return new Uint8Array(found.buffer);
+}
+
+/**
+ * matrix * window * transposed matrix at a point, in doubles, terms in this order.
+ * @param {ArrayLike<number>} v @param {Float64Array} g @returns {(window: number, point: number) => number}
+ */
+const pointsOf = (v, g) => (window, point) => {
+  const y = 3 * Math.floor(point / 6), x = 3 * (point % 6), w = 9 * window;
+  const a = g[y] * v[w] + g[y + 1] * v[w + 3] + g[y + 2] * v[w + 6];
+  const b = g[y] * v[w + 1] + g[y + 1] * v[w + 4] + g[y + 2] * v[w + 7];
+  const c = g[y] * v[w + 2] + g[y + 1] * v[w + 5] + g[y + 2] * v[w + 8];
+  return a * g[x] + b * g[x + 1] + c * g[x + 2];
+};
 
 // -------------------------------------------------------------------------------------- layouts
 /** @param {number[]} shape @param {Layout} layout @returns {number} */ function storedBytes(shape, layout) {
@@ -1757,7 +1843,7 @@ function choosePlan(file, device) {
   );
 }
 
-const RANGE_SLOTS = 256, UPLOAD_BYTES = 4 << 20, COPY_ALIGNMENT = 256;
+const RANGE_SLOTS = 256, UPLOAD_NUMBERS = 1 << 18, COPY_ALIGNMENT = 256;
 const scratch = new Uint32Array(4);
 
 /**
@@ -1822,9 +1908,7 @@ export class Network {
       const size = Math.max(roundUp(bytes, 16), 16);
       return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
     }));
-    const [weights, own] = await this._constants();
-    await this._upload(1, weights);
-    if (own) await this._upload(2, own);
+    await this._upload(plan.pieces);
     this._writeUniforms();
     const kernels = plan.steps.map((step) => this.file.kernels[step.kernel]);
     /** @type {Map<Kernel, GPUComputePipeline>} */ const built = new Map();
@@ -1841,18 +1925,19 @@ export class Network {
     if (!this.device.timed) await this._measure();
     this.ready = true;
   }
-  async _constants() {
-    const { weights, own } = this.plan;
-    const found = [await this.file.section("weights", weights)];
-    if (own !== null) found.push(await this.file.section("own", own));
-    return found.map((view) => view.bytes);
-  }
-  /** A few MB at a time, so that frames go on. @param {number} space @param {Uint8Array<ArrayBuffer>} bytes */
-  async _upload(space, bytes) {
-    for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {
-      if (at) await new Promise((resolve) => setTimeout(resolve));
-      this.device.check();
-      this._write(space, at, bytes.subarray(at, at + UPLOAD_BYTES));
+  /** Make constants and upload them, some at a time, so that frames go on. @param {Piece[]} pieces */
+  async _upload(pieces) {
+    const values = await this.file.section("values");
+    let since = 0;
+    for (const piece of pieces) {
+      const width = piece.becomes ? 4 : STORED_BYTES[piece.stored];
+      for (let first = 0; first < piece.count; first += UPLOAD_NUMBERS) {
+        const count = Math.min(piece.count - first, UPLOAD_NUMBERS);
+        if (since + count > UPLOAD_NUMBERS) since = await new Promise((resolve) => setTimeout(resolve, 0, 0));
+        since += count;
+        this.device.check();
+        this._write(piece.space, piece.offset + width * first, numbersOf(values, piece, first, count));
+      }
     }
   }
   /** @param {number} space @param {number} at @param {Uint8Array<ArrayBuffer>} bytes */ _write(space, at, bytes) {
@@ -1963,9 +2048,11 @@ export class Network {
   }
   /** Give variables the values that they have in the file. */
   async reset() {
-    const constants = await this._constants();
     for (const [, { space, offset, bytes }] of this.plan.updates) {
-      if (space) this._write(space, offset, constants[space - 1].slice(offset, offset + bytes));
+      const touched = this.plan.pieces.filter((piece) =>
+        piece.space === space && piece.offset < offset + bytes && piece.offset + piece.bytes > offset
+      );
+      await this._upload(touched);
     }
   }
   /**

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Node
-from cml_engine.layout import C4, C4H, C4U8, VECTOR_TYPE, WHOLE, packed_words, to_half, whole_layout
+from cml_engine.layout import C4, C4H, C4U8, STORED, VECTOR_TYPE, whole_layout
 from cml_engine.ops.conv.shapes import ConvAxis, ConvShape
 from cml_engine.ops.declaration.defines import WGSL_ONLY, word
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.packing import Packing
 
 Array = np.ndarray[Any, Any]
 
@@ -93,14 +94,13 @@ class Conv:
             return self.op.layout(name)
         return whole_layout(*self.op.graph.words.get(name, (-inf, inf))) or C4
 
-    def pack(self, key: str, make: Callable[[], Array]) -> str:
-        """The filter as ``make()`` lays it out, for the plan."""
+    def pack(self, key: str, make: Callable[[], Packing]) -> str:
+        """The filter as ``make()`` lays it out, in the bits that it is stored in."""
         layout = self.filter_layout
-        if layout == C4H:
-            return self.op.pack(f"{key}.half", lambda: to_half(make()))
-        if layout in WHOLE:
-            return self.op.pack(f"{key}.{layout}", lambda: packed_words(make(), layout))
-        return self.op.pack(key, make)
+        if layout == C4:
+            return self.op.pack(key, make)
+        kind = "half" if layout == C4H else layout
+        return self.op.pack(f"{key}.{kind}", lambda: replace(make(), dtype=STORED[layout]))
 
     @property
     def border(self) -> dict[str, int | str]:
@@ -136,6 +136,14 @@ class Conv:
             parts = value.reshape(shape.groups, shape.group_in, shape.group_out, shape.taps)
             value = parts.transpose(0, 2, 1, 3)
         return value.reshape(shape.out_channels, shape.group_in, shape.taps)
+
+    def filter_source(self) -> tuple[Array, int, int]:
+        """The constant filter of one group, or of a depthwise one, as it lies; of its three axes
+        those of output and input channels; axis 2 has the taps."""
+        value = self.op.constant(self.op.in_names[1])
+        assert value is not None
+        outer = not self.transposed or self.shape.groups > 1
+        return value.reshape(*value.shape[:2], self.shape.taps), 1 - outer, int(outer)
 
     def filter_steps(self) -> dict[str, int]:
         """How far a group, an output and an input channel lie apart in the filter."""

@@ -4,15 +4,17 @@ model is loaded, or on the GPU where they are computed there."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from cml_engine.layout import C4, C4I8, C4U8, VECTOR_TYPE, block_words, packed_words
+from cml_engine.layout import C4, C4I8, C4U8, STORED, VECTOR_TYPE, block_words
 from cml_engine.ops.conv.node import GROUP, Conv, band_of, first_block, is_depthwise
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.packing import Packing, as_it_is
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 
 Array = np.ndarray[Any, Any]
@@ -119,7 +121,7 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
         way = "deconv" if conv.transposed else "conv"
         if conv.dot4:
             key = f"{name}.{way}{shape.groups}.rows{rows}.dot4"
-            return op.pack(key, lambda: _pack_bytes(pack_filter(conv, rows)))
+            return op.pack(key, lambda: _pack_bytes(conv, rows))
         return conv.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
     band = band_of(conv, rows)
     total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
@@ -144,8 +146,18 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
     return packed
 
 
-def pack_filter(conv: Conv, rows: int) -> Array:
+def pack_filter(conv: Conv, rows: int) -> Packing:
     """[row block][tap][band][4 in][rows]; what a row does not take of its band is zero."""
+    shape, band = conv.shape, band_of(conv, rows)
+    row_blocks = -(-shape.out_channels // rows)
+    if shape.groups > 1:
+        return as_it_is(_pack_groups(conv, rows))
+    source, out, inner = conv.filter_source()
+    row = (row_blocks, out, rows), (rows, out, 1)
+    return Packing(source, (row[0], (shape.taps, 2, 1), (4 * band, inner, 1), row[1]))
+
+
+def _pack_groups(conv: Conv, rows: int) -> Array:
     shape, value, band = conv.shape, conv.filter_rows(), band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
     packed = np.zeros((row_blocks, shape.taps, 4 * band, rows), np.float32)
@@ -158,11 +170,15 @@ def pack_filter(conv: Conv, rows: int) -> Array:
     return packed
 
 
-def _pack_bytes(packed: Array) -> Array:
-    """[row block][tap][4 band][rows] as words of the four inputs of a block, for each row."""
-    blocks, taps, inputs, rows = packed.shape
-    fours = packed.reshape(blocks, taps, inputs // 4, 4, rows).swapaxes(3, 4)
-    return packed_words(fours, C4I8)
+def _pack_bytes(conv: Conv, rows: int) -> Packing:
+    """[row block][tap][band][rows] as words of the four inputs of a block, for each row."""
+    packing = pack_filter(conv, rows)
+    if conv.shape.groups > 1:
+        fours = packing.source.reshape(-1, 4, rows).swapaxes(1, 2)
+        return replace(as_it_is(fours), dtype=STORED[C4I8])
+    *outer, (inputs, axis, _), row = packing.dims
+    dims = (*outer, (inputs // 4, axis, 4), row, (4, axis, 1))
+    return replace(packing, dims=dims, dtype=STORED[C4I8])
 
 
 def packed_depthwise(conv: Conv) -> str:
@@ -170,8 +186,7 @@ def packed_depthwise(conv: Conv) -> str:
     return conv.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
 
 
-def _pack_depthwise(conv: Conv) -> Array:
-    value = conv.filter_rows()[:, 0]
-    padded = np.zeros((-(-len(value) // 4) * 4, value.shape[1]), np.float32)
-    padded[: len(value)] = value
-    return padded.reshape(-1, 4, value.shape[1]).transpose(0, 2, 1)
+def _pack_depthwise(conv: Conv) -> Packing:
+    source, _, _ = conv.filter_source()
+    blocks = -(-conv.shape.out_channels // 4)
+    return Packing(source, ((blocks, 0, 4), (conv.shape.taps, 2, 1), (4, 0, 1)))

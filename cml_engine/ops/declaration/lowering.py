@@ -24,6 +24,7 @@ from cml_engine.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import GROUP, Cost, Dispatch, Kernel
 
@@ -111,18 +112,20 @@ class Lowering:
         """The tensor's value where it never changes, else None."""
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
-    def pack(self, key: str, make: Callable[[], Array]) -> str:
+    def pack(self, key: str, make: Callable[[], Array | Packing]) -> str:
         """A new constant of the plan with the value ``make()``; ``key`` names it, and says with
         the node's constants all that it depends on (once made, it is not made again, at other
         shapes neither). It is bound like any tensor."""
         if lookup(self.node.op).from_game:
             self._pack_for_game(key, make)
         elif key not in self.packed:
-            known = self.known.get(key)
-            self.packed[key] = np.ascontiguousarray(make()) if known is None else known
+            if (known := self.known.get(key)) is None:
+                made = make()
+                known = made.array() if isinstance(made, Packing) else np.ascontiguousarray(made)
+            self.packed[key] = known
         return key
 
-    def _pack_for_game(self, key: str, make: Callable[[], Array]) -> None:
+    def _pack_for_game(self, key: str, make: Callable[[], Array | Packing]) -> None:
         """A game's key must be no tensor's name, and stand for the same numbers in every node."""
         made = np.ascontiguousarray(make())
         if made.dtype.kind not in DTYPE_OF_KIND:

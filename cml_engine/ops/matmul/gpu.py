@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from cml_engine.graph import Fact, Node
-from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE, to_half
+from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
+from cml_engine.ops.declaration.packing import PackedDim, Packing
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, shares_rows, tiles_for
@@ -129,11 +130,14 @@ def _is_half(p: MatrixProduct) -> bool:
     return p.op.layout(p.b.name) == HALF
 
 
-def _pack(p: MatrixProduct, key: str, make: Callable[[], Array]) -> str:
-    """B as ``make()`` lays it out, in as many bits as it is stored in."""
-    if _is_half(p):
-        return p.op.pack(f"{p.b.name}.{key}.half", lambda: to_half(make()))
-    return p.op.pack(f"{p.b.name}.{key}", make)
+def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...]) -> str:
+    """B, a constant, in the order of ``dims`` for each of its matrices; in as many bits as it is
+    stored in."""
+    count = prod(value.shape[:-2])
+    source = value.reshape(count, *value.shape[-2:])
+    half = _is_half(p)
+    packing = Packing(source, ((count, 0, 1), *dims), np.float16 if half else value.dtype)
+    return p.op.pack(f"{p.b.name}.{key}{'.half' * half}", lambda: packing)
 
 
 def _key(p: MatrixProduct) -> str:
@@ -172,12 +176,9 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     lead = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
     steps = tuple(0 if e == 1 else s for e, s in zip(shape, lead, strict=True))
     if value is not None:
-
-        def make() -> Array:
-            rows = np.asarray(value).swapaxes(-1, -2) if p.b.k_last else np.asarray(value)
-            return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - p.columns)])
-
-        name = _pack(p, f"columns{int(p.b.k_last)}", make)
+        k, n = (2, 1) if p.b.k_last else (1, 2)
+        dims = ((p.inner, k, 1), (width, n, 1))
+        name = _pack(p, f"columns{int(p.b.k_last)}", value, dims)
         return replace(p, b=Matrix(name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
     walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
@@ -195,8 +196,9 @@ def _k_last(p: MatrixProduct) -> MatrixProduct:
     value = p.op.constant(p.b.name)
     if value is None or (p.b.k_last and not _is_half(p)):
         return p
-    rows = value if p.b.k_last else value.swapaxes(-1, -2)
-    name = _pack(p, f"rows{int(p.b.k_last)}", lambda: rows)
+    k, n = (2, 1) if p.b.k_last else (1, 2)
+    dims = ((p.columns, n, 1), (p.inner, k, 1))
+    name = _pack(p, f"rows{int(p.b.k_last)}", value, dims)
     return replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
 
 

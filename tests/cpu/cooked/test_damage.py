@@ -162,8 +162,8 @@ def test_a_step_that_is_none_is_refused(cooked, offset, value):
 @pytest.mark.parametrize("offset", [16, 24, 32])
 @pytest.mark.parametrize("value", [0, 64, 1 << 63])
 def test_a_plan_of_other_memory_is_refused(cooked, offset, value):
-    if (offset, value) == (32, 0):
-        return  # as it is
+    if offset == 32 and value < 1 << 63:
+        return  # its own buffer may be larger than what it binds of it
     refused(changed(cooked, "plan", put(0, offset, U64, value)))
 
 

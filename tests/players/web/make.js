@@ -2,6 +2,7 @@
 /** Writes small cooked files by docs/cooked.md, whole or with a fault, to read them again. */
 
 const ARENA = 0, WEIGHTS = 1, OWN = 2;
+const NONE = 0xffffffff;
 export const HEADER = 96;
 const ALIGN = 256;
 export const ELEMENTS = 1000;
@@ -137,8 +138,14 @@ export async function sections(how = {}) {
     params.pad(256).u32(count).raw(new Uint8Array(new Float32Array([1]).buffer)).u32(0, 0);
   }
   const update = new Bytes().u32(ARENA, 0).u64(at.v, 4).u32(OWN, 0).u64(0, 4);
-  const parts = [table, rows, tensor("x", at.x), tensor("y", at.y), update, params];
-  const counts = [steps.length, bindings.length, 1, 1, 1, params.length];
+  // WEIGHT as it is, and 10 as an integer of 8 bits that becomes a float
+  const pieces = new Bytes();
+  for (const [space, stored, becomes, n, source] of [[WEIGHTS, 2, 0, 4, 0], [OWN, 3, 1, 1, 16]]) {
+    pieces.u32(space, stored, becomes, 1).u64(0, 4 * n, source).u32(NONE, NONE, n, 1, 1, 1, n, 0, 1);
+    pieces.raw(new Uint8Array(7 * 12));
+  }
+  const parts = [table, rows, tensor("x", at.x), tensor("y", at.y), update, params, pieces];
+  const counts = [steps.length, bindings.length, 1, 1, 1, params.length, 2];
   const needs = {
     storage: ALIGN, uniform: 256, binding: BYTES, buffer: 4 * KEPT, invocations: 8, shared: 0,
     tensors: 3, ...how.needs,
@@ -152,7 +159,7 @@ export async function sections(how = {}) {
     plan.u32(counts[i], offset);
     offset += part.pad(8).length;
   });
-  plan.raw(new Uint8Array(32));
+  plan.raw(new Uint8Array(24));
   for (const part of parts) plan.raw(part.all);
   const x = Float32Array.from({ length: ELEMENTS }, (_, i) => i / 7 - 3);
   const golden = new Bytes().u32(2).raw(new Uint8Array(new Float32Array([1e-5]).buffer));
@@ -168,9 +175,9 @@ export async function sections(how = {}) {
   const made = [
     ["code", 0, new Uint8Array(code.all)], ["golden", 0, new Uint8Array(golden.all)],
     ["guess", 0, new Uint8Array(guess.all)], ["kernels", 0, new Uint8Array(kernels.all)],
-    ["meta", 0, meta], ["own", 0, new Uint8Array(new Float32Array([10]).buffer)],
+    ["meta", 0, meta],
     ["plan", 0, new Uint8Array(plan.all)], ["strings", 0, new Uint8Array(strings.all)],
-    ["weights", 0, new Uint8Array(WEIGHT.buffer.slice(0))],
+    ["values", 0, new Uint8Array([...new Uint8Array(WEIGHT.buffer), 10])],
   ];
   return made;
 }

@@ -171,7 +171,7 @@ def test_steps_say_that_they_move_half_of_the_bytes(block):
 def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
     value = rng.standard_normal((10, 8, 9)).astype(np.float32)
     value[3] = 0
-    filter = transformed_filter(value, 4)
+    filter = np.asarray(transformed_filter(value, 0, 1, 4).array()).reshape(36, 3, 2, 4, 4)
     counts, step = in_steps(filter)
     assert counts.dtype == np.int16 and step.shape == (*filter.shape[:2], 4)
     back = counts * step[:, :, None, None, :]

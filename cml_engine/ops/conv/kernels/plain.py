@@ -20,6 +20,7 @@ from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import has_beside, packed_bias
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
@@ -68,19 +69,16 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 
 def _filter(conv: Conv, rows: int) -> str:
-    def make() -> Array:
-        return pack_lines(conv.filter_rows(), conv.shape.axes3[2].kernel, rows)
-
-    return conv.pack(f"{conv.op.in_names[1]}.plain.rows{rows}", make)
+    return conv.pack(f"{conv.op.in_names[1]}.plain.rows{rows}", lambda: _pack_lines(conv, rows))
 
 
-def pack_lines(value: Array, line: int, rows: int) -> Array:
-    """(out, in, taps) as [row block][line of taps][in][taps of a line][rows]."""
-    out_c, in_c, taps = value.shape
-    padded = np.zeros((-(-out_c // rows) * rows, in_c, taps), np.float32)
-    padded[:out_c] = value
-    parts = padded.reshape(-1, rows, in_c, taps // line, line)
-    return parts.transpose(0, 3, 2, 4, 1)
+def _pack_lines(conv: Conv, rows: int) -> Packing:
+    """[row block][line of taps][in][taps of a line][rows]"""
+    (source, out, inner), shape = conv.filter_source(), conv.shape
+    line = shape.axes3[2].kernel
+    blocks = -(-shape.out_channels // rows)
+    lines = (shape.taps // line, 2, line), (shape.group_in, inner, 1), (line, 2, 1)
+    return Packing(source, ((blocks, out, rows), *lines, (rows, out, 1)))
 
 
 CONV.add(

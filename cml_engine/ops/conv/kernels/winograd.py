@@ -27,6 +27,7 @@ from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
+from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
@@ -182,10 +183,11 @@ def _round(
 def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
     """The filter; in 16 bits with the steps that its numbers count."""
     key = f"{conv.op.in_names[1]}.winograd.rows{rows}"
-    transformed = cache(lambda: transformed_filter(conv.filter_rows(), rows))
+    packing = transformed_filter(*conv.filter_source(), rows)
     if not conv.half:
-        return (conv.op.pack(key, transformed),)
-    counted = cache(lambda: in_steps(transformed()))
+        return (conv.op.pack(key, lambda: packing),)
+    shape = [extent for extent, _, _ in packing.dims]
+    counted = cache(lambda: in_steps(np.asarray(packing.array()).reshape(shape)))
     return (
         conv.op.pack(f"{key}.fixed", lambda: counted()[0]),
         conv.op.pack(f"{key}.steps", lambda: counted()[1]),
@@ -203,15 +205,13 @@ def in_steps(filter: Array) -> tuple[Array, Array]:
     return counts.astype(np.int16), step.astype(np.float32)
 
 
-def transformed_filter(value: Array, rows: int) -> Array:
-    """(out, in, 9 taps) as [36][row block][input block][4 in][rows]."""
-    out_c, in_c, _ = value.shape
-    g = _filter_transform()
-    points = g @ value.reshape(out_c, in_c, 3, 3).astype(np.float64) @ g.T
-    padded = np.zeros((_POINTS, -(-out_c // rows) * rows, -(-in_c // 4) * 4), np.float32)
-    padded[:, :out_c, :in_c] = points.reshape(out_c, in_c, _POINTS).transpose(2, 0, 1)
-    parts = padded.reshape(_POINTS, -1, rows, padded.shape[2] // 4, 4)
-    return parts.transpose(0, 1, 3, 4, 2)
+def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing:
+    """[36][row block][input block][4 in][rows] of a filter whose axes ``out`` and ``inner`` are
+    its channels."""
+    blocks, in_blocks = -(-value.shape[out] // rows), -(-value.shape[inner] // 4)
+    inputs = (in_blocks, inner, 4), (4, inner, 1)
+    dims = ((_POINTS, 2, 1), (blocks, out, rows), *inputs, (rows, out, 1))
+    return Packing(value, dims, matrix=_filter_transform())
 
 
 def _filter_transform() -> Array:

@@ -1,0 +1,200 @@
+"""Constants in a cooked file: stored once, in as few bits as hold them, and the buffers of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.cooked.form import (
+    MOST_BYTES,
+    NONE64,
+    PIECE,
+    PIECE_AXES,
+    PIECE_DIMS,
+    SPACES,
+    VALUE_ALIGNMENT,
+    VALUES,
+    aligned,
+)
+from cml_engine.cooked.reader import Container, damaged
+from cml_engine.errors import InputError
+from cml_engine.ops.declaration.packing import PackedArray, Packing, as_it_is
+
+Array = np.ndarray[Any, Any]
+#: how numbers are stored, by their number in the file: as bits of 1, 2 and 4 bytes, which are taken
+#: as they are, and as integers, which become 32-bit floats or integers
+STORED = ("uint8", "uint16", "uint32", "int8", "uint8", "int16", "uint16")
+_FIRST_NUMBER = 3
+#: what they become
+_BITS, _FLOAT, _INTEGER = range(3)
+#: what is stored in fewer bits is larger than this
+_SMALL_BYTES = 64
+
+
+class Values:
+    """The section ``values`` of a file that is written."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self._places: dict[bytes, int] = {}
+
+    def put(self, array: Array) -> tuple[int, int, int]:
+        """Where the numbers lie, how they are stored, and what they become."""
+        bits = array.view(np.uint8).reshape(-1) if array.size else np.zeros(0, np.uint8)
+        stored = STORED.index(f"uint{8 * array.itemsize}")
+        becomes = _BITS
+        if array.itemsize == 4 and array.nbytes > _SMALL_BYTES and (kind := _narrow(array)):
+            stored, bits = STORED.index(kind, _FIRST_NUMBER), array.astype(kind)
+            becomes = _FLOAT if array.dtype.kind == "f" else _INTEGER
+        content = np.ascontiguousarray(bits).tobytes()
+        digest = hashlib.sha256(content).digest()
+        if digest not in self._places:
+            self.content += bytes(aligned(len(self.content), VALUE_ALIGNMENT) - len(self.content))
+            self._places[digest] = len(self.content)
+            self.content += content
+        return self._places[digest], stored, becomes
+
+    def pieces(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
+        """A record for each constant of a buffer."""
+        for offset, array in sorted(values.values(), key=lambda value: value[0]):
+            if array.size:
+                yield self._piece(space, offset, _packing_of(array))
+
+    def _piece(self, space: str, offset: int, packing: Packing) -> bytes:
+        dtype = np.dtype(packing.dtype)
+        source = packing.source
+        if packing.matrix is None:
+            with np.errstate(over="ignore"):
+                source = source.astype(dtype)
+        place, stored, becomes = self.put(np.ascontiguousarray(source))
+        matrix = NONE64 if packing.matrix is None else self.put(packing.matrix.view(np.uint32))[0]
+        count = prod(n for n, _, _ in packing.dims)
+        dims = [*packing.dims, *[(0, 0, 0)] * (PIECE_DIMS - len(packing.dims))]
+        extents = [*source.shape, *[1] * (PIECE_AXES - source.ndim)]
+        return PIECE.pack(
+            SPACES.index(space),
+            stored,
+            becomes,
+            len(packing.dims),
+            offset,
+            aligned(count * dtype.itemsize, 4),
+            place,
+            matrix,
+            *extents,
+            *(n for dim in dims for n in dim),
+        )
+
+
+def _packing_of(array: Array) -> Packing:
+    packing = array.packing if isinstance(array, PackedArray) else None
+    if packing is not None:
+        return packing
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint32)
+    if array.itemsize not in (2, 4):
+        raise InputError(f"a constant of {array.dtype} cannot be cooked")
+    return as_it_is(array)
+
+
+def _narrow(array: Array) -> str | None:
+    """The smallest type of integers that holds the very bits of 32-bit numbers, if one does."""
+    flat = array.reshape(-1)
+    for part in (flat[:1024], flat):
+        if part.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                whole = part.astype(np.int32)
+            if not np.array_equal(whole.astype(np.float32).view(np.int32), part.view(np.int32)):
+                return None
+    low, high = float(flat.min()), float(flat.max())
+    for kind in STORED[_FIRST_NUMBER:]:
+        ends = np.iinfo(kind)
+        if ends.min <= low and high <= ends.max:
+            return kind
+    return None
+
+
+# --- reading
+
+
+def read_values(
+    file: Container, offset: int, count: int, stored: int, becomes: int, what: str
+) -> Array:
+    """Numbers of the section ``values``."""
+    if (
+        stored >= len(STORED)
+        or (becomes == _BITS) != (stored < _FIRST_NUMBER)
+        or becomes > _INTEGER
+    ):
+        raise damaged(f"{what} is stored as {stored}, {becomes}")
+    kind = np.dtype(STORED[stored])
+    if offset % VALUE_ALIGNMENT:
+        raise damaged(f"{what} begins at {offset}")
+    found = np.frombuffer(file.section(VALUES).span(offset, count * kind.itemsize, what), kind)
+    return found if becomes == _BITS else found.astype((np.float32, np.int32)[becomes - _FLOAT])
+
+
+def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool:
+    """Returns True if the finer dimensions of the axis fill the step: no place is left out."""
+    return step == prod(n for n, other, finer in dims if other == axis and finer < step)
+
+
+class Pieces(Mapping[str, tuple[int, Array]]):
+    """The constants of a plan's buffer, each made when it is asked for; all were checked."""
+
+    def __init__(self, space: str, made: Sequence[tuple[int, Packing]]) -> None:
+        self._made = {f"{space}@{offset}": (offset, packing) for offset, packing in made}
+
+    def __getitem__(self, name: str) -> tuple[int, Array]:
+        offset, packing = self._made[name]
+        return offset, packing.array()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def read_pieces(
+    file: Container, records: Sequence[Sequence[Any]], sizes: Mapping[str, int], what: str
+) -> dict[str, Pieces]:
+    """What the plan's buffers of constants are made of, by space."""
+    found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
+    before = (0, 0)
+    for number, record in enumerate(records):
+        space, stored, becomes, rank, offset, nbytes, place, matrix, *rest = record
+        title = f"{what}, constant {number}"
+        extents, flat = rest[:PIECE_AXES], rest[PIECE_AXES:]
+        dims = tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        if not 0 < space < len(SPACES) or (space, offset) < before or offset % 4:
+            raise damaged(f"{title} lies at {offset} of space {space}")
+        if not 0 < rank <= PIECE_DIMS or any(any(dim) for dim in dims[rank:]):
+            raise damaged(f"{title} has {rank} dimensions")
+        dims = dims[:rank]
+        if not all(n and axis < PIECE_AXES and _is_step(dims, axis, s) for n, axis, s in dims):
+            raise damaged(f"{title} has dimensions that are none")
+        if stored >= len(STORED) or prod(extents) > MOST_BYTES:
+            raise damaged(f"{title} is stored as {stored} of {extents}")
+        size = 4 if becomes else np.dtype(STORED[stored]).itemsize
+        if aligned(prod(n for n, _, _ in dims) * size, 4) != nbytes:
+            raise damaged(f"{title} has {nbytes:,} bytes")
+        if offset + nbytes > sizes[SPACES[space]]:
+            raise damaged(f"{title} ends outside of its buffer")
+        before = space, offset + nbytes
+        source = read_values(file, place, prod(extents), stored, becomes, title)
+        of = None
+        if matrix != NONE64:
+            if size != 4 or becomes == _INTEGER or extents[2:] != [9, 1]:
+                raise damaged(f"{title} is transformed and has no windows")
+            source = source.view(np.float32)
+            of = read_values(file, matrix, 36, 2, _BITS, title).view(np.float64).reshape(6, 3)
+        shape = extents if of is None else extents[:3]
+        if of is not None and any(axis == 3 for _, axis, _ in dims):
+            raise damaged(f"{title} has an axis that is none")
+        packing = Packing(source.reshape(shape), dims, source.dtype, of)
+        found[SPACES[space]].append((offset, packing))
+    return {space: Pieces(space, made) for space, made in found.items()}

@@ -1,0 +1,74 @@
+"""How packed weights are made of a constant, as data: a cooked file then has the constant once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+#: extent, axis of the source, step: a dimension of the result moves so far along that axis
+PackedDim = tuple[int, int, int]
+
+
+class PackedArray(Array):
+    """Packed weights that know how they were made; parts and copies of them do not."""
+
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Packing:
+    """Weights in the order in which a kernel reads them.
+
+    The element of the result at an index lies in ``source`` where the steps of all dimensions lead,
+    and is zero beyond the source's extents. ``matrix`` makes ``matrix @ window @ matrix.T`` of each
+    3x3 window, which is the source's axis 2; the result's axis 2 then counts the points. The file
+    format and the players in C and JavaScript have the same rule (docs/cooked.md).
+    """
+
+    source: Array
+    dims: tuple[PackedDim, ...]
+    dtype: Any = np.float32
+    matrix: Array | None = None
+
+    def array(self) -> PackedArray:
+        """The packed weights; of 8 or 16 bits as 32-bit words, but for floats of 16 bits."""
+        values = self.source if self.matrix is None else _transformed(self.source, self.matrix)
+        with np.errstate(over="ignore"):
+            made = _spread(values.astype(self.dtype), self.dims)
+        if made.dtype.kind in "iu" and made.nbytes % 4 == 0:
+            made = made.view(np.int32)
+        found = made.view(PackedArray)
+        found.packing = self
+        return found
+
+
+def _transformed(windows: Array, matrix: Array) -> Array:
+    """The products in doubles, their three terms added up in order: alike in all players."""
+    v = windows.reshape(*windows.shape[:2], 3, 3).astype(np.float64)
+    a = [matrix[:, i, None] * v[..., None, i, :] for i in range(3)]
+    down = (a[0] + a[1]) + a[2]
+    b = [down[..., j, None] * matrix[:, j] for j in range(3)]
+    return ((b[0] + b[1]) + b[2]).reshape(*windows.shape[:2], -1).astype(np.float32)
+
+
+def _spread(values: Array, dims: tuple[PackedDim, ...]) -> Array:
+    """The values in that order, as one axis."""
+    reach = list(values.shape)
+    for a, extent in enumerate(values.shape):
+        last = sum((n - 1) * step for n, axis, step in dims if axis == a)
+        reach[a] = max(extent, last + 1)
+    padded = np.zeros(reach, values.dtype)
+    padded[tuple(map(slice, values.shape))] = values
+    shape = [n for n, _, _ in dims]
+    strides = [padded.strides[axis] * step for _, axis, step in dims]
+    return np.ascontiguousarray(np.lib.stride_tricks.as_strided(padded, shape, strides)).reshape(-1)
+
+
+def as_it_is(array: Array) -> Packing:
+    """A constant that no rule describes: the source is the result."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return Packing(flat, ((prod(array.shape), 0, 1),), array.dtype)
