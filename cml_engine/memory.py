@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from cml_engine.errors import InputError
+from cml_engine.ranges import text
 
 Category = Literal["weights", "activations", "output", "staging", "uniform", "render"]
 CATEGORIES: tuple[str, ...] = get_args(Category)
@@ -344,8 +345,8 @@ def checked_budget(nbytes: object) -> int | None:
 
 def checked_category(category: str) -> str:
     """The category; :class:`InputError` if there is none of that name."""
-    if category not in CATEGORIES:
-        raise InputError(f"unknown memory category '{category}'; wanted {', '.join(CATEGORIES)}")
+    if text(category, "a memory category") not in CATEGORIES:
+        raise InputError(f"unknown memory category {category!r}; wanted {', '.join(CATEGORIES)}")
     return category
 
 

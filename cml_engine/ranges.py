@@ -123,6 +123,28 @@ def an_object(kind: type[T], value: Any, what: str) -> T:
     return value
 
 
+def text(value: Any, what: str) -> str:
+    """``value``, if it is a text."""
+    if not isinstance(value, str):
+        raise _wanted("a text", repr(value), what)
+    return value
+
+
+def function(value: T, what: str) -> T:
+    """``value``, if it can be called."""
+    if not callable(value):
+        raise _wanted("a function", repr(value), what)
+    return value
+
+
+def inputs_by_name(value: Any) -> Mapping[str, Any]:
+    """``value``, if it is a dictionary by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        kind = type(value).__name__
+        raise InputError(f"wanted inputs as a dictionary of arrays by name, got {kind}")
+    return value
+
+
 def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
     """``value``, if it is a collection of some of the words; the error names the nearest first."""
     if isinstance(value, str) or not isinstance(value, Collection):
@@ -138,6 +160,13 @@ def names(value: Any, what: str) -> tuple[str, ...]:
     """``value``, if it is a tuple or list of names."""
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
+    return tuple(value)
+
+
+def some_names(value: Any, what: str) -> tuple[str, ...]:
+    """``value``, if it is a tuple or list of names, at least one."""
+    if not names(value, what):
+        raise _wanted("at least one name", repr(value), what)
     return tuple(value)
 
 

@@ -47,6 +47,13 @@ def checked_share(name: str, value: Any) -> float:
     return number
 
 
+def ranges() -> Any:
+    """The readers of :mod:`cml_engine.ranges`, which comes with NumPy."""
+    from cml_engine import ranges as found
+
+    return found
+
+
 def is_ms(value: Any) -> bool:
     """Whether that can be milliseconds: a finite number, not less than 0."""
     number = _number(value)
@@ -59,6 +66,6 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever it is, it is no number
         return None
     return number if math.isfinite(number) else None

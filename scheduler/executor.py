@@ -216,6 +216,10 @@ class Executor(Results, Protocol):
         """What was encoded for the frame will never be submitted."""
         ...
 
+    def check_encoder(self, encoder: Any) -> None:
+        """:class:`cml_engine.InputError` where that is no encoder of the host's."""
+        ...
+
     def check(self) -> None:
         """Raises where the device is lost."""
         ...

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from scheduler.checks import checked, checked_count, checked_share, is_ms, refused
+from scheduler.checks import checked, checked_count, checked_share, is_ms, ranges, refused
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
 from scheduler.executor import WALL_CLOCK, Executor, Timing
@@ -28,6 +28,8 @@ from scheduler.recording import Recorder, Recording
 from scheduler.reports import FrameReport
 from scheduler.submission import accepted, network_of
 
+#: what :meth:`FrameScheduler.resume` reads of a recording's options
+_RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
 #: after so many calls of encode without end_frame the host is told
 _FORGETFUL = 30
 
@@ -63,19 +65,25 @@ class FrameScheduler:
         cost_model: CostModel | None = None,
         max_frames_in_flight: int = 4,
     ) -> None:
-        self.frame_ms = checked("frame_ms", frame_ms, above=True)
+        if not callable(getattr(gpu, "executor", None)):
+            raise refused(f"gpu: wanted a cml.Gpu, got {gpu!r}")
+        self.frame_ms = frame_ms = checked("frame_ms", frame_ms, above=True)
         self.budget: FixedBudget | SpareBudget = (
             SpareBudget(frame_ms)
-            if budget_ms == "spare"
+            if isinstance(budget_ms, str) and budget_ms == "spare"
             else FixedBudget(checked("budget_ms", budget_ms))
         )
-        self.policy = policy
-        self.clock = clock or RealClock()
+        self.policy: Policy[Any] = ranges().function(policy, "policy")
+        if clock is not None and not callable(getattr(clock, "now_ms", None)):
+            raise refused(f"clock: wanted an object with now_ms(), got {clock!r}")
+        self.clock = RealClock() if clock is None else clock
         self._steady = SteadyClock(self.clock)
         self.max_frames_in_flight = checked_count("max_frames_in_flight", max_frames_in_flight)
         share = checked_share("over_share", over_share)
         self.executor: Executor = gpu.executor()
-        self.cost_model = cost_model or CostModel(share, FirstGuess.for_device(self.executor.name))
+        if cost_model is None:
+            cost_model = CostModel(share, FirstGuess.for_device(self.executor.name))
+        self.cost_model: CostModel = ranges().an_object(CostModel, cost_model, "cost_model")
         #: what decides the slices of a frame; another one to compare with ours
         self.planner: Planner = plan_frame
         #: whether all slices are timed, however dear that is to the device
@@ -129,6 +137,9 @@ class FrameScheduler:
 
     def resume(self, options: Mapping[str, Any]) -> None:
         """Know what the scheduler of a recording with these ``options`` knew when it began."""
+        options = ranges().an_object(Mapping, options, "the options of a recording")
+        if missing := _RESUMED - options.keys():
+            raise refused(f"the options of a recording lack {', '.join(sorted(missing))}")
         self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
         for frame in options["tail"]:
             self.cost_model.tail.remember(*frame)
@@ -177,6 +188,10 @@ class FrameScheduler:
         now = self._steady.now_ms()
         deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
         priority = checked("priority", priority)
+        for what, value in (("name", name), ("slot", slot)):
+            if value is not None:
+                ranges().text(value, what)
+        ranges().one_of(get_args(Admission), admission, "admission")
         network = network_of(session)
         taken = accepted(self.executor, session, network, inputs)
         loads = tuple(self.executor.input_steps(network, taken))
@@ -213,14 +228,19 @@ class FrameScheduler:
     ) -> Periodic:
         """Run the session every ``period_ms`` on what ``make_inputs()`` gives then, with the
         period as the deadline."""
+        network_of(session)
+        ranges().function(make_inputs, "make_inputs")
+        if name is not None:
+            ranges().text(name, "name")
+        period_ms = checked("period_ms", period_ms, above=True)
         options: dict[str, Any] = {
             "priority": checked("priority", priority),
-            "deadline_ms": checked("period_ms", period_ms, above=True),
+            "deadline_ms": period_ms,
             "name": name,
             "slot": f"periodic {next(self._periodics)}",
         }
         now = self._steady.now_ms()
-        made = Periodic(self, session, make_inputs, float(period_ms), options, now)
+        made = Periodic(self, session, make_inputs, period_ms, options, now)
         with self.lifecycle.lock:
             self._periodic.append(made)
         return made
@@ -283,6 +303,7 @@ class FrameScheduler:
         Nothing is appended until the frame before was ended: whether it was submitted is not
         known, and an upload now would overtake it.
         """
+        self.executor.check_encoder(encoder)
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is not None:
                 return self._refuse_frame()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.checks import refused
+from scheduler.checks import ranges, refused
 from scheduler.executor import Executor, Network
 from scheduler.jobs.job import JobOutput
 
@@ -29,6 +29,7 @@ def accepted(
 ) -> dict[str, Any]:
     """The inputs, checked and kept by the device. A session checks the host's arrays, the executor
     what lies on the device."""
+    ranges().inputs_by_name(inputs)
     if network is not session:
         inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
     return executor.accept(network, dict(inputs))

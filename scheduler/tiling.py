@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.checks import refused
+from scheduler.checks import ranges, refused
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import ENDED, Job, State
 
@@ -110,6 +110,9 @@ def submit_tiled(
 ) -> TiledJob:
     """As :func:`cml_engine.run_tiled`, within the budget of frames; ``options`` are those of
     :meth:`FrameScheduler.submit` for each tile's job."""
-    from cml_engine.tiling.tiles import Tiles  # the scheduler comes without NumPy
+    from cml_engine.session import Session  # the scheduler comes without NumPy
+    from cml_engine.tiling.tiles import Tiles
 
+    ranges().an_object(FrameScheduler, scheduler, "scheduler")
+    ranges().an_object(Session, session, "session")
     return TiledJob(scheduler, Tiles(session, inputs, tile, overlap, align), options)

@@ -30,7 +30,7 @@ from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.limits import Limits
 from cml_engine.live.turns import turns
-from cml_engine.ranges import flag
+from cml_engine.ranges import an_object, flag, text
 
 if TYPE_CHECKING:
     from cml_engine.memory import MemorySource
@@ -75,10 +75,16 @@ class Device:
         markers: bool = False,
         debug_kernels: bool = False,
     ) -> None:
+        if device is not None:
+            an_object(wgpu.GPUDevice, device, "device")
+        if adapter is not None:
+            text(adapter, "adapter")
+        if memory is not None and not callable(getattr(memory, "allocate", None)):
+            raise InputError(f"memory: wanted a cml_engine.memory.MemorySource, got {memory!r}")
         if device is not None and adapter is not None:
             raise InputError("a device and an adapter's name: give one of them")
         quicken_start()
-        self.device: wgpu.GPUDevice = device or _request_device(adapter)
+        self.device: wgpu.GPUDevice = _request_device(adapter) if device is None else device
         #: whether operators are marked for debuggers of frames
         self.markers = flag(markers, "markers")
         #: whether what kernels print (CML_PRINT) is shown

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact, Slider, check_shape
-from cml_engine.ranges import SEED
+from cml_engine.ranges import SEED, inputs_by_name
 
 Array = np.ndarray[Any, Any]
 
@@ -47,11 +47,7 @@ def check_inputs(
 ) -> dict[str, Array]:
     """The given arrays in the network's own types; :class:`InputError` where they do not fit, or
     where one is missing that is not ``known``."""
-    if not isinstance(given, Mapping):
-        raise InputError(
-            f"wanted inputs as a dictionary of arrays by name, got {type(given).__name__}"
-        )
-    for name in given:
+    for name in inputs_by_name(given):
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {listed(facts)}")
     if missing := [name for name in facts if name not in given and name not in known]:
@@ -64,12 +60,17 @@ def check_inputs(
     }
 
 
-def _checked(name: str, fact: Fact, given: Array) -> Array:
+def as_array(name: str, given: Any) -> Array:
+    """An input as an array; :class:`InputError` where it is none."""
     try:
-        array = np.asarray(given)
+        return np.asarray(given)
     except Exception as error:  # whatever it is, it is no array
         shown = f"{type(given).__name__}: {error}"
         raise InputError(f"input '{name}': wanted an array, got a {shown}") from None
+
+
+def _checked(name: str, fact: Fact, given: Array) -> Array:
+    array = as_array(name, given)
     check_shape(name, fact, array.shape)
     wanted = NUMPY_DTYPE[fact.dtype]
     kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]

@@ -27,6 +27,7 @@ from cml_engine.ranges import (
     flag,
     names,
     shapes_by_name,
+    text,
 )
 from cml_engine.report.rank import RankReport
 from cml_engine.report.stub import StubReport, check_stub, time_in_turns
@@ -245,6 +246,7 @@ class Session:
         """An output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it: a NumPy
         array on the CPU; on a GPU a tensor in its memory, whose value the next run changes and
         ``read()`` copies. :class:`InputError` where there is none now."""
+        text(name, "a tensor's name")
         if self.gpu is None:
             return _on_cpu(self._program).tensor(name)
         from cml_engine.gpu.frames.outputs import held_tensor
@@ -295,7 +297,7 @@ class Session:
             )
             if not self.options.plan.retain:
                 raise InputError("given: the session runs all of it; make it with retain=True")
-        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
+        arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
             return rank_cpu(self.graph, arrays, runs, given)
         return rank_gpu(as_gpu_program(self._program), arrays, runs, given)
@@ -308,6 +310,7 @@ class Session:
         if self.gpu is None:
             raise InputError("an operator can be replaced by a stub on the GPU only")
         TIMES.check(runs, "runs")
+        text(operator, "operator")
         check_stub(self.graph, operator)
         options = replace(self.options, plan=replace(self.options.plan, stub=operator))
         stubbed = Session(self.source_graph, self.gpu, options)
@@ -318,7 +321,7 @@ class Session:
     def timer(self, inputs: Mapping[str, Array] | None = None) -> Callable[[], float]:
         """A function that runs the whole network once, undisturbed, and returns the milliseconds:
         on a GPU of its computation alone, without upload and readback."""
-        arrays = check_inputs(self.inputs, inputs or random_inputs(self.inputs))
+        arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
             alone = CpuProgram(self.graph)  # the session's variables stay as they are
             return lambda: _wall_ms(lambda: alone.run(arrays))
@@ -375,7 +378,11 @@ def _session_of(
 
 def _choose(backend: Gpu | str) -> Gpu | None:
     """The GPU to use, or None for the CPU."""
-    if not isinstance(backend, str) and hasattr(backend, "limits") and hasattr(backend, "memory"):
+    if (
+        not isinstance(backend, str | type)
+        and hasattr(backend, "limits")
+        and hasattr(backend, "memory")
+    ):
         return backend
     if not isinstance(backend, str) or backend not in ("auto", "gpu", "cpu"):
         raise InputError(f"unknown backend {backend!r}; wanted a Gpu, 'auto', 'gpu' or 'cpu'")

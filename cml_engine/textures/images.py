@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from cml_engine.errors import InputError
 from cml_engine.graph import Fact
 from cml_engine.ranges import FINITE, one_of
@@ -67,7 +69,8 @@ def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
 
 def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
     """The number, or the numbers, as a tuple."""
-    given = value if isinstance(value, Iterable) else (value,)
+    given: Any = value
+    given = given if np.ndim(given) else (given,)
     return tuple(FINITE.check(number, what) for number in given)
 
 

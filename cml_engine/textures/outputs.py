@@ -37,8 +37,9 @@ class TextureTarget:
         checked_layout(self.layout)
         flag(self.srgb, "srgb")
         ANY_EXTENT.check(self.mip, "mip")
-        if len(self.origin) != 3:
-            raise InputError(f"origin: wanted column, row and layer, got {self.origin}")
+        origin: Any = self.origin
+        if not isinstance(origin, tuple | list) or len(origin) != 3:
+            raise InputError(f"origin: wanted column, row and layer, got {self.origin!r}")
         for number in self.origin:
             ANY_EXTENT.check(number, "origin")
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")

@@ -11,7 +11,9 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.graph import NUMPY_DTYPE, Fact
+from cml_engine.ranges import inputs_by_name
 from cml_engine.session import Session
+from cml_engine.session.inputs import as_array
 from cml_engine.tiling.windows import Span, spans
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +37,7 @@ class Tiles:
     def __init__(
         self, session: Session, inputs: Mapping[str, Any], tile: int, overlap: int, align: int = 1
     ) -> None:
-        self._inputs = {name: np.asarray(value) for name, value in inputs.items()}
+        self._inputs = {n: as_array(n, value) for n, value in inputs_by_name(inputs).items()}
         if unknown := set(self._inputs) - set(session.inputs):
             raise InputError(
                 f"unknown input '{min(unknown)}'; inputs are {', '.join(session.inputs)}"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from scheduler.checks import refused
+from scheduler.checks import ranges, refused
 from scheduler.executor import Executor, Network, StepCost
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
@@ -130,7 +130,7 @@ class Job(Ranked):
 
     def output(self, name: str) -> JobOutput:
         """The future tensor, as an input for another job."""
-        return JobOutput(self, name)
+        return JobOutput(self, ranges().text(name, "an output's name"))
 
     def tensor(self, name: str) -> Any:
         """The output on the GPU, without a readback. Raises where the job is not done."""

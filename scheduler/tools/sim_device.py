@@ -201,6 +201,8 @@ class SimGpu(_Outputs):
     def abandon_frame(self, frame: int) -> None:
         self._pending = deque(p for p in self._pending if p[0] != frame)
 
+    def check_encoder(self, encoder: Any) -> None: ...
+
     def check(self) -> None: ...
 
     def preparing(self) -> str:

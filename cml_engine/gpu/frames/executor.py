@@ -29,6 +29,7 @@ from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
 from cml_engine.live.turns import turns
 from cml_engine.plan import StepWork
+from cml_engine.ranges import an_object
 from cml_engine.textures.outputs import TextureTarget
 
 #: slices of a frame that are timed one by one
@@ -84,6 +85,10 @@ class FrameExecutor(JobExecutor):
         self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
+    def check_encoder(self, encoder: Any) -> None:
+        """:class:`InputError` where it is no command encoder."""
+        an_object(wgpu.GPUCommandEncoder, encoder, "encoder")
+
     # --- outputs
 
     def tensor(self, result: Result, name: str) -> GpuTensor:
@@ -117,6 +122,7 @@ class FrameExecutor(JobExecutor):
         options: Mapping[str, Any],
     ) -> StepWork:
         """Append the copy of an output; ``options`` are :class:`TextureTarget`'s."""
+        self.check_encoder(encoder)
         target = TextureTarget(**options)
         return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
 

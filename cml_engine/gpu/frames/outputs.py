@@ -18,6 +18,7 @@ from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.plan import RESULT_ALIGNMENT, TensorPlace
+from cml_engine.ranges import text
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
@@ -76,8 +77,8 @@ class Result:
             self.memory.free()
 
     def place(self, name: str) -> TensorPlace:
-        if name not in self.places:
-            raise InputError(f"no output '{name}': there is {', '.join(self.places)}")
+        if text(name, "an output's name") not in self.places:
+            raise InputError(f"no output {name!r}: there is {', '.join(self.places)}")
         return self.places[name]
 
     def tensor(self, name: str) -> GpuTensor:

@@ -22,9 +22,13 @@ from cml_engine.gpu.memory.heaps import guarded
 from cml_engine.gpu.memory.pressure import Pressure
 from cml_engine.gpu.memory.textures import TextureAccount, close_when_destroyed
 from cml_engine.memory import MemoryRange, MemorySource, checked_category, texture_bytes
+from cml_engine.ranges import Whole, text
 
 _Usage = wgpu.BufferUsage
 HEAP_BYTES = 64 << 20
+_BYTES, _STEP = Whole(0, 2**63 - 1), Whole(1, 2**31)
+#: flags of wgpu.BufferUsage
+_USAGE = Whole(1, 2**31 - 1)
 
 
 class Allocator(Pressure):
@@ -67,11 +71,11 @@ class Allocator(Pressure):
         ``alignment`` is what the usage needs, or a multiple of it. Its content is whatever was
         there before.
         """
+        text(owner, "the owner of an allocation")
         checked_category(category)
-        if nbytes < 0:
-            raise InputError(f"'{owner}' wants {nbytes} bytes for {category}")
-        least = self._alignment(usage)
-        step = least if alignment is None else alignment
+        _BYTES.check(nbytes, f"'{owner}', bytes for {category}")
+        least = self._alignment(_USAGE.check(usage, f"'{owner}', usage"))
+        step = least if alignment is None else _STEP.check(alignment, f"'{owner}', alignment")
         if step % least:
             raise InputError(f"alignment {step} for '{owner}': this usage needs {least}")
         size = -(-max(nbytes, 1) // 16) * 16

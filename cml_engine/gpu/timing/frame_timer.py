@@ -11,6 +11,7 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
+from cml_engine.ranges import TIMES, some_names, text
 
 
 class FrameTimer:
@@ -32,12 +33,9 @@ class FrameTimer:
     """
 
     def __init__(self, gpu: Device, names: Sequence[str], passes: int = 16, every: int = 1) -> None:
-        if not names or passes < 1:
-            raise InputError(f"a frame timer of {len(names)} names and {passes} passes: wanted 1")
-        if every < 1:
-            raise InputError(f"a frame timer of one frame in {every}: wanted 1 or more")
-        self.names = tuple(names)
-        self._every = every
+        self.names = some_names(names, "the names of a frame timer's passes")
+        TIMES.check(passes, "passes of a frame timer")
+        self._every = TIMES.check(every, "every")
         #: the number of the frame that is being encoded
         self.frame = 0
         self._gpu = gpu
@@ -56,8 +54,8 @@ class FrameTimer:
     def writes(self, name: str) -> dict[str, Any] | None:
         """``timestamp_writes`` for a render or compute pass that is begun with it; None where it
         is not timed. :class:`InputError` for a name that the timer does not have."""
-        if name not in self.names:
-            raise InputError(f"no pass '{name}' in this timer: it has {', '.join(self.names)}")
+        if text(name, "a pass") not in self.names:
+            raise InputError(f"no pass {name!r} in this timer: it has {', '.join(self.names)}")
         if self._ring is None or self._skipped or self._resolved or self.frame % self._every:
             return None
         if self._slot is None:

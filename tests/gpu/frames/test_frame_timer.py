@@ -124,7 +124,7 @@ def test_one_frame_in_so_many_is_timed(gpu, timer):
     arrived += drained(gpu, timer)
     assert [frame for frame, _ in arrived] == [0, 4, 8] and timer.untimed_frames == 0
     assert all(times.keys() == {"render", "overlay"} for _, times in arrived)
-    with pytest.raises(cml.InputError, match="one frame in 0: wanted 1 or more"):
+    with pytest.raises(cml.InputError, match="every: wanted a whole number of 1"):
         gpu.frame_timer(("render",), every=0)
 
 
@@ -247,7 +247,7 @@ def test_without_timestamp_queries_nothing_is_timed():
 def test_names_that_it_does_not_have_are_refused(gpu, timer):
     with pytest.raises(cml.InputError, match="no pass 'sky' in this timer: it has render, overlay"):
         timer.writes("sky")
-    with pytest.raises(cml.InputError, match="wanted 1"):
+    with pytest.raises(cml.InputError, match="wanted at least one name"):
         gpu.frame_timer(())
 
 

@@ -151,7 +151,7 @@ def test_mappable_buffers_are_whole_and_used_again(memory):
     "options, said",
     [
         ({"category": "things"}, "unknown memory category"),
-        ({"nbytes": -1}, "wants -1 bytes"),
+        ({"nbytes": -1}, "bytes for render: wanted a whole number of 0"),
         ({"alignment": 4}, "alignment 4"),
     ],
 )
