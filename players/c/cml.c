@@ -1327,6 +1327,7 @@ struct cml_net {
     double *after;            /* predicted ms of the steps from each one on, in the frame: */
     uint64_t after_frame;
     int adopted, is_wanted, is_ready;
+    int is_unloaded; /* goes when the frame that may use it ends */
     file f; /* its bytes go when all is built: what lasts is copied */
     cml_net *next;
 #ifndef CML_CORE_ONLY
@@ -2293,18 +2294,60 @@ static void tidy(cml_scheduler *s) {
     }
 }
 
-void cml_unload(cml_scheduler *s, cml_net *net) {
-    cml_net **at = &s->nets;
+/* Cancels a network's jobs and releases them. */
+static void end_jobs_of(cml_scheduler *s, const cml_net *net) {
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->at.state == CML_GONE || j->net != net) continue;
         end_job(s, j, CML_CANCELLED, "its network was unloaded");
+        j->released = 1;
+    }
+}
+
+/* Fails the jobs that wait for an output of the network. */
+static void fail_takers_of(cml_scheduler *s, const cml_net *net) {
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        int takes = 0;
+        if (over(j)) continue;
+        for (uint32_t i = 0; i < j->maker_count; i++) takes |= j->makers[i]->net == net;
+        if (takes) end_job(s, j, CML_FAILED, "the network whose output it takes was unloaded");
+    }
+}
+
+/* Frees a network that no open frame uses, and all that points into it. */
+static void remove_net(cml_scheduler *s, cml_net *net) {
+    cml_net **at = &s->nets;
+    end_jobs_of(s, net);
+    fail_takers_of(s, net);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        if (j->at.state == CML_GONE || j->net != net) continue;
         drop_inputs(j);
         drop_result(j);
+        j->at.state = CML_GONE;
     }
     while (*at != NULL && *at != net) at = &(*at)->next;
     if (*at != NULL) *at = net->next;
-    for (work *w = s->works; w < s->works + IN_FLIGHT; w++) w->slice_count = 0; /* maybe its own */
+    for (work *w = s->works; w < s->works + IN_FLIGHT; w++) w->slice_count = 0;
+    for (uint32_t i = 0; i < s->max_slices; i++) s->told[i].op = s->told[i].title = text_from("");
     free_net(net);
+}
+
+/* The frame has ended, or was abandoned: networks that were unloaded meanwhile go. */
+static void remove_unloaded(cml_scheduler *s) {
+    cml_net *next;
+    for (cml_net *net = s->nets; net != NULL; net = next) {
+        next = net->next;
+        if (net->is_unloaded) remove_net(s, net);
+    }
+}
+
+void cml_unload(cml_scheduler *s, cml_net *net) {
+    if (net == NULL || net->is_unloaded) return;
+    if (!net->adopted || !s->open || s->lost) {
+        remove_net(s, net);
+        return;
+    }
+    end_jobs_of(s, net); /* the host's encoder may have work of it, and may yet be abandoned */
+    net->is_unloaded = 1;
 }
 
 static void prepare_net(cml_scheduler *s, cml_net *net, double ms) {
@@ -2668,6 +2711,7 @@ uint32_t cml_end_frame(cml_scheduler *s) {
     }
     end_frame(s, steady_now(s));
     tidy(s);
+    remove_unloaded(s);
     return s->measured_count;
 }
 
@@ -2682,6 +2726,7 @@ void cml_abandon_frame(cml_scheduler *s) {
         if (j->result != NULL && j->result->frame == s->frame) let_go(j->result);
     abandon_frame(s);
     tidy(s);
+    remove_unloaded(s);
 }
 
 void cml_device_lost(cml_scheduler *s) {
@@ -2739,7 +2784,6 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         .frame_ms = options->frame_ms > 0 ? options->frame_ms : 1000.0 / 60,
         .max_jobs = options->max_jobs ? options->max_jobs : 64,
         .max_slices = options->max_slices ? options->max_slices : 256,
-        .queue = options->queue ? options->queue : wgpuDeviceGetQueue(options->device),
         .prepare = prepare_net, .start = start_on_device, .finish = finish_on_device};
     look_at_device(s);
     if (s->options.now_ms == NULL) s->options.now_ms = machine_ms;
@@ -2752,6 +2796,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         all_given_back(s->memory);
         return fail(error, CML_ERROR_MEMORY, "no memory for a scheduler and its jobs");
     }
+    s->queue = options->queue ? options->queue : wgpuDeviceGetQueue(options->device);
     queries.count = 2 * RING * (TIMED + 1);
     if (s->timed) s->queries = wgpuDeviceCreateQuerySet(options->device, &queries);
     if (s->timed) usage |= WGPUBufferUsage_QueryResolve;
@@ -2768,7 +2813,8 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
 void cml_destroy(cml_scheduler *s) {
     int safe = 1;
     if (s == NULL) return;
-    while (s->nets != NULL) cml_unload(s, s->nets);
+    cml_abandon_frame(s);
+    while (s->nets != NULL) remove_net(s, s->nets);
     for (uint32_t i = 0; i < RING; i++) safe &= settled(s, s->ring + i);
     drop_buffer(&s->resolved);
     drop_buffer(&s->ranges);

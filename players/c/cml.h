@@ -137,7 +137,8 @@ cml_status cml_load(cml_scheduler *scheduler, const void *bytes, size_t size, ui
 /* Upload, build pipelines and bind for about so long: behind a loading screen. CML_OK once all is
  * there, else CML_PENDING. A job's network is built by cml_encode too, a little in every frame. */
 cml_status cml_build(cml_net *net, double ms, cml_error *error);
-/* Its jobs are cancelled and released; tensors of theirs are gone. */
+/* Its jobs are cancelled and released; tensors and texts of theirs are gone, and so is `net`, as
+ * after free(). Jobs that wait for an output of its jobs fail. */
 void cml_unload(cml_scheduler *scheduler, cml_net *net);
 
 /* The shape of an input or output; CML_ERROR_INPUT where there are no more. */

@@ -14,6 +14,8 @@ static gpu g;
 static cml_scheduler *s;
 static cml_net *net;
 static cml_error error;
+static void *bytes;
+static size_t size;
 static const float x[4] = {0, 1, 2, 3};
 static double budget = 4.0, clock_ms;
 
@@ -176,6 +178,33 @@ static void nonsense(void) {
     WANT(state(job) == CML_QUEUED);
 }
 
+static void unloads(void) {
+    int i;
+    for (i = 0; i < 100; i++) { /* more networks than there may be jobs: none is released */
+        cml_job job = submitted(NULL);
+        until_over(job);
+        WANT(state(job) == CML_DONE);
+        cml_net *old = net;
+        WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
+        cml_tensor tensor;
+        cml_input input = {.name = "x", .job = job, .output = "y"};
+        cml_job taker;
+        WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
+        if (i % 2) { /* between encode and abandon: what was encoded for the taker is taken back */
+            WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+            cml_encode(s, encoder, budget);
+            cml_unload(s, old);
+            cml_abandon_frame(s);
+            wgpuCommandEncoderRelease(encoder);
+        } else {
+            cml_unload(s, old);
+        }
+        WANT(state(job) == CML_GONE && cml_tensor_of(s, job, "y", &tensor) == CML_ERROR_INPUT);
+        WANT(state(taker) == CML_FAILED);
+        WANT(strstr(cml_job_state(s, taker).error, "unloaded") != NULL);
+    }
+}
+
 static void lost(void) {
     cml_job job = submitted(NULL), done = submitted(NULL);
     float y[4];
@@ -194,9 +223,9 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(void);
     } cases[] = {{"runs", runs}, {"chain", chain}, {"slots", slots}, {"abandoned", abandoned}, {"dropped", dropped},
-                 {"many", many}, {"nonsense", nonsense}, {"lost", lost}};
-    size_t size, i;
-    void *bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
+                 {"many", many}, {"nonsense", nonsense}, {"unloads", unloads}, {"lost", lost}};
+    size_t i;
+    bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
     cml_options options;
     if (bytes == NULL || !gpu_open(&g, 0)) return 3;
     memset(&options, 0, sizeof options);

@@ -139,7 +139,7 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
     assert "input 'image': wanted 432 bytes, got 28" in run.stderr
 
 
-CASES = ("runs", "chain", "slots", "abandoned", "dropped", "many", "nonsense", "lost")
+CASES = ("runs", "chain", "slots", "abandoned", "dropped", "many", "nonsense", "unloads", "lost")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -149,6 +149,16 @@ def test_whatever_a_host_does(case, folder, gpu):
     run = run_play(program, case, written(folder, "counter", counter(), player=True))
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"{case}: as wanted\n"
+
+
+@pytest.mark.parametrize("calls", [4000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_calls_in_any_order_harm_nothing(calls, folder, gpu):
+    """``tests/players/random_calls.c`` says what they are."""
+    program = build("random_calls.c", *SANITIZED, device=True)
+    file = written(folder, "counter", counter(), player=True)
+    run = run_play(program, str(calls), "1", file)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{calls} calls, ")
 
 
 TWICE = """version 1.0;

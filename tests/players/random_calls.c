@@ -1,0 +1,223 @@
+/* Calls the player in any order, with handles old and new, while memory runs short now and then:
+ *
+ *     random_calls CALLS SEED COUNTER.cml
+ *
+ * Sanitizers say what is wrong; this says whether memory is given back, and whether a scheduler is
+ * full of jobs that nobody can name. */
+#include "example/gpu.h"
+
+#define WANT(what)                                                              \
+    do {                                                                        \
+        if (!(what)) {                                                          \
+            fprintf(stderr, "line %d, call %ld: wanted " #what "\n", __LINE__, call); \
+            exit(1);                                                            \
+        }                                                                       \
+    } while (0)
+
+enum { NETS = 4, JOBS = 512, MOST_JOBS = 8 };
+
+static gpu g;
+static cml_scheduler *scheduler;
+static cml_net *nets[NETS];
+static cml_job jobs[JOBS]; /* the last handles, by their number */
+static uint64_t job_count, submitted, done;
+static WGPUBuffer buffer;
+static WGPUCommandEncoder encoder; /* of the open frame */
+static const void *bytes;
+static size_t size;
+static long call, blocks;
+static uint32_t state;
+static int memory_is_short;
+
+static uint32_t below(uint32_t n) { /* xorshift */
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    return state % n;
+}
+
+static void *take(void *user, size_t wanted) {
+    void *block;
+    (void)user;
+    if (memory_is_short && below(100) == 0) return NULL;
+    block = malloc(wanted);
+    blocks += block != NULL;
+    return block;
+}
+
+static void give_back(void *user, void *block, size_t unused) {
+    (void)user;
+    (void)unused;
+    blocks--;
+    free(block);
+}
+
+static void create(void) {
+    cml_options options;
+    cml_error error;
+    memset(&options, 0, sizeof options);
+    options.device = g.device;
+    options.adapter = g.adapter;
+    options.max_jobs = MOST_JOBS;
+    options.allocator.take = take;
+    options.allocator.give_back = give_back;
+    do {
+        WANT(cml_create(&options, &scheduler, &error) == CML_OK || error.status == CML_ERROR_MEMORY);
+    } while (scheduler == NULL);
+}
+
+static cml_job some_job(void) {
+    uint32_t back = below(8) ? below(12) : below(JOBS); /* mostly one of the last */
+    return back < job_count ? jobs[(job_count - 1 - back) % JOBS] : below(9);
+}
+
+static cml_net **some_net(int is_there) { /* NULL: there is none such */
+    uint32_t first = below(NETS);
+    for (uint32_t i = 0; i < NETS; i++)
+        if ((nets[(first + i) % NETS] != NULL) == is_there) return nets + (first + i) % NETS;
+    return NULL;
+}
+
+static void load(void) {
+    cml_error error;
+    cml_net **net = some_net(0);
+    if (net == NULL) return;
+    cml_status status = cml_load(scheduler, bytes, size, below(2) ? CML_TRUSTED : 0, net, &error);
+    WANT(status == CML_OK || status == CML_ERROR_MEMORY);
+    while (status == CML_OK && below(2) && cml_build(*net, 1.0, &error) == CML_PENDING) {}
+}
+
+static void unload(void) {
+    cml_net **net = some_net(1);
+    if (net == NULL) return;
+    cml_unload(scheduler, *net);
+    *net = NULL;
+}
+
+static void submit(void) {
+    static const float x[4] = {0, 1, 2, 3};
+    static const char *slots[] = {NULL, NULL, "a", "b"};
+    cml_input input = {.name = below(50) ? "x" : "y"};
+    cml_job_options options = {.slot = slots[below(4)], .priority = below(3) ? 0 : CML_IDLE};
+    cml_net **net = some_net(1);
+    cml_error error;
+    cml_job job;
+    uint32_t kind = below(3), alive = 0;
+    if (net == NULL) return;
+    if (kind == 0) {
+        input.data = x;
+        input.bytes = sizeof x;
+    } else if (kind == 1) {
+        input.buffer = buffer;
+    } else {
+        input.job = some_job();
+        input.output = below(20) ? "y" : "after";
+    }
+    cml_status status = cml_submit(scheduler, *net, &input, 1, &options, &job, &error);
+    if (status == CML_OK) {
+        jobs[job_count++ % JOBS] = job;
+        submitted++;
+        return;
+    }
+    WANT(job == 0 && error.text[0] != 0);
+    if (status != CML_ERROR_FULL) return;
+    for (uint32_t i = 0; i < JOBS && i < job_count; i++) {
+        cml_state is = cml_job_state(scheduler, jobs[i]).state;
+        alive += is != CML_GONE && is != CML_CANCELLED && is != CML_FAILED;
+    }
+    WANT(alive > 0); /* one of them can be released */
+}
+
+static void look_at_job(void) {
+    float data[4];
+    cml_error error;
+    cml_tensor tensor;
+    cml_job job = some_job();
+    switch (below(7)) {
+        case 0: cml_cancel(scheduler, job); break;
+        case 1: cml_pause(scheduler, job, (int)below(2)); break;
+        case 2: case 3: cml_release(scheduler, job); break;
+        case 4:
+            if (cml_tensor_of(scheduler, job, "y", &tensor) == CML_OK)
+                WANT(tensor.buffer != NULL && tensor.shape.name.data[0] == 'y');
+            break;
+        case 5:
+            if (cml_read(scheduler, job, "y", data, sizeof data, &error) == CML_OK) {
+                done++;
+                WANT(data[3] - data[0] > -1e9f);
+            }
+            break;
+        default: WANT(cml_job_state(scheduler, job).progress <= 1.0);
+    }
+}
+
+static void encode(void) {
+    const cml_report *report;
+    const cml_slice *slices;
+    if (encoder != NULL) {
+        WANT(cml_encode(scheduler, encoder, 4.0)->reason == CML_FRAME_NOT_ENDED);
+        return;
+    }
+    encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+    report = cml_encode(scheduler, encoder, below(3) ? 1000.0 : 0.01);
+    slices = cml_slices(scheduler);
+    for (uint32_t i = 0; i < report->slices; i++) WANT(slices[i].op.length == 0 || slices[i].op.data[0] != 0);
+}
+
+static void end(void) { /* the frame is submitted, forgotten or abandoned */
+    uint32_t how = below(8);
+    WGPUCommandBuffer commands;
+    if (encoder == NULL) {
+        WANT(cml_end_frame(scheduler) == 0);
+        return;
+    }
+    if (how == 0) {
+        cml_abandon_frame(scheduler);
+    } else {
+        commands = wgpuCommandEncoderFinish(encoder, NULL);
+        if (how > 1) wgpuQueueSubmit(g.queue, 1, &commands);
+        wgpuCommandBufferRelease(commands);
+        if (below(2)) gpu_wait(&g);
+        cml_end_frame(scheduler);
+    }
+    wgpuCommandEncoderRelease(encoder);
+    encoder = NULL;
+}
+
+static void destroy(void) {
+    while (some_net(1) != NULL) unload();
+    if (encoder != NULL && below(2)) end();
+    cml_destroy(scheduler);
+    if (encoder != NULL) wgpuCommandEncoderRelease(encoder);
+    encoder = NULL;
+    WANT(blocks == 0);
+}
+
+int main(int argc, char **argv) {
+    WGPUBufferDescriptor wanted = {.size = 16, .usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst};
+    long calls = argc == 4 ? atol(argv[1]) : 0;
+    bytes = argc == 4 ? read_whole(argv[3], &size) : NULL;
+    if (bytes == NULL || !gpu_open(&g, 0)) return 3;
+    state = (uint32_t)atol(argv[2]) * 2654435761u + 1;
+    buffer = wgpuDeviceCreateBuffer(g.device, &wanted);
+    create();
+    memory_is_short = 1;
+    for (call = 0; call < calls; call++) {
+        uint32_t what = below(1000);
+        if (what < 1) {
+            destroy();
+            create();
+        } else if (what < 10) unload();
+        else if (what < 60) load();
+        else if (what < 250) submit();
+        else if (what < 600) look_at_job();
+        else if (what < 800) encode();
+        else end();
+    }
+    destroy();
+    wgpuBufferRelease(buffer);
+    gpu_close(&g);
+    free((void *)bytes);
+    printf("%ld calls, %llu jobs, %llu outputs read\n", calls, (unsigned long long)submitted, (unsigned long long)done);
+    return g.errors != 0;
+}
