@@ -32,9 +32,12 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-// What follows the sum, once it is whole.
-float finished(float sum, uint n, uint at)
+// What follows the sum, once it is whole. ROW_CHANNELS: the channels are the rows.
+float finished(float sum, uint m, uint n, uint at)
 {
+#ifdef ROW_CHANNELS
+    n = m;
+#endif
 #ifdef BIAS
     sum += T2[n * bias_stride];
 #endif
@@ -103,7 +106,7 @@ CML_MAIN
             uint at = (batch * rows + m) * columns + n;
             float sum = partial[made][0];
             if (accumulate != 0) { sum += OUT[at]; }
-            OUT[at] = last != 0 ? finished(sum, n, at) : sum;
+            OUT[at] = last != 0 ? finished(sum, m, n, at) : sum;
         }
     }
 }
@@ -244,7 +247,7 @@ CML_MAIN
 #endif
         if (m < rows && n < columns) {
             uint at = (batch * rows + m) * columns + n;
-            OUT[at] = finished(OUT[at], n, at);
+            OUT[at] = finished(OUT[at], m, n, at);
         }
     }
 #endif

@@ -43,6 +43,7 @@ CONV_CASES = (
     conv_case((1, 64, 9, 30), (12, 64, 3, 3), 0.25, **_AROUND, note="one bias for all"),
     conv_case((1, 5, 7, 6), (7, 5, 3, 3), (7,), note="channels that fill no block"),
     conv_case((1, 20, 10, 11), (33, 20, 1, 1), note="1x1"),
+    conv_case((2, 1, 331), (21, 1, 40), stride=[10], padding=[(0, 0)], note="a spectrum"),
     conv_case((3, 8, 1, 1), (8, 8, 1, 1), note="one pixel"),
     conv_case((1, 8, 1, 9), (4, 8, 3, 3), **_AROUND, note="one row"),
     conv_case((1, 4, 11, 1), (5, 4, 3, 2), padding=[(1, 1), (1, 0)], note="one column"),

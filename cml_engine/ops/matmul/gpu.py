@@ -57,7 +57,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column."""
+    """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column.
+    ``windows``: the columns of B overlap and are read where they lie; the rows are channels."""
 
     op: Lowering
     a: Matrix
@@ -67,6 +68,7 @@ class MatrixProduct:
     columns: int
     inner: int
     bias: str | None = None
+    windows: bool = False
 
     @property
     def results(self) -> int:
@@ -187,7 +189,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     return replace(p, b=Matrix(name, 1, width, steps)), [*copied(op, p.b.name, name, copy)]
 
 
-def _usual_tile(p: MatrixProduct) -> MatmulTile:
+def usual_tile(p: MatrixProduct) -> MatmulTile:
     return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits)
 
 
@@ -202,13 +204,13 @@ def _k_last(p: MatrixProduct) -> MatrixProduct:
     return replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
 
 
-def _tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
+def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     half, share = _is_half(p), shares_rows(p.op.limits)
     by_fours = p.inner % 4 == 0
     if share and by_fours:
         p = _k_last(p)
-    b_inner = share and by_fours and p.b.vectors(p.b.inner, p.b.outer)
-    if not b_inner and (half or not p.b.vectors(p.b.outer, p.b.inner)):
+    b_inner = (share or p.windows) and by_fours and p.b.vectors(p.b.inner, p.b.outer)
+    if not (b_inner or p.windows) and (half or not p.b.vectors(p.b.outer, p.b.inner)):
         p, copies = _columns_last(p)
         yield from copies
     a_vector = by_fours and p.a.vectors(p.a.inner, p.a.outer)
@@ -278,6 +280,7 @@ def _launches(
         **batch_defines,
         **epilogue.defines,
         **({"BIAS": 1} if p.bias else {}),
+        **({"ROW_CHANNELS": 1} if p.windows else {}),
         "OUT": f"T{len(tensors) - 1}",
     }
     for begin in range(0, max(p.inner, 1), step):
@@ -337,15 +340,15 @@ def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
 
 
 MATMUL = KernelFamily[MatrixProduct, MatmulTile]("matmul, linear", _key)
-_KERNEL = Kernel("matmul/matmul.hlsl", PARAMS, trusted=True)
+KERNEL = Kernel("matmul/matmul.hlsl", PARAMS, trusted=True)
 _PLAIN = {"transposeA": False, "transposeB": False}
 MATMUL.add(
     KernelVariant(
         name="tile",
         about="register tiles: rows by columns of the result",
-        kernel=_KERNEL,
-        lower=_tiles,
-        usual=_usual_tile,
+        kernel=KERNEL,
+        lower=lower_tiles,
+        usual=usual_tile,
         tiles=lambda p: tiles_for(p.op.limits),
         examples=(("matmul", Case(((9, 40), (40, 33)), _PLAIN, "rows")),),
     )
@@ -354,7 +357,7 @@ MATMUL.add(
     KernelVariant(
         name="reduce",
         about="workgroups that reduce: few results with a long sum",
-        kernel=_KERNEL,
+        kernel=KERNEL,
         lower=_reduce,
         possible=_may_reduce,
         gains=_reduces,

@@ -20,6 +20,7 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
+    Cost,
     Dispatch,
     Kernel,
     OpSpec,
@@ -91,11 +92,13 @@ class _Dim:
         return self.before == 0 and self.extent == self.out
 
 
-def _merged(x: Fact, y: Fact, padding: Sequence[tuple[int, int]], border: str) -> list[_Dim]:
+def _merged(
+    x: Sequence[int], y: Sequence[int], padding: Sequence[tuple[int, int]], border: str
+) -> list[_Dim]:
     """The axes, joined where an inner one is kept whole: rows of it are padded as one. Only with
     a constant may the outer one have a border of its own."""
     dims: list[_Dim] = []
-    for extent, out, (before, _) in zip(x.shape, y.shape, padding, strict=True):
+    for extent, out, (before, _) in zip(x, y, padding, strict=True):
         dim = _Dim(extent, out, before)
         last = dims[-1] if dims else None
         if last and dim.kept and (last.kept or border == "constant"):
@@ -106,19 +109,40 @@ def _merged(x: Fact, y: Fact, padding: Sequence[tuple[int, int]], border: str) -
 
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
-    (x,), (y,), attrs = op.inputs, op.outputs, op.attrs
-    dims = _merged(x, y, attrs.padding, attrs.border)
+    (x,), (source,), (target,), attrs = op.inputs, op.in_names, op.out_names, op.attrs
+    value = _word(attrs.value, x.dtype)
+    yield padded(op, source, target, x.shape, attrs.padding, attrs.border, value)
+
+
+def padded(
+    op: Lowering,
+    source: str,
+    target: str,
+    shape: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    border: str,
+    value: int = 0,
+    cost: Cost | None = None,
+) -> Dispatch:
+    """Returns the dispatch that writes a tensor of that ``shape`` with a border around it;
+    ``value`` is the 32-bit word of a constant border."""
+    result = [
+        before + extent + after for extent, (before, after) in zip(shape, padding, strict=True)
+    ]
+    dims = _merged(shape, result, padding, border)
     row = dims[-1]
     width = 4 if all(v % 4 == 0 for v in (row.extent, row.out, row.before)) else 1
-    if width == 4 and not (row.kept or attrs.border == "constant"):
+    if width == 4 and not (row.kept or border == "constant"):
         width = 1
     dims[-1] = _Dim(row.extent // width, row.out // width, row.before // width)
     blocks = -(-dims[-1].out // _ITEMS)
-    params = {"blocks": blocks, "value": _word(attrs.value, x.dtype), **_params(dims)}
+    params = {"blocks": blocks, "value": value, **_params(dims)}
     rank = next(r for r in _RANKS if r >= len(dims))
-    defines = {"RANK": rank, **word("border", attrs.border), "ITEMS": _ITEMS}
+    defines = {"RANK": rank, **word("border", border), "ITEMS": _ITEMS}
     n = prod(d.out for d in dims[:-1]) * blocks
-    yield for_each(op, n, params, defines, types="uint4 uint4" if width == 4 else "uint uint")
+    types = "uint4 uint4" if width == 4 else "uint uint"
+    tensors = (source, target)
+    return for_each(op, n, params, defines, types=types, tensors=tensors, kernel=_KERNEL, cost=cost)
 
 
 def _params(dims: Sequence[_Dim]) -> dict[str, Any]:
@@ -159,7 +183,7 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
     return Rows(axis, need)
 
 
-def _padded(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:
+def _attrs(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:
     return {"padding": padding, "border": border, "value": value}
 
 
@@ -181,22 +205,22 @@ define(
         tolerance=EXACT,
         traits=Traits(_before_transpose, rows=_rows),
         cases=[
-            Case(((2, 3, 5, 7),), _padded(_IMAGE), "an image"),
-            Case(((2, 3, 5, 7),), _padded(_IMAGE, value=-1.5), "value"),
-            Case(((1, 4, 3, 9),), _padded([(0, 0), (0, 4), (0, 0), (0, 0)]), "channels appended"),
-            Case(((2, 8, 4, 4),), _padded([(0, 0), (4, 8), (0, 0), (0, 0)]), "aligned channels"),
-            Case(((2, 3, 6, 7),), _padded(_MIXED, value=2.0), "all axes, borders and crops"),
-            *[Case(((2, 3, 6, 7),), _padded(_MIXED, b)) for b in BORDERS[1:]],
-            *[Case(((1, 2, 8),), _padded([(0, 0), (3, 2), (0, 0)], b)) for b in BORDERS[1:]],
-            *[Case(((2, 3),), _padded([(7, 9), (11, 8)], b), "many times") for b in BORDERS[1:]],
-            *[Case(((1, 4),), _padded([(2, 3), (1, 1)], b), "extent 1") for b in BORDERS[1:]],
-            Case(((3, 4),), _padded([(-1, -2), (0, 0)]), "crop to nothing"),
-            Case(((3, 5),), _padded([(0, 0), (-6, 4)], value=3.0), "cropped beyond the end"),
-            Case(((0, 3),), _padded([(1, 2), (1, 1)], value=5.0), "of nothing"),
-            Case(((),), _padded([]), "rank 0"),
-            Case(((1, 2, 1, 2, 1, 2, 1, 2),), _padded([(1, 1)] * 8), "rank 8"),
-            Case((Random((5, 6), -9, 9, "integer"),), _padded([(1, 1), (2, 2)], value=-7)),
-            Case((Random((9,), dtype="logical"),), _padded([(1, 1)], "replicate")),
+            Case(((2, 3, 5, 7),), _attrs(_IMAGE), "an image"),
+            Case(((2, 3, 5, 7),), _attrs(_IMAGE, value=-1.5), "value"),
+            Case(((1, 4, 3, 9),), _attrs([(0, 0), (0, 4), (0, 0), (0, 0)]), "channels appended"),
+            Case(((2, 8, 4, 4),), _attrs([(0, 0), (4, 8), (0, 0), (0, 0)]), "aligned channels"),
+            Case(((2, 3, 6, 7),), _attrs(_MIXED, value=2.0), "all axes, borders and crops"),
+            *[Case(((2, 3, 6, 7),), _attrs(_MIXED, b)) for b in BORDERS[1:]],
+            *[Case(((1, 2, 8),), _attrs([(0, 0), (3, 2), (0, 0)], b)) for b in BORDERS[1:]],
+            *[Case(((2, 3),), _attrs([(7, 9), (11, 8)], b), "many times") for b in BORDERS[1:]],
+            *[Case(((1, 4),), _attrs([(2, 3), (1, 1)], b), "extent 1") for b in BORDERS[1:]],
+            Case(((3, 4),), _attrs([(-1, -2), (0, 0)]), "crop to nothing"),
+            Case(((3, 5),), _attrs([(0, 0), (-6, 4)], value=3.0), "cropped beyond the end"),
+            Case(((0, 3),), _attrs([(1, 2), (1, 1)], value=5.0), "of nothing"),
+            Case(((),), _attrs([]), "rank 0"),
+            Case(((1, 2, 1, 2, 1, 2, 1, 2),), _attrs([(1, 1)] * 8), "rank 8"),
+            Case((Random((5, 6), -9, 9, "integer"),), _attrs([(1, 1), (2, 2)], value=-7)),
+            Case((Random((9,), dtype="logical"),), _attrs([(1, 1)], "replicate")),
         ],
     )
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
-from cml_engine.errors import ShapeError
+from cml_engine.errors import InputError, ShapeError
 from cml_engine.graph import Attrs, Epilogue, Fact
 from cml_engine.layout import C4
 from cml_engine.limits import Limits
@@ -17,6 +17,7 @@ from cml_engine.ops.conv.cases import CONV_CASES, conv_case, deconv_case
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.elementwise.row import ROWS
 from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.testing import case_graph, check_graph
 
 PORTABLE = Limits()
@@ -195,10 +196,21 @@ def test_first_choices_by_the_rules(gpu):
     """On a software driver, where each of them is the default for its own kind of node."""
     for variant, op, case, constants in KERNELS.values():
         graph, _ = case_graph(op, case, constants=constants)
-        layouts = {} if variant.name == "plain" else {"x0": C4}
+        layouts = {} if variant.name in ("plain", "windows") else {"x0": C4}
         last = lower(graph, gpu.limits, layouts).steps[-1]
-        if variant.name in ("tile", "plain", "row tile", "phases", "winograd", "depthwise"):
+        if variant.examples:
             assert last.variant.startswith(variant.name if constants else "row tile")
+
+
+def test_a_long_window_has_the_kernel_that_is_asked_for_or_is_refused(gpu):
+    graph, _ = case_graph("conv", conv_case((1, 1, 900), (8, 1, 400)), constants=True)
+    for kernel in (variant.name for variant in CONV.variants):
+        try:
+            plan = plan_graph(graph, gpu.limits, decide={"y0": {"kernel": kernel}})
+        except InputError as error:
+            assert "here it can be windows" in error.message
+        else:
+            assert plan.steps[-1].variant.startswith(kernel)
 
 
 #: two of a kernel's paddings in the suite

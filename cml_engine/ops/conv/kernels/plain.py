@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.line import line_params
-from cml_engine.ops.conv.kernels.row_tile import gains, tiles, usual_tile
+from cml_engine.ops.conv.kernels.row_tile import gains, is_built, tiles, usual_tile
 from cml_engine.ops.conv.kernels.tile import PARAMS, product_defines, store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import has_beside, packed_bias
@@ -36,6 +36,8 @@ def is_possible(conv: Conv) -> bool:
     if conv.transposed or not conv.constant or shape.groups != 1:
         return False
     if conv.op.layout(conv.op.in_names[0]) != PLAIN or shape.axes3[2].dilation != 1:
+        return False
+    if not is_built(conv):
         return False
     return 0 < shape.in_channels <= _MOST_CHANNELS
 

@@ -23,6 +23,7 @@ _TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8))
 _SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
 #: the same where lanes load the filter each for themselves
 _SPEED_APART = {(16, 8): 1.0, (8, 8): 0.85, (16, 4): 0.65, (8, 4): 0.6, (4, 4): 0.5}
+_SMALLEST = min(_SPEED)
 _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
@@ -37,10 +38,15 @@ def is_possible(conv: Conv) -> bool:
     """Whether the node's windows overlap along a line, so that a row of them needs fewer inputs
     than its windows have taps."""
     line = conv.shape.axes3[2]
-    if is_depthwise(conv) or conv.transposed:
+    if is_depthwise(conv) or conv.transposed or not is_built(conv):
         return False
     span = (_LEAST_COLUMNS - 1) * line.stride + (line.kernel - 1) * line.dilation + 1
     return span < _LEAST_COLUMNS * line.kernel
+
+
+def is_built(conv: Conv) -> bool:
+    """Returns True if a driver builds the smallest tile in reasonable time."""
+    return conv.shape.axes3[2].kernel * prod(_SMALLEST) <= MOST_BUILT
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
@@ -51,7 +57,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 def usual_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take: the fastest with what it computes for nothing."""
-    return ConvTile(*fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
+    return ConvTile(*fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
 
 def fast_tiles(conv: Conv) -> list[ConvTile]:
