@@ -46,8 +46,8 @@ class LoadLimits:
     memory : bytes that the load takes, those of temporary arrays included. Default: half of the
         machine's memory, or of its container's.
     nodes : operators and their tensors, with fragments, functions and loops written out.
-    steps : units of work of about a microsecond: a token, an expression, an element of a list,
-        a kilobyte that is unpacked.
+    steps : units of work of about a microsecond: an expression, an element of a list, half a
+        kilobyte that is unpacked.
     """
 
     memory: int = field(default_factory=_default_memory)
@@ -123,7 +123,11 @@ class Budget:
     def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
         """Counts the memory of bytes that ``what`` unpacks to, and the work to unpack them."""
         self.charge_bytes(count, what, source)
-        self.charge_steps(count >> 10, what, source)
+        self.charge_unpacking(count, what, source)
+
+    def charge_unpacking(self, count: int, what: str, source: Source | None = None) -> None:
+        """Counts the work to unpack bytes that are not kept."""
+        self.charge_steps(count >> 9, what, source)
 
 
 def _over(

@@ -13,6 +13,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from cml_engine.budget import OverBudget, current
 from cml_engine.errors import InputError
 from cml_engine.files import pictures
 from cml_engine.files.atomic_write import check_writable, write_atomically
@@ -88,6 +89,8 @@ def _told(file: NamedFile, name: str) -> Iterator[None]:
     """What goes wrong in the block names the file."""
     try:
         yield
+    except OverBudget:
+        raise
     except InputError as error:
         raise InputError(f"'{file}': {error.message}") from None
     except Exception as error:  # whatever the parsers of others say of a damaged file
@@ -160,6 +163,7 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
     """An array in NumPy's format: the file, or a member of an archive."""
     if found.suffix == ".npy":
+        current().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
         with found.path.open("rb") as file:
             yield file
         return
@@ -170,8 +174,18 @@ def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
                 f"input '{name}': it holds {', '.join(members) or 'nothing'}; wanted an array of "
                 "that name, or one array only"
             )
-        with archive.open(members.get(name) or next(iter(members.values()))) as member:
+        chosen = archive.getinfo(members.get(name) or next(iter(members.values())))
+        charge_member(chosen, found.path)
+        with archive.open(chosen) as member:
             yield member
+
+
+def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
+    """Charges what a member says that it unpacks to; no more of it is read."""
+    what = f"'{archive}': '{member.filename}'"
+    current().charge_bytes(member.file_size, what)
+    if member.compress_type != zipfile.ZIP_STORED:
+        current().charge_unpacking(member.file_size, what)
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
@@ -205,7 +219,9 @@ def _array(file: IO[bytes], name: str, fact: Fact) -> Array:
 def _read_picture(found: NamedFile, name: str, fact: Fact) -> Array:
     pictures.check(found, name, fact, written=False)
     channels = fact.shape[1]
-    check_shape(name, fact, (1, channels, *pictures.size(found)))
+    shape = (1, channels, *pictures.size(found))
+    check_shape(name, fact, shape)
+    current().charge_unpacked(4 * prod(shape), f"input '{name}'")
     return pictures.read(found, channels)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import OverBudget, current
 from cml_engine.errors import InputError
-from cml_engine.files.arrays import Known, Shape
+from cml_engine.files.arrays import Known, Shape, charge_member
 from cml_engine.graph import Fact
 
 Array = np.ndarray[Any, Any]
@@ -57,11 +58,16 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
     try:
+        current().charge_bytes(path.stat().st_size, f"'{path}'")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             yield loaded
         else:
+            for member in loaded.zip.infolist():
+                charge_member(member, path)
             yield from (loaded[key] for key in loaded.files)
+    except OverBudget:
+        raise
     except Exception as error:  # whatever NumPy says of a damaged file
         said = str(error) or type(error).__name__
         raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None

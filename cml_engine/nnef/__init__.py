@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import load_budget
 from cml_engine.errors import ModelError
 from cml_engine.graph import Graph, Shapes
 from cml_engine.model_source import Bytes, ModelSource, shown
@@ -90,7 +91,7 @@ class NnefModel:
         self._files: ModelSource | None = files
         self._stored, self._random = weights, random
         quant = read_text(files, QUANT_FILE)
-        with _collector_paused(), self._depth_checked():
+        with load_budget(), _collector_paused(), self._depth_checked():
             self._document = parse_document(self._source)
             self._quantization = {} if quant is None else parse_quant(quant)
             prepare(self._document, self._source, self._library)
@@ -99,7 +100,7 @@ class NnefModel:
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
         """The graph where inputs have these shapes, by name, and else those in the text. The
         weights' files are read at the first call and no more."""
-        with _collector_paused(), self._depth_checked():
+        with load_budget(), _collector_paused(), self._depth_checked():
             document, source, library = self._document, self._source, self._library
             built = DocumentBuilder(document, source, library, self._infer, shapes).build()
             constants = {**built.graph.constants, **self._weights(built)}

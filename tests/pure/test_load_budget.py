@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine import budget
 from cml_engine.budget import Budget, LoadLimits, OverBudget, current, load_budget
 from cml_engine.cli.main import main
+from cml_engine.files import arrays
+from cml_engine.files.sample_sets import read_samples
 
 
 def test_limits_are_read_from_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +70,79 @@ def test_the_command_line_sets_the_limits_of_one_command(
     assert "cannot read 'memory=lots'" in capsys.readouterr().err
     assert main(["info", "no such model.onnx", "--load-limits", "memory=8G"]) == 2
     assert budget.VARIABLE not in os.environ
+
+
+# -- readers ---------------------------------------------------------------------------------------
+
+GRAPH = (
+    "version 1.0;\nextension KHR_enable_operator_expressions;\n"
+    "graph net(x) -> (y)\n{\n    x = external(shape = [1, 4]);\n"
+)
+SMALL = LoadLimits(memory=32 * 2**20, steps=200_000)
+
+
+def nnef_of(body: str, head: str = GRAPH) -> cml.MemoryModel:
+    return cml.MemoryModel(f"{head}{body}    y = relu(x);\n}}\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    c = constant(shape = [60000000], value = [1.0]);\n", "a constant of 60,000,000 elem"),
+        (
+            "".join(f"    c{i} = constant(shape = [3000000], value = [1.0]);\n" for i in range(9)),
+            "a constant of 3,000,000 elements needs 12,000,000 bytes, which makes 36,001,",
+        ),
+        ("    c = " + "1.0 + " * 200_000 + "1.0;\n", "the text's words and signs"),
+    ],
+)
+def test_nnef_that_takes_too_much_is_refused(body: str, said: str) -> None:
+    with pytest.raises(OverBudget, match=said) as caught:
+        cml.load(nnef_of(body), limits=SMALL)
+    assert caught.value.source is not None and caught.value.source.line > 5
+
+
+def test_a_long_line_costs_no_more_than_a_short_one() -> None:
+    """The line of every operator is kept for messages: its beginning, not all of it."""
+    body = "".join(f"r{i} = relu(x); " for i in range(2000))
+    start = time.process_time()
+    cml.load(nnef_of(f"{body} # {'a' * 20_000_000}\n"))
+    assert time.process_time() - start < 10
+
+
+def test_every_graph_of_a_model_has_a_budget_of_its_own() -> None:
+    limits = LoadLimits(memory=20 * 2**20)
+    graph = cml.load(nnef_of("c = constant(shape = [3000000], value = [1.0]);"), limits=limits)
+    for rows in (2, 3):
+        assert graph.reshaped({"x": (rows, 4)}).facts["y"].shape == (rows, 4)
+    body = "c = constant(shape = shape_of(x), value = [1.0]);"
+    graph = cml.load(nnef_of(body), limits=limits)
+    with pytest.raises(OverBudget, match="--load-limits memory="):
+        graph.reshaped({"x": (3_000_000, 4)})
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_inputs_that_unpack_to_too_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    zeros, path = np.zeros((1, 5_000_000), np.float32), tmp_path / f"x.{kind}"
+    if kind == "npz":
+        np.savez_compressed(path, x=zeros)
+        assert path.stat().st_size < 100_000
+    else:
+        np.save(path, zeros)
+    monkeypatch.setenv(budget.VARIABLE, "memory=10M")
+    with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):
+        arrays.read(path, "x", cml.Fact("scalar", zeros.shape))
+    with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):
+        read_samples({"x": path}, {"x": cml.Fact("scalar", zeros.shape)})
+
+
+def test_safetensors_with_a_long_header_are_refused(tmp_path: Path) -> None:
+    entries = ",".join(
+        f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(100_000)
+    )
+    header = f"{{{entries}}}".encode()
+    data = len(header).to_bytes(8, "little") + header
+    with pytest.raises(OverBudget, match="the header of .* needs"):
+        cml.load(nnef_of(""), weights=data, limits=SMALL)

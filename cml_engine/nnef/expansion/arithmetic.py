@@ -1,7 +1,7 @@
 """Operators on plain values, at compile time (NNEF 1.0.5, A.2.2).
 
-Python's numbers have no bounds; a model's have: integers stay in 64 bits, arrays and strings
-below a million elements, so that no text can ask for unbounded time or memory.
+Python's numbers have no bounds; a model's have: integers stay in 64 bits, and the elements of
+arrays and strings are charged to the load's budget.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from cml_engine.nnef.expansion.values import (
-    MAX_ELEMENTS,
-    MAX_NESTING,
-    Value,
-    element_count,
-    kind_of,
-)
+from cml_engine.budget import current
+from cml_engine.nnef.expansion.values import Value, ValueProblem, element_count, kind_of
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -27,10 +22,6 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-
-
-class ValueProblem(Exception):
-    """An operation on values that has no result; the evaluator adds the place."""
 
 
 def binary(op: str, left: Value, right: Value) -> Value:
@@ -71,13 +62,13 @@ def convert(kind: str, value: Value) -> Value:
 
 
 def checked_length(value: Value) -> Value:
-    """The value, if it is not too large to go on with."""
-    if element_count(value) > MAX_ELEMENTS:
-        raise ValueProblem(
-            f"an array of more than {MAX_ELEMENTS:,} elements or {MAX_NESTING} levels: "
-            "store it in a .dat"
-        )
+    """The value, whose elements are charged to the budget."""
+    _charge(element_count(value))
     return value
+
+
+def _charge(count: int) -> None:
+    current().charge_steps(count, f"an array of {count:,} elements (larger ones belong in a .dat)")
 
 
 def _string(value: Value) -> str:
@@ -120,9 +111,8 @@ def _contains(item: Value, values: Value) -> bool:
 
 def _sequence(op: str, left: Value, right: Value) -> Value:
     if op == "+" and type(left) is type(right):
-        if len(left) + len(right) > MAX_ELEMENTS:
-            raise ValueProblem(f"a {kind_of(left)} longer than {MAX_ELEMENTS:,}")
-        return checked_length(left + right)
+        _charge(element_count(left) + element_count(right))
+        return left + right
     if op == "*" and isinstance(left, list) and kind_of(right) == "integer":
         return _repeat(left, right)
     raise ValueProblem(f"'{op}' cannot take {kind_of(left)} and {kind_of(right)}")
@@ -131,8 +121,7 @@ def _sequence(op: str, left: Value, right: Value) -> Value:
 def _repeat(items: list[Value], times: int) -> list[Value]:
     if times < 0:
         raise ValueProblem(f"an array cannot be repeated {times} times")
-    if element_count(items) * times > MAX_ELEMENTS:
-        raise ValueProblem(f"repeated {times} times it has more than {MAX_ELEMENTS:,} elements")
+    _charge(element_count(items) * times)
     return items * times
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
 from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes
 from cml_engine.integer.rule import RULE_VERSION
@@ -39,8 +40,6 @@ TRACT = "tract_"
 _DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "tdim": "integer",
                 "bool": "logical"}  # fmt: skip
 
-#: Elements that a ``constant`` in the text may fill; more belongs in a .dat.
-MAX_CONSTANT = 2**26
 _MAX_RANK = 32
 _MAX_EXTENT = 2**31
 
@@ -186,9 +185,8 @@ class DocumentBuilder:
 
     def _constant(self, sig: Signature, bound: Bound, site: Site) -> Value:
         fact, values = _fact(bound, site), bound.values["value"]
-        if fact.size > MAX_CONSTANT:
-            message = f"a constant of {fact.size:,} elements: wanted at most {MAX_CONSTANT:,}"
-            raise site.error(ShapeError, f"{message}, use a variable")
+        what = f"a constant of {fact.size:,} elements"
+        current().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source)
         if len(values) not in (1, fact.size):
             message = f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
             raise site.error(ShapeError, message)

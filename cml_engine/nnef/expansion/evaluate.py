@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from cml_engine.budget import OverBudget, current
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
 from cml_engine.nnef.expansion import arithmetic
-from cml_engine.nnef.expansion.arithmetic import ValueProblem
 from cml_engine.nnef.expansion.values import (
     TensorRef,
     Value,
+    ValueProblem,
     describe,
     element_count,
     has_tensor,
@@ -40,8 +41,10 @@ from cml_engine.nnef.text.ast import (
 )
 from cml_engine.nnef.text.lexer import SourceText
 
-#: Evaluated expressions per model: a safeguard against fragments that double at each level.
-MAX_STEPS = 3_000_000
+#: Evaluated expressions that are charged to the budget at once.
+_CHARGED = 256
+#: Elements of arrays that are copied or compared in a microsecond.
+ELEMENTS = 2
 
 #: Operators that stand for NNEF operators when an operand is a tensor.
 TENSOR_OPS = {
@@ -111,7 +114,7 @@ class Evaluator(ABC):
     """Evaluates everything but calls of operators."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
-        self._steps = 0
+        self._steps, self._budget = 0, current()
         #: what tract's symbols stand for, in fragments too
         self._symbols = symbols
         self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
@@ -143,9 +146,17 @@ class Evaluator(ABC):
     def evaluate(self, expr: Expr, scope: Scope, target: Target = None) -> Value:
         """The value of an expression."""
         self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise scope.error(ModelError, _TOO_MUCH.format(MAX_STEPS), expr.pos)
+        if self._steps > _CHARGED:
+            self._charge(scope, expr.pos)
         return self._dispatch[type(expr)](expr, scope, target)
+
+    def _charge(self, scope: Scope, pos: int) -> None:
+        """Charges the steps so far: fragments can double at each level."""
+        steps, self._steps = self._steps, 0
+        try:
+            self._budget.charge_steps(steps, "the evaluation of expressions")
+        except OverBudget as error:
+            raise scope.error(OverBudget, error.message, pos) from None
 
     # -- names ----------------------------------------------------------------------------------
 
@@ -177,13 +188,13 @@ class Evaluator(ABC):
     def _sized(self, items: list[Value], scope: Scope, pos: int) -> list[Value]:
         """Arrays of arrays can double at every assignment: count their elements."""
         if items and isinstance(items[0], (list, tuple)):
-            self._steps += element_count(items)
             _guard(lambda: arithmetic.checked_length(items), scope, pos)
         return items
 
     def _comprehension(self, expr: Comprehension, scope: Scope, target: Target) -> list[Value]:
         rows = self._rows(expr, scope)
         targets = spread(target, len(rows)) if expr.condition is None else [None] * len(rows)
+        self._steps += len(scope.names) // ELEMENTS + len(rows)
         inner = Scope(**{**vars(scope), "names": dict(scope.names)})
         found = []
         for row, wanted in zip(rows, targets, strict=True):
@@ -223,6 +234,7 @@ class Evaluator(ABC):
         values = _sequence(self.evaluate(expr.value, scope), scope, expr.pos)
         begin = None if expr.begin is None else self._index(expr.begin, scope)
         end = None if expr.end is None else self._index(expr.end, scope)
+        self._steps += len(values) // ELEMENTS
         return values[begin:end]
 
     def _index(self, expr: Expr, scope: Scope) -> int:
@@ -260,9 +272,14 @@ class Evaluator(ABC):
         op = TENSOR_OPS.get(expr.op)
         if op is not None and (isinstance(left, TensorRef) or isinstance(right, TensorRef)):
             return self.operator(op, [left, right], Site(scope, expr.pos, target))
-        if isinstance(left, (list, str)):
-            self._steps += element_count(left) // 8
-        return _guard(lambda: arithmetic.binary(expr.op, left, right), scope, expr.pos)
+
+        def compute() -> Value:
+            for side in (left, right):
+                if isinstance(side, (list, tuple, str)):
+                    self._steps += element_count(side) // ELEMENTS
+            return arithmetic.binary(expr.op, left, right)
+
+        return _guard(compute, scope, expr.pos)
 
     def _if_else(self, expr: IfElse, scope: Scope, target: Target) -> Value:
         condition = self.evaluate(expr.condition, scope)
@@ -284,7 +301,7 @@ class Evaluator(ABC):
         if not isinstance(value, (list, str)):
             message = f"{expr.op}() wants an array, got {describe(value)}"
             raise scope.error(ShapeError, message, expr.pos)
-        self._steps += len(value) // 8
+        self._steps += len(value) // ELEMENTS
         return len(value) if expr.op == "length_of" else list(range(len(value)))
 
 
@@ -312,6 +329,8 @@ def _guard(compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
         return compute()
     except ValueProblem as problem:
         raise scope.error(ShapeError, str(problem), pos) from None
+    except OverBudget as error:
+        raise scope.error(OverBudget, error.message, pos) from None
 
 
 def spread(target: Target, count: int) -> list[Target]:
@@ -324,7 +343,3 @@ def spread(target: Target, count: int) -> list[Target]:
 
 
 _BUILTINS = frozenset(("length_of", "range_of", "shape_of", *PRIMITIVES))
-_TOO_MUCH = (
-    "more than {:,} expressions to evaluate: a fragment multiplies itself without end, "
-    "or the model is too large"
-)

@@ -10,7 +10,15 @@ from typing import TypeAlias
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
 from cml_engine.nnef.expansion.bind import Bound, Mismatch, bind, coerce
 from cml_engine.nnef.expansion.einsum import EquationProblem, einsum_fragment
-from cml_engine.nnef.expansion.evaluate import Evaluator, Exact, Scope, Site, Target, spread
+from cml_engine.nnef.expansion.evaluate import (
+    ELEMENTS,
+    Evaluator,
+    Exact,
+    Scope,
+    Site,
+    Target,
+    spread,
+)
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
 from cml_engine.nnef.expansion.nodes import Infer, NodeBuilder
 from cml_engine.nnef.expansion.signatures import Signature
@@ -113,6 +121,11 @@ class FragmentEvaluator(Evaluator):
         generic: str | None,
         site: Site,
     ) -> Value:
+        self._steps += sum(
+            len(value) // ELEMENTS
+            for value in (*positional, *named.values())
+            if isinstance(value, (list, str))
+        )
         try:
             bound = bind(operator.signature, positional, named, generic)
         except Mismatch as problem:

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
+from cml_engine.budget import current
+from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Site, Target, spread
@@ -18,8 +19,8 @@ from cml_engine.nnef.text.ast import Type
 #: ``infer(node, facts)`` gives the facts of a node's outputs.
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
-#: Tensors that one operator may take, and that all operators of a model together may give.
-MAX_TENSORS = 100_000
+#: Microseconds to make a node.
+_NODE_STEPS = 30
 
 _INT32 = 2**31
 
@@ -35,7 +36,7 @@ class NodeBuilder:
         self.sources: dict[str, Source] = {}
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
-        self._made = 0
+        self._budget = current()
 
     # -- names ----------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ class NodeBuilder:
         return TensorRef(name, dtype)
 
     def add_constant(self, name: str, array: np.ndarray[Any, Any], source: Source) -> None:
+        self._budget.charge_bytes(array.nbytes, f"the constant '{name}'", source)
         array.flags.writeable = False
         dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
         self.constants[name] = array
@@ -131,14 +133,8 @@ class NodeBuilder:
         return [self.tensor(value, site).name]
 
     def _add(self, node: Node, site: Site) -> None:
-        self._made += len(node.outputs)
-        for count, what in ((self._made, "tensors"), (len(node.inputs), f"inputs of {node.op}")):
-            if count > MAX_TENSORS:
-                message = (
-                    f"more than {MAX_TENSORS:,} {what}: a fragment or a comprehension multiplies "
-                    "itself, or the model is too large for this engine"
-                )
-                raise site.error(ModelError, message)
+        steps = _NODE_STEPS + len(node.inputs)
+        self._budget.charge_steps(steps, f"the operator {node.op}", site.source)
         self.nodes.append(node)
         self._infer_facts(node)
 
@@ -161,6 +157,7 @@ class NodeBuilder:
         prefix = site.scope.prefix
         fallback = f"{prefix}_{sig.name}" if prefix else sig.name
         found: list[Value] = []
+        self._budget.charge_nodes(1, f"the operator {sig.name}", site.source)
         for result, target in zip(sig.results, targets, strict=True):
             is_array = result.type.kind == "array"
             dtype = _element_dtype(sig, result.type, bound, site)
@@ -168,6 +165,7 @@ class NodeBuilder:
                 found.append(TensorRef(self.tensor_name(target, fallback), dtype))
                 continue
             parts = spread(target, self._result_count(sig, bound, target, site))
+            self._budget.charge_nodes(len(parts), f"the operator {sig.name}", site.source)
             found.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
         return found
 
@@ -184,9 +182,11 @@ class NodeBuilder:
             message = f"{sig.name} gives {count} tensors, but the left side names {wanted}"
             raise site.error(ShapeError, message)
         found = count if count is not None else wanted or 0
-        if not 0 <= found <= MAX_TENSORS:
-            message = f"{sig.name} would give {found:,} tensors: wanted 0 to {MAX_TENSORS:,}"
-            raise site.error(ShapeError, message)
+        if found < 0:
+            raise site.error(
+                ShapeError, f"{sig.name} would give {found:,} tensors: wanted 0 or more"
+            )
+        self._budget.check_nodes(found, f"the operator {sig.name}", site.source)
         return found
 
     def _known_count(self, op: str, bound: Bound) -> int | None:

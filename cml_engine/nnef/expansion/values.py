@@ -8,9 +8,12 @@ from typing import Any, TypeAlias
 #: bool, int, float, str, list, tuple or :class:`TensorRef`, nested.
 Value: TypeAlias = Any
 
-#: No array of a sane model has more elements, nested ones included.
-MAX_ELEMENTS = 1_000_000
+#: Arrays within arrays.
 MAX_NESTING = 8
+
+
+class ValueProblem(Exception):
+    """An operation on values that has no result; the evaluator adds the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,18 @@ def kind_of(value: Value) -> str:
 
 
 def element_count(value: Value, depth: int = 0) -> int:
-    """How many leaves a nested array has; a plain value counts as one.
+    """How many leaves a nested array has; a plain value counts as one, a string as its characters.
 
-    An empty inner array counts as one too, so that an array of them is not free; one that is
-    nested too deep counts as too many, because to count it could take for ever.
+    An empty inner array counts as one too, so that an array of them is not free. One that is
+    nested too deep is refused, because counting it could take for ever.
     """
+    if isinstance(value, str):
+        return len(value)
     if not isinstance(value, (list, tuple)):
         return 1
     if depth >= MAX_NESTING:
-        return MAX_ELEMENTS + 1
-    if not any(isinstance(item, (list, tuple)) for item in value):
+        raise ValueProblem(f"an array of more than {MAX_NESTING} levels: store it in a .dat")
+    if not any(isinstance(item, (list, tuple, str)) for item in value):
         return len(value) or 1
     return sum(element_count(item, depth + 1) for item in value) or 1
 

@@ -1,8 +1,7 @@
 """A model in a ``.tgz``, read in memory and never extracted (NNEF 1.0.5, 3.3).
 
 The stream is gone through once for an index; tensor files are read later, when the graph has said
-how large they may be. Links are refused, names must stay inside, and a stream that unpacks to far
-more than a model can be is given up.
+how large they may be. Links are refused, names must stay inside.
 """
 
 from __future__ import annotations
@@ -18,26 +17,20 @@ from cml_engine.errors import ModelError
 from cml_engine.nnef.files.names import GRAPH_FILE
 from cml_engine.nnef.files.tar import Refused, TarError, members
 
-#: An archive may unpack to the larger of these, but never to more than the last.
-_ALWAYS_FINE = 256 * 2**20
-_MAX_RATIO = 100
-_MAX_TOTAL = 16 * 2**30
-
 
 class ArchiveSource:
     """A model in an archive: ``graph.nnef`` at its top, or in its topmost folder that has one."""
 
     graph = GRAPH_FILE
 
-    def __init__(self, file: Path | BinaryIO, name: str, size: int) -> None:
+    def __init__(self, file: Path | BinaryIO, name: str) -> None:
         self._archive = name
-        limit = min(_MAX_TOTAL, max(_ALWAYS_FINE, _MAX_RATIO * size))
         with self._checked():
             if isinstance(file, Path):
                 self._stream = gzip.GzipFile(file, "rb")
             else:
                 self._stream = gzip.GzipFile(fileobj=file, mode="rb")
-            self._members = members(self._stream, limit)
+            self._members = members(self._stream, name)
         graphs = [n for n in self._members if PurePosixPath(n).name == GRAPH_FILE]
         if not graphs:
             raise ModelError(f"'{name}' has no {GRAPH_FILE} in it: pack the model's folder")

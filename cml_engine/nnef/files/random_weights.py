@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import TensorFileError
+from cml_engine.budget import current
 from cml_engine.graph import NUMPY_DTYPE, Node
 from cml_engine.nnef.expansion.build import Variable
 from cml_engine.nnef.expansion.extensions import extension_signatures
@@ -22,8 +22,6 @@ from cml_engine.nnef.files.tensor_file import Header, ItemType, StoredTensor
 
 Array = np.ndarray[Any, Any]
 
-#: values of a model that are made at random: 8 GiB of them
-MAX_VALUES = 2**31
 _ITEMS = {
     "scalar": (ItemType.FLOAT, 32),
     "integer": (ItemType.INT, 32),
@@ -48,8 +46,7 @@ class RandomWeights:
     def array(self, name: str, shape: Sequence[int], dtype: str, use: str | float) -> Array:
         """Values by a tensor's use: a fan-in, or what it is to another operand."""
         self._made[name] = prod(shape)
-        if sum(self._made.values()) > MAX_VALUES:
-            raise TensorFileError(f"'{name}': more than {MAX_VALUES:,} random weights")
+        current().charge_bytes(4 * prod(shape), f"the random weights of '{name}'")
         if dtype != "scalar":  # indices and masks: zeros are valid wherever they go
             return np.zeros(shape, NUMPY_DTYPE[dtype])
         rng = np.random.default_rng([self.seed, *name.encode()])

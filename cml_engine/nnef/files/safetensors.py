@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import InputError, TensorFileError
 from cml_engine.graph import is_whole
 from cml_engine.model_source import Bytes, FolderSource, SourceFile
@@ -23,8 +24,9 @@ from cml_engine.nnef.expansion.build import Variable
 from cml_engine.nnef.files.tensor_file import Blob, Header, ItemType, MemoryBlob, StoredTensor
 
 _LENGTH = 8
-_MAX_HEADER = 64 * 2**20
 _MAX_RANK = 32
+#: Bytes of Python's objects for a byte of the header's JSON.
+_HEADER_BYTES = 10
 _METADATA = "__metadata__"
 
 #: what we can hold, and how it lies in the file; BF16 is the upper half of F32
@@ -130,8 +132,11 @@ def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
     if file.size < _LENGTH:
         raise _damaged(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
     length = int.from_bytes(file.head(_LENGTH), "little")
-    if length > min(_MAX_HEADER, file.size - _LENGTH):
+    if length > file.size - _LENGTH:
         raise _damaged(file, f"a header of {length:,} bytes in a file of {file.size:,}")
+    budget, what = current(), f"the header of '{file.name}'"
+    budget.charge_bytes(_HEADER_BYTES * length, what)
+    budget.charge_steps(length >> 3, what)
     begin = _LENGTH + length
     entries = _entries(file, file.head(begin)[_LENGTH:])
     found: dict[str, SafeTensor] = {}

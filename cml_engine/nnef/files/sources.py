@@ -6,6 +6,7 @@ import re
 from io import BytesIO
 from pathlib import Path
 
+from cml_engine.budget import current
 from cml_engine.errors import (
     CmlError,
     InputError,
@@ -26,9 +27,6 @@ from cml_engine.model_source import (
 from cml_engine.nnef.files.archive import ArchiveSource
 from cml_engine.nnef.files.names import GRAPH_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import Blob
-
-#: Text longer than this is not a graph.
-MAX_TEXT = 64 * 2**20
 
 #: what a model can be, for messages
 KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
@@ -54,9 +52,7 @@ def read_text(source: ModelSource, name: str) -> str | None:
     if file_size(source, name) is None:
         return None
     file = SourceFile(source, name)
-    if file.size > MAX_TEXT:
-        where = shown(source, name)
-        raise ModelError(f"'{where}' is larger than {MAX_TEXT // 2**20} MiB: not a graph")
+    current().charge_unpacked(file.size, f"the text of '{shown(source, name)}'")
     return decode(bytes(file.span()), shown(source, name))
 
 
@@ -74,7 +70,7 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
 def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
     """Find a model's files; nothing but the archive's index is read yet."""
     if isinstance(model, Bytes):
-        return ArchiveSource(BytesIO(model), "<bytes>", len(model))
+        return ArchiveSource(BytesIO(model), "<bytes>")
     if isinstance(model, str | Path):
         return _of_path(Path(model))
     return _inner_archive(model)
@@ -93,7 +89,7 @@ def _of_path(path: Path) -> ModelSource:
     except ValueError as error:  # no name of a file
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
-        return ArchiveSource(path, str(path), path.stat().st_size)
+        return ArchiveSource(path, str(path))
     if other := _other_kind(head):
         raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
     return FolderSource(path.parent, path.name)
@@ -122,7 +118,7 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     file = SourceFile(source, source.graph)
     head = file.head(_HEAD)
     if head.startswith(_GZIP):
-        return ArchiveSource(BytesIO(file.span()), shown(source, source.graph), file.size)
+        return ArchiveSource(BytesIO(file.span()), shown(source, source.graph))
     if other := _other_kind(head):
         raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
     return source

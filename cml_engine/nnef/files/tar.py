@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from gzip import GzipFile
 from pathlib import PurePosixPath
 
+from cml_engine.budget import current
+
 BLOCK = 512
 _CHUNK = 2**20
 #: a header that names or describes another member is no longer than this
 _MAX_EXTENSION = 64 * 2**10
-_MAX_MEMBERS = 100_000
+#: Microseconds to read a member's header.
+_MEMBER_STEPS = 20
 
 _FILES, _FOLDER = (b"0", b"\0", b"7"), b"5"
 
@@ -39,33 +42,31 @@ class Member:
     size: int
 
 
-def members(stream: GzipFile, limit: int) -> dict[str, Member]:
+def members(stream: GzipFile, archive: str) -> dict[str, Member]:
     """Every file by its name, the last of each; the stream is read to its end, so that its own
     checksum is checked. :class:`TarError`, :class:`Refused`, or what the stream raises."""
-    reader = _Reader(stream, limit)
+    reader = _Reader(stream, archive)
     found: dict[str, Member] = {}
-    for count, member in enumerate(_members(reader)):
-        if count >= _MAX_MEMBERS:
-            raise Refused(f"it holds more than {_MAX_MEMBERS:,} files")
+    for member in _members(reader):
+        current().charge_steps(_MEMBER_STEPS, f"'{archive}': a file in it")
         found[member.name] = member
     reader.finish()
     return found
 
 
 class _Reader:
-    """Goes forward in a stream, and never beyond a limit."""
+    """Goes forward in a stream, which is charged to the load's budget."""
 
-    def __init__(self, stream: GzipFile, limit: int) -> None:
-        self._stream = stream
-        self._limit = limit
+    def __init__(self, stream: GzipFile, archive: str) -> None:
+        self._stream, self._archive = stream, archive
+        self._budget = current()
         self.at = 0
 
     def take(self, count: int) -> bytes:
         """The next bytes; fewer at the end of the stream."""
         data = self._stream.read(count)
+        self._budget.charge_unpacking(len(data), f"'{self._archive}', unpacked,")
         self.at += len(data)
-        if self.at > self._limit:
-            raise Refused("it unpacks to more than a model of its size can")
         return data
 
     def skip(self, count: int) -> None:

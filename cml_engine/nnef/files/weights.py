@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.graph import Attrs, Fact
 from cml_engine.model_source import ModelSource, Outside, file_size
@@ -181,6 +182,7 @@ def _read(
     try:
         header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)
+        current().charge_bytes(4 * header.size, f"'{blob.name}' as 32-bit values")
         stored = blob.stored(header)
         if integer and quant is not None and header.item is not ItemType.FLOAT:
             values = stored.values

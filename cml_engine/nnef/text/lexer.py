@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from cml_engine.budget import current
 from cml_engine.errors import NnefSyntaxError, Source
 
 #: Words that cannot be identifiers (A.1.1).
@@ -41,9 +42,9 @@ _TOKEN = re.compile(
 _BLANK = re.compile(r"(?:[ \t\r\n\f\v]++|#[^\n]*+)*+")
 _ESCAPE = re.compile(r"\\(['\"\\])")
 _LONGEST = {"name": 1000, "whole": 400, "real": 400}
-#: a text of more words and signs takes minutes and gigabytes
-MAX_TOKENS = 3_000_000
-_TOO_MANY = "more than {:,} words and signs: numbers belong into files, as variables"
+#: Tokens that are charged to the budget at once; bytes and microseconds that each takes to parse.
+_CHARGED, _BYTES, _STEPS = 1024, 200, 2
+_TOKENS = "the text's words and signs (numbers belong into files, as variables)"
 
 
 class Token(NamedTuple):
@@ -69,9 +70,9 @@ class SourceText:
         """The line and column of an offset."""
         line = bisect_right(self._line_starts, pos)
         start = self._line_starts[line - 1]
-        end = self.text.find("\n", start)
-        shown = self.text[start : end if end >= 0 else len(self.text)]
-        return Source(self.file, line, pos - start + 1, shown[:_SHOWN_LINE])
+        end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
+        shown = self.text[start : min(end, start + _SHOWN_LINE)]
+        return Source(self.file, line, pos - start + 1, shown)
 
     def error(self, message: str, pos: int) -> NnefSyntaxError:
         return NnefSyntaxError(message, self.at(pos))
@@ -89,7 +90,7 @@ class Tokens:
 def tokenize(source: SourceText) -> Tokens:
     """All tokens of a text."""
     tokens = Tokens([], [], [])
-    text, pos, match_at = source.text, 0, _TOKEN.match
+    text, pos, match_at, budget = source.text, 0, _TOKEN.match, current()
     while True:
         match = match_at(text, pos)
         if match is None:
@@ -103,8 +104,9 @@ def tokenize(source: SourceText) -> Tokens:
         elif len(found) > _LONGEST.get(kind, len(found)):
             what = "name" if kind == "name" else "number"
             raise source.error(f"a {what} of {len(found)} characters: shorten it", start)
-        if len(tokens.kinds) >= MAX_TOKENS:
-            raise source.error(_TOO_MANY.format(MAX_TOKENS), start)
+        if len(tokens.kinds) % _CHARGED == _CHARGED - 1:
+            budget.charge_bytes(_CHARGED * _BYTES, _TOKENS, source.at(start))
+            budget.charge_steps(_CHARGED * _STEPS, _TOKENS, source.at(start))
         tokens.kinds.append(kind)
         tokens.texts.append(found)
         tokens.starts.append(start)

@@ -96,5 +96,5 @@ def test_wrong_weights_stay_wrong():
 def test_no_memory_for_a_text_that_asks_for_all_of_it():
     text = TEXT.replace("[2, 3]", "[65536, 8192]").replace("    s =", "    v = variable(shape ="
         " [65536, 65535], label = 'v');\n    z = copy(v);\n    s =")  # fmt: skip
-    with pytest.raises(CmlError, match="more than 2,147,483,648 random weights|elements"):
+    with pytest.raises(CmlError, match="random weights of .* needs|elements"):
         cml.load(cml.MemoryModel(text), random_weights=0)

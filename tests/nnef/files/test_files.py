@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cml_engine import nnef
+from cml_engine.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.files.names import tensor_file_name
@@ -211,11 +212,10 @@ def test_archives_are_read_with_care(
 
 
 def test_an_archive_that_unpacks_without_end_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("cml_engine.nnef.files.archive._ALWAYS_FINE", 2**20)
     path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
-    with pytest.raises(ModelError, match="unpacks to more than a model of its size can"):
+    with pytest.raises(OverBudget, match="unpacked, needs"), load_budget(LoadLimits(steps=50_000)):
         load(path)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.errors import ModelError, Source, UnsupportedOp
 from cml_engine.model_source import ModelSource, SourceFile, file_size, shown
 
 MAGIC = "7767517"
-_MAX_TEXT = 16 * 2**20
 _MAX_INT = 2**31
 
 #: ncnn's "not given".
@@ -102,8 +102,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     if file_size(source, source.graph) is None:
         raise ModelError(f"cannot read '{path}': there is no such file")
     file = SourceFile(source, source.graph)
-    if file.size > _MAX_TEXT:
-        raise ModelError(f"'{path}' is larger than {_MAX_TEXT // 2**20} MiB: not a .param")
+    current().charge_unpacked(file.size, f"the text of '{path}'")
     try:
         text = bytes(file.span()).decode()
     except UnicodeDecodeError:

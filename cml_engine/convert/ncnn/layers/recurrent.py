@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
 
 Array = np.ndarray[Any, Any]
 
-#: a step becomes some ten operators
-_MAX_STEPS = 2000
 _FORWARD, _REVERSE, _BOTH = range(3)
 
 
@@ -145,8 +144,7 @@ def _run(
     extents = to.extents(x)
     if len(extents) != 2 or extents[1] != cells[0].input.shape[1]:
         raise one.damaged(f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}")
-    if extents[0] > _MAX_STEPS:
-        raise one.unsupported(f"a sequence of {extents[0]:,} steps (more than {_MAX_STEPS:,})")
+    current().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", one.source)
     rows: list[str] = []
     last: list[_State] = []
     for index, (cell, bias) in enumerate(zip(cells, biases, strict=True)):

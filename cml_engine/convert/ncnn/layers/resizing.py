@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.convert.ncnn.conversion import Conversion
 from cml_engine.convert.ncnn.files.param import NcnnLayer
 from cml_engine.convert.ncnn.table import layer
@@ -104,6 +105,7 @@ def _by_steps(to: Conversion, x: str, sizes: list[int], steps: list[float], kind
 
 def _weights(positions: Array, extent: int, cubic: bool) -> Array:
     """What each value weighs in the result at each position; the edges go on outside."""
+    current().check_bytes(4 * len(positions) * extent, "the weights of the resize")
     found = np.zeros((len(positions), extent), np.float32)
     rows, base = np.arange(len(positions)), np.floor(positions).astype(int)
     for tap in range(-1, 3) if cubic else range(2):
