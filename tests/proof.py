@@ -8,7 +8,8 @@ variants  every kernel that an operator can have, in every layout, tuned or not,
 long      all else that is marked `long`: large networks in the players, long simulations, another
           driver's bits
 calls     some five thousand calls of the operators on both backends, beside their formulas
-onnx      every fitting case of ONNX's own backend tests, on the CPU and on the GPU
+onnx      every fitting case of ONNX's own backend tests, and random graphs made of the table of
+          operators beside ONNX Runtime, on the CPU and on the GPU
 fuzz      random graphs and integer networks on every backend, in any slices; damaged files
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
@@ -32,7 +33,12 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "variants": (("pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
     "long": (("pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
     "calls": (("tests.prove", "--no-write"),),
-    "onnx": (("tests.onnx_nodes", "--backend", "cpu"), ("tests.onnx_nodes", "--backend", "gpu")),
+    "onnx": (
+        ("tests.onnx_nodes", "--backend", "cpu"),
+        ("tests.onnx_nodes", "--backend", "gpu"),
+        ("tests.onnx_graphs", "--count", "3000", "--backend", "cpu"),
+        ("tests.onnx_graphs", "--count", "1000", "--backend", "gpu"),
+    ),
     "fuzz": (
         ("tests.fuzz", "--minutes", "10"),
         ("tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("onnx")
@@ -11,20 +13,21 @@ from tests import onnx_graphs
 
 
 def test_random_graphs():
-    nodes = [onnx_graphs.compare(seed) for seed in range(60)]
-    assert sum(nodes) > 500
+    grown = [onnx_graphs.compare(seed) for seed in range(40)]
+    rows = sum((g.rows for g in grown), Counter[str]())
+    assert sum(rows.values()) > 200 and len(rows) > 90
 
 
 def test_a_difference_is_seen(monkeypatch):
-    """With halves rounded up, as NNEF does, some graph differs."""
+    """With sums for products, some graph differs."""
     from cml_engine.convert.onnx.call import OnnxCall
 
     real = OnnxCall.op
 
     def wrong(self, op, *inputs, **attrs):
-        return real(self, "floor" if op == "round_even" else op, *inputs, **attrs)
+        return real(self, "add" if op == "mul" else op, *inputs, **attrs)
 
     monkeypatch.setattr(OnnxCall, "op", wrong)
     with pytest.raises(AssertionError, match="seed"):
-        for seed in range(60):
+        for seed in range(40):
             onnx_graphs.compare(seed)

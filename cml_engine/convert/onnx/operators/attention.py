@@ -137,7 +137,7 @@ def _mask(call: OnnxCall, keys: int) -> Value:
         shape = [*mask.shape[:-1], missing]
         rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
         mask = call.concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
-    return additive(call, mask) if mask.kind == "logical" else mask
+    return additive(call, mask) if mask.kind == "logical" else call.scalar(mask)
 
 
 def additive(call: OnnxCall, allowed: Value) -> Value:

@@ -113,7 +113,8 @@ def _window(call: OnnxCall, weights: tuple[float, ...]) -> Value:
     call.allocate([count])
     steps = count if call.attr("periodic") else count - 1
     angle = 2 * np.pi * np.arange(count) / max(steps, 1)
-    wave = sum(w * np.cos(k * angle) for k, w in enumerate(weights))
+    # rounded, for integers would lose a whole number that is 1e-16 too small
+    wave = np.round(sum(w * np.cos(k * angle) for k, w in enumerate(weights)), 12)
     dtype = element_dtype(call.attr("output_datatype"))
     return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
 

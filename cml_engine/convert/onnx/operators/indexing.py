@@ -87,12 +87,19 @@ _REDUCTION = one_of("none", "add", "mul", "max", "min")
 _SCATTER_FROM_16 = {"axis": 0, "reduction": _REDUCTION}
 
 
+def _reduction(call: OnnxCall) -> str:
+    found = str(call.attributes.get("reduction", "none"))
+    if found != "none" and call[0].kind == "logical":
+        raise call.refuse(f"reduction='{found}' of truth values")
+    return found
+
+
 @op("Scatter", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=10)
 @op("ScatterElements", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=15)
 @op("ScatterElements", nnef="scatter_elements", inputs=3, attrs=_SCATTER_FROM_16, since=16)
 def scatter_elements(call: OnnxCall) -> Value:
     x = call[0]
-    axis, reduction = call.axis(call.attr("axis"), x.rank), call.attributes.get("reduction", "none")
+    axis, reduction = call.axis(call.attr("axis"), x.rank), _reduction(call)
     y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
     return y.typed(x.dtype)
 
@@ -100,8 +107,7 @@ def scatter_elements(call: OnnxCall) -> Value:
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": _REDUCTION}, since=16)
 def scatter_nd(call: OnnxCall) -> Value:
-    reduction = call.attributes.get("reduction", "none")
-    y = call.op("scatter_nd", call[0], call[1], call[2], reduction=reduction)
+    y = call.op("scatter_nd", call[0], call[1], call[2], reduction=_reduction(call))
     return y.typed(call[0].dtype)
 
 

@@ -147,7 +147,7 @@ def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
 
 
 def _regions(call: OnnxCall, rule: ResizeRule, which: Sequence[int]) -> list[tuple[float, float]]:
-    if rule.coordinates != "tf_crop_and_resize":
+    if rule.coordinates != "tf_crop_and_resize" or not call.has(1):
         return [(0.0, 1.0)] * len(which)
     region = call.array(1, "the region").tolist()
     return list(zip(region[: len(which)], region[len(which) :], strict=True))
@@ -248,7 +248,8 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
         if mask.any():
             shape = [-1 if a == position else 1 for a in range(y.rank)]
             known = Value.known(mask.reshape(shape))
-            y = call.op("select", known, float(rule.outside), y)
+            value = float(rule.outside) if y.kind == "scalar" else int(rule.outside)
+            y = call.op("select", known, value, y).typed(y.dtype)
     return call.cast(y, x.kind).typed(x.dtype)
 
 

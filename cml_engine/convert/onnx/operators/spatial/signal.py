@@ -80,7 +80,7 @@ def stft(call: OnnxCall) -> Value:
     frames = call.op("gather", x, Value.known(places), axis=1)
     if window is not None:
         frames = call.op("mul", frames, call.reshape(window, [1, 1, length, 1]))
-    half = bool(call.attr("onesided")) and parts == 1
+    half = bool(call.attr("onesided"))
     return _transformed(call, frames, transform(call, length, parts, length, False, half))
 
 
@@ -88,8 +88,8 @@ def stft(call: OnnxCall) -> Value:
 def affine_grid(call: OnnxCall) -> Value:
     theta, size = call[0], call.ints(1, "the size")
     extents = size[2:]
-    if len(extents) + 2 != len(size) or theta.rank != 3 or theta.shape[1] != len(extents):
-        raise call.wrong(f"{theta} for the size {size}")
+    if len(extents) + 2 != len(size) or theta.shape[1:] != (len(extents), len(extents) + 1):
+        raise call.wrong(f"matrices {theta} for the size {size}")
     call.allocate([len(extents) + 1, *extents])
     axes = [_along(n, bool(call.attr("align_corners"))) for n in extents]
     grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z
