@@ -54,15 +54,16 @@ def test_whole_files_are_read(found, tmp_path_factory):
 
 
 def test_damaged_files(found, run):
-    """Every cut, and damage at random: of each format some files are refused, and some are read."""
+    """Every cut, and damage at random: of each format some files are refused, of most some read."""
     ends = defaultdict(set)
     first = len(strangers.cuts(found))
     for number in range(first + CASES):
         for word, said in run(number):
             assert word != fuzz.FAILS, f"case {number}: {said}"
             ends[said.partition(":")[0]].add((number >= first, word))
-    readers = {name for name, words in ends.items() if {(True, "loads")} < words}
-    assert readers == set(ends)
+    drawn = {name: {word for later, word in words if later} for name, words in ends.items()}
+    assert all(words - {"loads"} for words in drawn.values())
+    assert sum("loads" in words for words in drawn.values()) > len(drawn) / 2
     cut = {name for name, words in ends.items() if (False, "loads") in words}
     assert cut <= {"nnef, python"}, "graph.quant may be empty; every other file is whole or refused"
 
@@ -85,13 +86,13 @@ READ = (
         ("os.abort()", "ends with -6"),
         ("'FAILS: KeyError: a traceback'", "KeyError"),
         ("[None for i in iter(int, 1)]", "not done after"),
-        ("[None for i in range(2_000_000)] and 'loads'", "takes .* s, more than 0.02"),
+        ("[None for i in range(9_000_000)] and 'loads'", "takes .* s, more than 0.02"),
         ("bytes(b'1') * 80_000_000 and 'loads'", "takes .* MiB, more than 64"),
     ],
 )
 def test_what_is_no_error_of_ours_is_found(does, problem, tmp_path, monkeypatch, capsys):
     """It is written as a folder, and the next file is read by a new process."""
-    monkeypatch.setattr(strangers, "SECONDS", 0.02 if "2_000_000" in does else 0.5)
+    monkeypatch.setattr(strangers, "SECONDS", 0.02 if "9_000_000" in does else 0.5)
     monkeypatch.setattr(strangers, "MEGABYTES", 64)
     made = [Stranger("made up", "m.onnx", {"m.onnx": b"abc"})]
     monkeypatch.setattr(strangers, "whole", lambda: made)
