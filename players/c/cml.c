@@ -2182,6 +2182,25 @@ static cml_status build_kernel(cml_net *n, uint32_t index) {
     return heard(n);
 }
 
+/* Encodes a step and throws it away: what the device has against it, as a binding that is smaller
+ * than the kernel's array, it says here and not of the host's frame. */
+static void rehearse(cml_net *n, uint32_t index) {
+    const step_row *of = n->p.steps + index;
+    WGPUComputePassDescriptor wanted = {.nextInChain = NULL};
+    WGPUCommandEncoder encoder =
+        wgpuDeviceCreateCommandEncoder(n->scheduler->options.device, NULL);
+    WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, &wanted);
+    uint32_t at = 0;
+    wgpuComputePassEncoderSetPipeline(pass, n->pipelines[of->kernel]);
+    wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &at);
+    wgpuComputePassEncoderDispatchWorkgroups(pass, 1, 1, 1);
+    wgpuComputePassEncoderEnd(pass);
+    wgpuComputePassEncoderRelease(pass);
+    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+    if (commands != NULL) wgpuCommandBufferRelease(commands);
+    wgpuCommandEncoderRelease(encoder);
+}
+
 static cml_status bind_step(cml_net *n, uint32_t index) {
     const step_row *of = n->p.steps + index;
     WGPUBindGroupEntry entries[66] = {
@@ -2198,6 +2217,7 @@ static cml_status bind_step(cml_net *n, uint32_t index) {
     listen(n->scheduler);
     n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &wanted);
     n->memory.made.bind_groups++;
+    if (!n->trusted && n->groups[index] != NULL) rehearse(n, index);
     return heard(n);
 }
 

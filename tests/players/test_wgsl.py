@@ -7,6 +7,7 @@ import json
 import random
 import re
 
+import numpy as np
 import pytest
 
 import cml_engine as cml
@@ -15,7 +16,7 @@ from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
 from cml_engine.cooked.wgsl import check_wgsl
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import small_inputs, small_model, with_wgsl
+from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
 from tests.fixtures.hostile_wgsl import FEW, HOSTILE, MANY, kernel
 from tests.players.building import SANITIZED, build
 from tests.players.deno import run_deno
@@ -115,3 +116,37 @@ def test_a_session_and_the_c_player_refuse_the_file(name, gpu, tmp_path):
     file.write_bytes(data)
     run = run_play(build("play.c", *SANITIZED, device=True), file)
     assert run.returncode == 1 and "the WGSL of kernel" in run.stderr, run.stderr
+
+
+@pytest.fixture(scope="module")
+def too_large():
+    """A file whose kernel has a larger array than its tensor, which is seen when it is encoded."""
+    text = kernel("").replace("array<f32>", "array<f32, 4096>")
+    return with_wgsl(cook(counter(), ["portable"], golden=False, player=True), text)
+
+
+@needs_compiler
+@pytest.mark.gpu
+def test_what_the_device_refuses_in_a_frame_fails_before_it(too_large, gpu, tmp_path):
+    x = {"x": np.zeros((1, 4), np.float32)}
+    graph = cml.load_cooked(too_large)
+    with pytest.raises(
+        cml.DeviceError, match="(?s)kernel .* size 16 where the shader expects 16384"
+    ):
+        cml.Session(graph, gpu)
+    session = cml.Session(graph, gpu, deferred=True)
+    scheduler = cml.FrameScheduler(gpu, budget_ms=4.0)
+    job = scheduler.submit(session, x)
+    for _ in range(1000):
+        encoder = gpu.device.create_command_encoder()
+        scheduler.encode(encoder)
+        gpu.device.queue.submit([encoder.finish()])
+        scheduler.end_frame()
+        if job.state == "failed":
+            break
+    assert job.state == "failed"
+    file = tmp_path / "large.cml"
+    file.write_bytes(too_large)
+    run = run_play(build("play.c", *SANITIZED, device=True), file)
+    assert run.returncode == 1 and "panicked" not in run.stderr
+    assert "the device refused" in run.stderr and "16384" in run.stderr

@@ -11,14 +11,16 @@ from typing import Any
 
 import wgpu
 
-from cml_engine.errors import InputError
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.device import SLICE_BYTES, Device
+from cml_engine.gpu.native import device_error
 from cml_engine.gpu.pipelines import Pipeline
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks
 from cml_engine.gpu.program.memory import ProgramMemory
 from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints, printing_keys
 from cml_engine.gpu.program.uniforms import Uniforms
+from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.plan import Plan, Step
 
 #: frames that a model stays on the device for the job that it was prepared for
@@ -81,6 +83,8 @@ class PreparedProgram(ProgramMemory):
         #: what its kernels print, where any does
         self.prints: Prints | None = None
         self._preparation = Preparation(plan, gpu, self._keys, on_progress)
+        #: kernels and sizes of bindings that the device takes together
+        self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
     def common_of(self, plan: Plan) -> Common | None:
         """Other weights for this program's plan; None where its kernels' files have changed."""
@@ -228,7 +232,26 @@ class PreparedProgram(ProgramMemory):
             entries.append({"binding": len(entries), "resource": self.prints.binding})
         bind_group = self.gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
         slot = uniforms.slots.step_offset(step.index)
-        self._launches.append(_Launch(pipeline, bind_group, slot, step.groups))
+        launch = _Launch(pipeline, bind_group, slot, step.groups)
+        call = self._keys[step.index], tuple(binding.nbytes for binding in step.bindings)
+        if not step.trusted and call not in self._rehearsed:
+            self._rehearse(launch)
+            self._rehearsed.add(call)
+        self._launches.append(launch)
+
+    def _rehearse(self, launch: _Launch) -> None:
+        """Encodes a launch and throws it away. What the device has against it, as a binding that is
+        smaller than the kernel's array, fails here and not in the host's frame."""
+        try:
+            encoder = self.gpu.device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            launch.dispatch(compute, launch.slot, launch.groups, self._width)
+            compute.end()
+            encoder.finish()
+        except wgpu.GPUError as error:
+            raise DeviceError(
+                f"kernel '{launch.pipeline.label}': {device_error(error).message}"
+            ) from error
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Give the network's variables their new values. An output may be a variable, and is its
