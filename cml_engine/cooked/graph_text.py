@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.cooked.form import GRAPH, MOST_DIMENSIONS
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.values import read_values
@@ -247,12 +248,16 @@ def _constant(
     if len(extents) > 8 * MOST_DIMENSIONS:
         raise ValueError(f"constant '{name}' has {len(extents)} dimensions")
     how = _whole(stored), _whole(becomes)
-    found = read_values(file, _offset(offset), math.prod(extents), *how, f"constant '{name}'")
-    if found.itemsize != kind.itemsize or found.dtype not in (kind, f"uint{8 * kind.itemsize}"):
-        raise ValueError(f"constant '{name}' is stored as {found.dtype}")
+    what = f"constant '{name}'"
+    found, dtype = read_values(file, _offset(offset), math.prod(extents), *how, what)
+    if dtype not in (kind, np.dtype(f"uint{8 * kind.itemsize}")):
+        raise ValueError(f"{what} is stored as {dtype}")
     if kind == np.bool_ and found.max(initial=0) > 1:
-        raise ValueError(f"constant '{name}' has other values than true and false")
-    return found.view(kind).reshape(extents)
+        raise ValueError(f"{what} has other values than true and false")
+    if found.dtype == dtype:
+        return found.view(kind).reshape(extents)
+    current().charge_bytes(kind.itemsize * found.size, what)
+    return found.astype(kind).reshape(extents)
 
 
 def _offset(value: Any) -> int:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from cml_engine.budget import load_budget
 from cml_engine.cooked.artifact import Artifact
 from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN, CookedLimits
 from cml_engine.cooked.golden import read_golden
@@ -52,7 +53,8 @@ def load_cooked(
         CookedPlan(file, file.section(PLAN, number), kernels) for number in range(file.count(PLAN))
     )
     file.check_totals()
-    graph = read_graph(file) if file.count(GRAPH) else _ends(meta["name"], plans[0])
+    with load_budget():
+        graph = read_graph(file) if file.count(GRAPH) else _ends(meta["name"], plans[0])
     _check_ends(graph, plans)
     artifact = Artifact(
         name=meta["name"],

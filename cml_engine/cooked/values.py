@@ -122,19 +122,16 @@ def _narrow(array: Array) -> str | None:
 
 def read_values(
     file: Container, offset: int, count: int, stored: int, becomes: int, what: str
-) -> Array:
-    """Numbers of the section ``values``."""
-    if (
-        stored >= len(STORED)
-        or (becomes == _BITS) != (stored < _FIRST_NUMBER)
-        or becomes > _INTEGER
-    ):
+) -> tuple[Array, Any]:
+    """Numbers of the section ``values`` as they are stored, and the type that they become."""
+    is_bits = stored < _FIRST_NUMBER
+    if stored >= len(STORED) or becomes > _INTEGER or (becomes == _BITS) != is_bits:
         raise damaged(f"{what} is stored as {stored}, {becomes}")
     kind = np.dtype(STORED[stored])
     if offset % VALUE_ALIGNMENT:
         raise damaged(f"{what} begins at {offset}")
     found = np.frombuffer(file.section(VALUES).span(offset, count * kind.itemsize, what), kind)
-    return found if becomes == _BITS else found.astype((np.float32, np.int32)[becomes - _FLOAT])
+    return found, (kind, np.float32, np.int32)[becomes]
 
 
 def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool:
@@ -165,36 +162,45 @@ def read_pieces(
     """What the plan's buffers of constants are made of, by space."""
     found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
     before = (0, 0)
-    for number, record in enumerate(records):
-        space, stored, becomes, rank, offset, nbytes, place, matrix, *rest = record
+    for number, (space, stored, becomes, rank, offset, nbytes, *rest) in enumerate(records):
         title = f"{what}, constant {number}"
-        extents, flat = rest[:PIECE_AXES], rest[PIECE_AXES:]
-        dims = tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         if not 0 < space < len(SPACES) or (space, offset) < before or offset % 4:
             raise damaged(f"{title} lies at {offset} of space {space}")
-        if not 0 < rank <= PIECE_DIMS or any(any(dim) for dim in dims[rank:]):
-            raise damaged(f"{title} has {rank} dimensions")
-        dims = dims[:rank]
-        if not all(n and axis < PIECE_AXES and _is_step(dims, axis, s) for n, axis, s in dims):
-            raise damaged(f"{title} has dimensions that are none")
-        if stored >= len(STORED) or prod(extents) > MOST_BYTES:
-            raise damaged(f"{title} is stored as {stored} of {extents}")
-        size = 4 if becomes else np.dtype(STORED[stored]).itemsize
-        if aligned(prod(n for n, _, _ in dims) * size, 4) != nbytes:
-            raise damaged(f"{title} has {nbytes:,} bytes")
         if offset + nbytes > sizes[SPACES[space]]:
             raise damaged(f"{title} ends outside of its buffer")
         before = space, offset + nbytes
-        source = read_values(file, place, prod(extents), stored, becomes, title)
-        of = None
-        if matrix != NONE64:
-            if size != 4 or becomes == _INTEGER or extents[2:] != [9, 1]:
-                raise damaged(f"{title} is transformed and has no windows")
-            source = source.view(np.float32)
-            of = read_values(file, matrix, 36, 2, _BITS, title).view(np.float64).reshape(6, 3)
-        shape = extents if of is None else extents[:3]
-        if of is not None and any(axis == 3 for _, axis, _ in dims):
-            raise damaged(f"{title} has an axis that is none")
-        packing = Packing(source.reshape(shape), dims, source.dtype, of)
+        packing = _read_packing(file, stored, becomes, rank, rest, title)
+        count = prod(n for n, _, _ in packing.dims)
+        if aligned(count * np.dtype(packing.dtype).itemsize, 4) != nbytes:
+            raise damaged(f"{title} has {nbytes:,} bytes")
         found[SPACES[space]].append((offset, packing))
     return {space: Pieces(space, made) for space, made in found.items()}
+
+
+def _read_packing(
+    file: Container, stored: int, becomes: int, rank: int, fields: Sequence[int], title: str
+) -> Packing:
+    place, matrix, *rest = fields
+    extents, flat = rest[:PIECE_AXES], rest[PIECE_AXES:]
+    dims = tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    if not 0 < rank <= PIECE_DIMS or any(any(dim) for dim in dims[rank:]):
+        raise damaged(f"{title} has {rank} dimensions")
+    axes = PIECE_AXES if matrix == NONE64 else 3
+    dims = dims[:rank]
+    if not all(n and axis < axes and _is_step(dims, axis, s) for n, axis, s in dims):
+        raise damaged(f"{title} has dimensions that are none")
+    if prod(extents) > MOST_BYTES:
+        raise damaged(f"{title} has a source of {extents}")
+    source, dtype = read_values(file, place, prod(extents), stored, becomes, title)
+    of, shape, ends = None, extents, extents
+    if matrix != NONE64:
+        if dtype not in (np.uint32, np.float32) or extents[2:] != [9, 1]:
+            raise damaged(f"{title} is transformed and has no windows")
+        source = source.view(np.float32) if dtype == np.uint32 else source
+        words, _ = read_values(file, matrix, 36, 2, _BITS, title)
+        of, dtype = words.view(np.float64).reshape(6, 3), np.float32
+        shape, ends = extents[:3], [*extents[:2], 36, 1]
+    for axis, end in enumerate(ends):
+        if end > prod(n for n, other, _ in dims if other == axis):
+            raise damaged(f"{title} does not have all of its source")
+    return Packing(source.reshape(shape), dims, dtype, of)

@@ -915,7 +915,13 @@ static int is_piece(const file *f, const plan *p, uint32_t number) {
                            (r->space == before->space && r->at < before->at + before->bytes)))
         return 0;
     for (uint32_t i = 0; i < r->rank; i++) count = times(count, r->dims[i].extent);
-    for (uint32_t i = 0; i < AXES; i++) source = times(source, r->extents[i]);
+    for (uint32_t i = 0; i < AXES; i++) {
+        uint64_t reach = 1, end = i == 2 && r->matrix != UINT64_MAX ? POINTS * POINTS : r->extents[i];
+        for (uint32_t k = 0; k < r->rank; k++)
+            if (r->dims[k].axis == i) reach = times(reach, r->dims[k].extent);
+        if (end > reach) return 0; /* all of the source is there, so that it is no larger */
+        source = times(source, r->extents[i]);
+    }
     if (r->bytes != (times(count, element_size(r)) + 3) / 4 * 4 ||
         !is_inside(r->at, r->bytes, p->row->spaces[r->space]) ||
         !is_inside(r->source, times(source, stored_size(r)), f->values.size))

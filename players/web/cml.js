@@ -313,7 +313,8 @@ export class CookedFile {
     if (known) return known;
     const bytes = this.bytes.subarray(row.offset, row.offset + row.bytes);
     if (!sameBytes(await sha256(bytes), row.hash)) throw corrupt(`section '${name}' is not what its hash says`);
-    const view = new View(bytes, `section '${name}'`);
+    // typed arrays begin at multiples of their elements, and a file may begin anywhere
+    const view = new View(tag === "values" && bytes.byteOffset % 16 ? bytes.slice() : bytes, `section '${name}'`);
     this._seen.set(name, view);
     return view;
   }
@@ -606,10 +607,13 @@ class PlanReader {
       const fill = dims.every(({ extent, axis, step }) =>
         extent && axis < 4 && step === size(dims.filter((d) => d.axis === axis && d.step < step).map((d) => d.extent))
       );
+      // all of the source is there, so that it is no larger
+      const ends = matrix === null ? extents : [extents[0], extents[1], 36, extents[3]];
+      const whole = ends.every((end, a) => end <= size(dims.filter((d) => d.axis === a).map((d) => d.extent)));
       const count = size(dims.map((d) => d.extent)), width = becomes ? 4 : STORED_BYTES[stored];
       const windows = matrix === null || (width === 4 && becomes !== 2 && extents[2] === 9 && extents[3] === 1 &&
         matrix % 16 === 0 && matrix + 144 <= there && dims.every(({ axis }) => axis < 3));
-      const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && windows &&
+      const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && whole && windows &&
         count <= 2 ** 48 && size(extents) <= 2 ** 48 && roundUp(count * width, 4) === bytes && offset % 4 === 0 &&
         source % 16 === 0 && source + size(extents) * STORED_BYTES[stored] <= there;
       if (!fits || space < before || (space === before && offset < end)) {
@@ -730,10 +734,8 @@ const STORED_ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int8Array, Uint8Arr
 export function numbersOf(values, piece, first, count) {
   const { stored, becomes, extents, dims, matrix } = piece;
   const part = values.part(piece.source, size(extents) * STORED_BYTES[stored]);
-  // typed arrays begin at multiples of their elements, and a file may begin anywhere
   const Source = matrix !== null && !becomes ? Float32Array : STORED_ARRAYS[stored];
-  const aligned = part.byteOffset % 4 ? part.slice() : part;
-  const source = new Source(aligned.buffer, aligned.byteOffset, size(extents));
+  const source = new Source(part.buffer, part.byteOffset, size(extents));
   const Result = becomes === 1 || matrix !== null ? Float32Array : becomes === 2 ? Int32Array : STORED_ARRAYS[stored];
   const found = new Result(count), ends = [...extents], at = [0, 0, 0, 0];
   let transformed = (/** @type {number} */ _window, /** @type {number} */ _point) => 0;
@@ -1843,7 +1845,7 @@ function choosePlan(file, device) {
   );
 }
 
-const RANGE_SLOTS = 256, UPLOAD_NUMBERS = 1 << 18, COPY_ALIGNMENT = 256;
+const RANGE_SLOTS = 256, UPLOAD_NUMBERS = 1 << 16, COPY_ALIGNMENT = 256;
 const scratch = new Uint32Array(4);
 
 /**

@@ -9,7 +9,17 @@ from cml_engine.cooked import cook
 from cml_engine.cooked.form import HEADER, SECTION
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
-from tests.fixtures.cooked import BOMBS, bomb, changed, counter, sealed, sections, with_code
+from tests.fixtures.cooked import (
+    BAD_CONSTANTS,
+    BOMBS,
+    bomb,
+    changed,
+    counter,
+    sealed,
+    sections,
+    with_bad_constant,
+    with_code,
+)
 from tests.players.building import SANITIZED, build
 from tests.players.playing import run_play
 
@@ -128,6 +138,12 @@ def test_a_file_that_takes_too_much_is_refused_before_it_is_unpacked(
     run = run_play(program, "--limited", file)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(f"{LIMIT} the file states") and BOMBS[name] in run.stdout
+
+
+@pytest.mark.parametrize(("offset", "form", "value"), BAD_CONSTANTS)
+def test_a_constant_that_is_none_is_refused(said, cooked, offset, form, value):
+    status, text = said(with_bad_constant(cooked, offset, form, value))
+    assert status == CORRUPT and "constant 0" in text
 
 
 @pytest.mark.parametrize("at", [56, 64, 72, 76])

@@ -15,7 +15,13 @@ from cml_engine.passes import optimize
 from cml_engine.planning.lower import PlanOptions
 from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.tuning.tables import shipped_table
-from tests.fixtures.cooked import counter, sections, small_model
+from tests.fixtures.cooked import (
+    BAD_CONSTANTS,
+    counter,
+    sections,
+    small_model,
+    with_bad_constant,
+)
 from tests.fixtures.graphs import Net, layer_norm, mobilenet_block, unet_block
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.players.building import SANITIZED, build
@@ -134,3 +140,12 @@ def test_weights_of_integer_networks_are_stored_in_their_bits():
     model = integers()
     count = model.constants["w"].size
     assert size_of(cook(model, golden=False), "values") < 1.2 * count + 1000
+
+
+def test_the_javascript_player_refuses_constants_that_are_none(tmp_path):
+    data = cook(small_model(), ["portable"], golden=False)
+    files = [tmp_path / f"{number}.cml" for number in range(len(BAD_CONSTANTS))]
+    for file, change in zip(files, BAD_CONSTANTS, strict=True):
+        file.write_bytes(with_bad_constant(data, *change))
+    made = run_deno("run", "-A", Path(__file__).parent / "web" / "values.js", *files)
+    assert made.stdout.split() == ["CorruptArtifact"] * len(files)

@@ -12,6 +12,7 @@ from cml_engine.cooked import cook
 from cml_engine.cooked.form import BINDING, COUNT, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import (
+    BAD_CONSTANTS,
     BOMBS,
     bomb,
     changed,
@@ -20,6 +21,7 @@ from tests.fixtures.cooked import (
     sealed,
     sections,
     small_model,
+    with_bad_constant,
 )
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
@@ -260,3 +262,8 @@ def test_steps_do_not_overlap_bindings_or_parameters(cooked, field):
     start = table(cooked, 0) + STEP.size
     (value,) = U32.unpack_from(next(content_of(cooked, "plan")), start + field)
     refused(changed(cooked, "plan", put(start, field, U32, value - (1 if field == 8 else 16))))
+
+
+@pytest.mark.parametrize(("offset", "form", "value"), BAD_CONSTANTS)
+def test_a_constant_that_is_none_is_refused(cooked, offset, form, value):
+    assert "constant 0" in refused(with_bad_constant(cooked, offset, form, value))

@@ -1,9 +1,10 @@
 // @ts-check
-/** Prints the SHA-256 of each plan's buffers of constants, as the player uploads them. */
-import { CookedFile, numbersOf } from "../../../players/web/cml.js";
+/** Prints the SHA-256 of each plan's buffers of constants, as the player uploads them, or the error. */
+import { CmlError, CookedFile, numbersOf } from "../../../players/web/cml.js";
 
 const { args, readFile } = /** @type {any} */ (globalThis).Deno;
-for (const path of args) {
+/** @param {string} path */
+async function digests(path) {
   const file = await CookedFile.open(await readFile(path)), values = await file.section("values");
   for (const plan of file.plans) {
     for (const space of [1, 2]) {
@@ -19,4 +20,11 @@ for (const path of args) {
       console.log([...digest].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
     }
   }
+}
+
+for (const path of args) {
+  await digests(path).catch((error) => {
+    if (!(error instanceof CmlError)) throw error;
+    console.log(error.code);
+  });
 }
