@@ -324,7 +324,7 @@ def _batch(
     """The leading axes for the shader: merged, innermost first."""
     walks = zip(p.batch, p.a.batch, p.b.batch, strict=True)
     dims = collapse([Dim(*d) for d in walks])[::-1] if prod(p.batch) > 1 else ()
-    defines = {"BATCH_RANK": next(r for r in (0, 1, 6) if r >= len(dims))}
+    defines = {"BATCH_RANK": 1 if len(dims) < 2 else 6}
     return defines, {
         "batch_shape": [d.extent for d in dims] + [1] * (6 - len(dims)),
         "a_batch": [d.src // widths[0] for d in dims],

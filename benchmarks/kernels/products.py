@@ -1,4 +1,4 @@
-"""GFLOPS of conv and deconv by shape and kernel: ``python -m benchmarks.kernels.conv``.
+"""GFLOPS of conv, deconv and matmul by shape and kernel: ``python -m benchmarks.kernels.products``.
 
 Everything is measured in turns in one run, with two controls: products on registers and a copy.
 On a shared machine only the ratios to the controls mean something; the least of the rounds is
@@ -37,6 +37,8 @@ Work = tuple[Callable[[], object], float]
 
 #: (name, operator, case); each is measured by every kernel variant that is worth a try
 _AROUND = [(1, 1), (1, 1)]
+_PLAIN = {"transposeA": False, "transposeB": False}
+_TURNED = {"transposeA": False, "transposeB": True}
 SHAPES: tuple[tuple[str, str, Case], ...] = (
     ("3x3 64>64 64²", "conv", conv_case((1, 64, 64, 64), (64, 64, 3, 3))),
     ("3x3 3>64 64²", "conv", conv_case((1, 3, 64, 64), (64, 3, 3, 3))),
@@ -48,31 +50,39 @@ SHAPES: tuple[tuple[str, str, Case], ...] = (
     ("3x3 64>64 g3 64²", "conv", conv_case((1, 63, 64, 64), (63, 21, 3, 3), groups=3)),
     ("deconv 4x4 s2 64>32 32²", "deconv",
      deconv_case((1, 64, 32, 32), (64, 32, 4, 4), stride=[2, 2], padding=_AROUND)),
+    ("400 1>402 s160, a second", "conv",
+     conv_case((1, 1, 16240), (402, 1, 400), stride=[160], padding=[(0, 0)])),
+    ("251 1>80, 4000 samples", "conv", conv_case((1, 1, 4000), (80, 1, 251))),
+    ("64x128 by 128x512", "matmul", Case(((64, 128), (128, 512)), _PLAIN)),
+    ("4 times 64x32 by (64x32)^T", "matmul", Case(((4, 64, 32), (4, 64, 32)), _TURNED)),
+    ("3 times 197x197 by 197x64", "matmul", Case(((3, 197, 197), (3, 197, 64)), _PLAIN)),
 )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", default="", help="shapes whose names contain this")
+    arguments = parser.parse_args()
     load_families()
     gpu = Gpu()
     works: dict[str, Work] = {}
     fma, copy = Control(gpu, fma=True), Control(gpu, fma=False)
     works["control: products on registers"] = (fma.run, fma.flops)
     works["control: copy (GB/s)"] = (copy.run, copy.nbytes)
-    for name, op, case in SHAPES:
+    for name, op, case in (shape for shape in SHAPES if arguments.only in shape[0]):
         works |= {f"{name} {kernel}": work for kernel, work in _by_kernel(gpu, op, case).items()}
     works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
     print(gpu.name)
     turns = {name: elapsed(run) for name, (run, _) in works.items()}
-    _print(in_turns(turns, rounds), works)
+    _print(in_turns(turns, arguments.rounds), works)
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
-    """The case by every kernel variant and tile that is worth a try."""
-    graph, inputs = case_graph(op, case, constants=True)
-    blocked = [n for n in ("x0", "y0") if graph.facts[n].shape[1] >= 4]
+    """The case by every kernel variant and tile that is worth a try. Products of several matrices
+    are of two that are computed, and pictures lie in blocks of four channels."""
+    graph, inputs = case_graph(op, case, constants=len(case.inputs[0]) != 3 or op != "matmul")
+    blocked = [n for n in ("x0", "y0") if graph.facts[n].rank == 4 and graph.facts[n].shape[1] >= 4]
     layouts = dict.fromkeys(blocked, C4)
     (choice,) = lower(graph, gpu.limits, layouts).choices
     works = {}
