@@ -25,7 +25,7 @@ from demo_game.world.tile import TileId
 
 
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
-    """What the terrain operators are told."""
+    """Returns the input of the terrain operators: the tile's first cell, its level and the seed."""
     return np.array([[*tile.first_cell, tile.level, seed]], np.int32)
 
 
@@ -67,7 +67,7 @@ class TileJobs:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is there."""
+        """Returns True if all jobs of the tile are done."""
         return all(job.state == "done" for job in self.jobs.values())
 
     @property
@@ -79,7 +79,7 @@ class TileJobs:
 
     @property
     def started(self) -> bool:
-        """Whether any of it has run."""
+        """Returns True if any job of the tile has run."""
         return any(job.state in ("running", "done") for job in self.jobs.values())
 
     @property
@@ -101,7 +101,7 @@ class TileJobs:
         return self.jobs[READ[name]].read(name)
 
     def cancel(self) -> None:
-        """Nothing more of it runs; what it has is given back."""
+        """Cancels the tile's jobs and releases their outputs."""
         for job in self.jobs.values():
             job.cancel()
             job.release()

@@ -109,7 +109,7 @@ def film(text: str) -> Path:
 
 
 def has_display() -> bool:
-    """Whether a window could be opened."""
+    """Returns True if a window could be opened."""
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(named) or sys.platform in ("win32", "darwin")
 

@@ -67,7 +67,7 @@ def make_behind(say: Callable[[str], object]) -> None:
 
 
 def _is_checkout() -> bool:
-    """Whether the files here may change: an installed package's do not."""
+    """Returns True in a checkout, whose files may change; an installed package's files do not."""
     return (_ROOT / "pyproject.toml").is_file()
 
 
@@ -87,13 +87,14 @@ def _manifest() -> Path:
 
 
 def _lock() -> Path:
-    """What is there while somebody makes a set."""
+    """Returns the path of the lock file that exists while a set is being cooked."""
     name = hashlib.sha256(str(COOKED).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"cml-cooking-{name}"
 
 
 def _state() -> dict[str, str]:
-    """What the set was made ``of``, and the ``error`` where it could not be; {} without one."""
+    """Reads the manifest: the fingerprint ``of`` the set and an ``error`` if it failed; {}
+    without a manifest."""
     try:
         state = json.loads(_manifest().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -102,7 +103,7 @@ def _state() -> dict[str, str]:
 
 
 def _begin() -> bool:
-    """Whether nobody else is making a set."""
+    """Takes the lock; returns False if another process is cooking."""
     lock = _lock()
     with suppress(OSError):
         if time.time() - lock.stat().st_mtime < _PATIENCE_S:

@@ -1,8 +1,8 @@
-"""Where a software driver draws: each of its threads on a core of its own.
+"""Pins each thread of a software driver to a core of its own.
 
-llvmpipe starts a thread per core to fill pixels. Linux wakes two of them on one core now and then,
-and moves one away only some milliseconds later: the picture then takes half as long again. Threads
-that stay apart take that out of the frames' spread.
+llvmpipe starts one thread per core to fill pixels. Linux sometimes wakes two of them on the same
+core and moves one away only some milliseconds later; the picture then takes half as long again.
+Pinned threads avoid that.
 """
 
 from __future__ import annotations

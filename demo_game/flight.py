@@ -1,4 +1,4 @@
-"""Where the camera is: along a path of its own, or flown by hand."""
+"""The camera's position: along a scripted path, or flown by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ScriptedFlight:
         self._lifts: dict[int, float] = {}
 
     def pose(self, seconds: float) -> Pose:
-        """Where the camera is after so many seconds."""
+        """Returns the camera's pose after ``seconds``."""
         x, z = self._at(seconds)
         ahead_x, ahead_z = self._at(seconds + 1.0)
         yaw = math.atan2(ahead_x - x, -(ahead_z - z))
@@ -89,12 +89,12 @@ class FreeFlight:
     _asked_s: float = -math.inf
 
     def look(self, dx: float, dy: float) -> None:
-        """Turn by so many pixels of the mouse."""
+        """Turns the view by a mouse movement in pixels."""
         pitch = max(-1.5, min(1.5, self.pose.pitch - dy * _TURN_PER_PIXEL))
         self.pose = Pose(self.pose.position, self.pose.yaw + dx * _TURN_PER_PIXEL, pitch)
 
     def move(self, dt_s: float, now_s: float) -> Pose:
-        """So much further in the direction of the keys; never into the ground."""
+        """Moves ``dt_s`` seconds in the direction of the pressed keys, never into the ground."""
         forward = np.array(self.pose.forward)
         right = np.array([math.cos(self.pose.yaw), 0.0, math.sin(self.pose.yaw)])
         held = self.keys

@@ -76,7 +76,7 @@ _LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
 
 @dataclass(frozen=True)
 class Settings:
-    """What a game is started with."""
+    """The settings that a game starts with."""
 
     seed: int = 7
     models: Path | None = None
@@ -208,9 +208,12 @@ class Game:
         return self.times.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
     def use_rest(self, until: float) -> None:
-        """What the frames that follow need, where there is time for it until then (by
-        :func:`time.perf_counter`): call it when the frame is done. What finds none is done when the
-        next picture has been asked for, or some frames later."""
+        """Does deferred work of the coming frames if there is time for it until ``until``.
+
+        ``until`` is a time of :func:`time.perf_counter`. Call it when the frame is done. Work
+        that finds no time is done when the next picture has been submitted, or some frames
+        later.
+        """
         if until - time.perf_counter() > _LEARNING_S:
             self._learn()
         if until - time.perf_counter() > _LOOKING_S:
@@ -246,7 +249,8 @@ class Game:
         self._count()
 
     def _take_times(self) -> None:
-        """Those of pictures that have arrived."""
+        """Passes the times of pictures that have arrived to the scheduler and the picture's
+        pace."""
         for number, passes in self.timer.end_frame():
             known = self.times.rendered(number, passes)
             if known is not None and not self._on_cpu:
@@ -271,7 +275,7 @@ class Game:
         telemetry.memory.append(self.gpu.memory.held_bytes)
 
     def _obey(self) -> None:
-        """What the player chose in the overlay."""
+        """Applies what the player chose in the overlay."""
         controls, scheduler = self.controls, self.scheduler
         scheduler.policy = POLICIES[controls.policy]
         scheduler.planner = PLANNERS[controls.mode]
@@ -306,7 +310,8 @@ class Game:
         self._asked = False
 
     def _ask(self, camera: Camera, now_s: float) -> bool:
-        """For the tiles that are wanted since the last look around; whether there was one."""
+        """Requests the tiles that are needed since the last look around; returns False if there
+        was none."""
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead()
@@ -317,7 +322,7 @@ class Game:
         return True
 
     def _select(self, pose: Pose, now_s: float) -> Selection:
-        """What is wanted of the networks, and what is drawn: the finest that there is."""
+        """Selects the tiles to generate and the tiles to draw: the finest that are available."""
         streaming = self.streaming
         most = self.renderer.tiles.slots - SPARE_SLOTS
         seed = self.settings.seed
@@ -346,19 +351,19 @@ class Game:
 
     @property
     def covered(self) -> bool:
-        """Whether the networks have made ground wherever one looks, however coarse."""
+        """Returns True if the networks have generated ground in every direction, however coarse."""
         roots = (tile.level == self.settings.detail.coarsest for tile in self.selection.wanted)
         return self._around is not None and not any(roots)
 
     @property
     def complete(self) -> bool:
-        """Whether every tile of the picture is there."""
+        """Returns True if every tile of the picture has been generated."""
         looked = self._around is not None
         return looked and not self.selection.wanted and not self.streaming.making
 
     @property
     def progress(self) -> str:
-        """How far loading is, in words."""
+        """The progress of loading, as text."""
         if not self.renderer.ready:
             return "the picture's shaders are compiled"
         made, wanted = len(self.streaming.shown), len(self.selection.wanted)

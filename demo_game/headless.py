@@ -36,7 +36,7 @@ OverlayDraw = Callable[[Any, Any, Any], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a headless run is asked for."""
+    """The options of a headless run."""
 
     frames: int = 600
     mode: str = "sliced"

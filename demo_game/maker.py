@@ -24,7 +24,7 @@ Clock = Callable[[str], AbstractContextManager[Watch | None]]
 
 
 def untimed(activity: str) -> AbstractContextManager[None]:
-    """The clock where nobody wants to know."""
+    """Returns a context manager that measures nothing."""
     return nullcontext()
 
 

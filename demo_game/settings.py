@@ -1,4 +1,4 @@
-"""What a machine can do: picture, level of detail, and the words to say so."""
+"""The presets of a machine: picture and level of detail."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Counts:
 
 
 class Pool(Protocol):
-    """What streaming needs of the renderer's tile pool."""
+    """The interface of the renderer's tile pool."""
 
     def acquire(self) -> int | None:
         """A free slot."""
@@ -102,7 +102,7 @@ class Streaming:
         self._looks = 0
 
     def ready(self, tile: TileId) -> bool:
-        """Whether the tile can be drawn."""
+        """Returns True if the tile can be drawn."""
         return tile in self.shown
 
     def drawn(self, tile: TileId) -> Shown | None:
@@ -133,7 +133,7 @@ class Streaming:
             self.changes += 1
 
     def renew(self) -> None:
-        """What is there stands in for what the networks make from now on."""
+        """Demotes all tiles to drafts, so that the networks generate them again."""
         self.cancel_all()
         self.drafts |= self.shown
         self.shown.clear()
@@ -148,7 +148,7 @@ class Streaming:
 
     @property
     def jobs(self) -> list[Job]:
-        """Of the tiles under way."""
+        """The jobs of all tiles that are being generated."""
         return [job for made in self.making.values() for job in made.jobs.values()]
 
     @property
@@ -157,14 +157,16 @@ class Streaming:
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
     def describe(self) -> str:
-        """What the tiles under way wait for, a line each."""
+        """Describes, one line per tile, what the unfinished tiles wait for."""
         lines = [f"tile {tile}: {_waits_for(made)}" for tile, made in self.making.items()]
         return "\n".join([self.summary, *lines])
 
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
-        """Drop the jobs of tiles that nobody wants any more, and ask for the most urgent ones,
-        ``in_view`` before others, as long as there is room for their work. Call it before the
-        scheduler's ``encode``."""
+        """Cancels jobs of tiles that are no longer needed and requests the most urgent ones.
+
+        Tiles ``in_view`` come before others, as long as there is room for their work. Call it
+        before the scheduler's ``encode``.
+        """
         self._drop_unwanted(selection)
         # some may have come since the look around
         wanted = {t: away for t, away in selection.wanted.items() if t not in self.shown}
@@ -180,7 +182,7 @@ class Streaming:
 
     @property
     def _busy(self) -> bool:
-        """Whether there is work enough under way for the frames to come."""
+        """Returns True if there is enough unfinished work for the coming frames."""
         if len(self.making) >= IN_FLIGHT:
             return True
         last = self.scheduler.last_report
@@ -239,8 +241,10 @@ class Streaming:
             self.hand_over(self._copied.pop(0))
 
     def _slot(self, tile: TileId) -> int | None:
-        """That of the tile's draft, a free one, or that of the tile that was not used for the
-        longest time; None where all are in use now."""
+        """Returns a slot for the tile: its draft's, a free one, or the least recently used one.
+
+        None if all slots are in use now.
+        """
         if tile in self.drafts:
             return self.drafts.pop(tile).slot
         free = self.pool.acquire()

@@ -66,7 +66,8 @@ class GameWindow:
         return time.perf_counter() - self._started
 
     def _draw(self) -> None:
-        """What the canvas calls; it would only log an error and go on."""
+        """Draws a frame for the canvas, and closes it on an exception, which the canvas would
+        only log."""
         try:
             self._frame()
             self.on_frame()
@@ -102,7 +103,7 @@ class GameWindow:
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:
-        """What the clock says wobbles around the display's own interval: near it, it is it."""
+        """Returns the frame interval, rounded to the display's own interval if it is near it."""
         target = self.game.settings.frame_ms
         return target if abs(ms - target) < _WOBBLE * target else ms
 
@@ -156,7 +157,7 @@ class GameWindow:
 
 
 def overlay_view(game: Game) -> FrameView:
-    """What the overlay shows of a game."""
+    """Returns the data that the overlay shows of a game."""
     gpu = game.gpu
     changed = game.watch.said if game.watch is not None else ""
     summary = f"{game.quality.name}: {game.streaming.summary}"

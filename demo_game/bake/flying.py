@@ -22,7 +22,7 @@ _READERS = 2
 
 
 class PlanetTiles:
-    """Where a game gets its tiles: from the planet, and from ``others`` what that lacks."""
+    """Tiles read from a baked planet; tiles that the planet lacks come from ``others``."""
 
     def __init__(self, gpu: cml.Gpu, planet: Planet, others: TileSource) -> None:
         self.gpu, self.planet, self.others = gpu, planet, others
@@ -43,7 +43,7 @@ class PlanetTiles:
         return BakedTile(tile, self, self._readers.submit(self.planet.tensors, tile), make)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Stops the reading threads."""
         self._readers.shutdown(wait=True, cancel_futures=True)
 
 
@@ -77,12 +77,12 @@ class BakedTile:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """Of the networks: none, where it was baked."""
+        """The networks' jobs for this tile; empty if the tile was baked."""
         return self._made.jobs if self._made else {}
 
     @property
     def done(self) -> bool:
-        """Whether all of it is there."""
+        """Returns True if the whole tile has been read or made."""
         made = self._look()
         return made.done if made else self._arrays is not None
 
@@ -100,8 +100,10 @@ class BakedTile:
 
     @property
     def digest(self) -> str:
-        """That of a tile of the integer world, which is of more than is shown; "" where it is of
-        what can be read."""
+        """The stored digest of a tile of the integer world, which covers more than is shown.
+
+        Empty for other worlds, whose digest is computed from the arrays that were read.
+        """
         if self._arrays is None or not self._source.planet.exact:
             return ""
         return bytes(self._arrays["digest"]).hex()

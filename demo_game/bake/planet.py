@@ -1,4 +1,4 @@
-"""How a planet lies in its store, and what the game reads of it."""
+"""The layout of a planet in its store, and what the game reads of it."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Planet:
         self._glance = lru_cache(_UNITS_KEPT)(partial(self._store.read, names=SEEN))
 
     def has(self, tile: TileId) -> bool:
-        """Whether it may have the tile."""
+        """Returns True if the tile lies in the baked region."""
         return self.region.has(tile)
 
     def cells(self, tile: TileId) -> dict[str, Array] | None:
@@ -198,12 +198,12 @@ class Planet:
         return None if found is None else {name: value[at] for name, value in found.items()}
 
     def seen(self, tile: TileId) -> dict[str, Array]:
-        """What a map shows of a tile: zeros where it was not made."""
+        """Returns the arrays that a map shows of a tile; zeros if the tile was not made."""
         unit, at = place_of(self.region, tile, self.block)
         return {name: value[at] for name, value in self._glance(unit).items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
-        """What the game shows of a tile; None where it has to be made."""
+        """Returns the tensors that the game shows of a tile; None if the tile must be made."""
         cells = self.cells(tile)
         if cells is None:
             return None

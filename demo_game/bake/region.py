@@ -1,4 +1,4 @@
-"""Which tiles are baked: a rectangle of tiles of the finest level, and those that cover it."""
+"""The tiles of a bake: a rectangle of the finest level, and the coarser tiles that cover it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Region:
         return covered(self.z0, self.z1), covered(self.x0, self.x1)
 
     def has(self, tile: TileId) -> bool:
-        """Whether the tile is one of them."""
+        """Returns True if the tile belongs to the region."""
         if tile.level not in self.levels:
             return False
         z, x = self.rows(tile.level)

@@ -1,4 +1,4 @@
-"""What a worker of a planet's bake knows: the networks, on its device."""
+"""The work of a bake as a worker sees it: the networks on its device."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class PlanetMaker:
 
 
 def cooked_networks(chain: Chain, backend: str) -> dict[str, bytes]:
-    """Those of ours as they were cooked, where they were and may be of use."""
+    """Returns the demo's own networks as cooked files, if they are up to date and useful on the
+    backend."""
     folder = None if backend == "cpu" else cooked_set()
     if folder is None:
         return {}

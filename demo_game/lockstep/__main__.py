@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Play; with a process of one's own where nobody else is named."""
+    """Plays; starts a second process if no other player is named."""
     chain = load_chain(options.models, integer=True)
     backend = "cpu" if options.backend == "cpu" else cml.Gpu()
     device = "CPU (NumPy)" if isinstance(backend, str) else backend.name

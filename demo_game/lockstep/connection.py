@@ -48,7 +48,7 @@ class Connection:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Where others can join; port 0 is any that is free."""
+    """Opens a socket that others can join; port 0 selects a free port."""
     try:
         return socket.create_server((host, port))
     except OSError as error:

@@ -23,7 +23,7 @@ _SAY_EVERY_S = 30.0
 
 
 class MakesTiles(Protocol):
-    """Who makes tiles: :class:`demo_game.maker.TileMaker`."""
+    """The interface of a tile maker: :class:`demo_game.maker.TileMaker`."""
 
     @property
     def chain(self) -> Chain: ...
@@ -67,7 +67,7 @@ class Player:
 
 @dataclass
 class Lockstep:
-    """What two players have found so far."""
+    """The result of two players so far."""
 
     ticks: int = 0
     stages: int = 0
@@ -123,7 +123,7 @@ def _check_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
 def _difference(
     player: Player, other: str, tile: TileId, mine: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> str:
-    """Where two ticks differ first; "" where they are the same."""
+    """Describes the first difference of two ticks; "" if they are equal."""
     keys = ("tick", "digest", "stages", "state")
     if all(mine[key] == theirs.get(key) for key in keys):
         return ""

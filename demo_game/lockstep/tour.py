@@ -1,4 +1,4 @@
-"""Which tile is made at which tick: a function of seed and tick, in whole numbers alone."""
+"""The tile of each tick: a function of seed and tick, in integers."""
 
 from __future__ import annotations
 

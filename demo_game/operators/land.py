@@ -1,8 +1,8 @@
-"""What a tile begins as: noise at the grids of ``demo_game/world/tile.py``, from the tile's number.
+"""The noise that a tile starts from, at the grids of ``demo_game/world/tile.py``.
 
 Every operator takes ``tile``, integers ``[1, 4]``: the number of the tile's first cell (x and z),
-its level, and the world's seed. They are ``demo_game/world/noise.py`` on the GPU; its constants are
-the defaults of the attributes, so nothing is written down twice.
+its level, and the world's seed. The operators are ``demo_game/world/noise.py`` on the GPU; its
+constants are the defaults of their attributes.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
 
 
 def _moved(grid: Array, dx: int, dz: int) -> Array:
-    """The fine samples' values so many cells away."""
+    """Returns the fine samples' values ``dx`` and ``dz`` cells away."""
     z, x = _START + dz, _START + dx
     found: Array = grid[z : z + FINE, x : x + FINE]
     return found

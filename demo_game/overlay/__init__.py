@@ -1,4 +1,4 @@
-"""What the game's frames cost and why, drawn over the game (imgui and implot)."""
+"""The overlay that shows what the game's frames cost and why (imgui and implot)."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class _Growing:
         return self._made.buffer, self._made.offset, self._bytes.nbytes
 
     def write(self, vectors: list[Any], item_bytes: int) -> None:
-        """Put imgui's vectors one behind the other, from the start of the buffer."""
+        """Writes imgui's vectors one after the other, from the start of the buffer."""
         total = sum(vector.size() for vector in vectors) * item_bytes
         if total > self._bytes.nbytes:
             self._made.free()

@@ -63,7 +63,7 @@ class FrameSummary:
 
 
 def summary(frames: Sequence[FrameSample], target_ms: float) -> FrameSummary:
-    """Of these frames."""
+    """Returns percentiles and the number of late frames of ``frames``."""
     times = [s.frame_ms for s in frames]
     p50, p95, p99 = (percentile(times, share) for share in (0.5, 0.95, 0.99))
     return FrameSummary(len(times), p50, p95, p99, sum(t > target_ms for t in times))

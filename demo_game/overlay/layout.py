@@ -1,4 +1,4 @@
-"""Where things are, by the window's size in points."""
+"""The positions and sizes of the overlay's panels, by the window's size in points."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SHOWN_LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class OwnerRow:
-    """What an owner holds in MiB: by category, and in all."""
+    """The memory of one owner in MiB, by category and in total."""
 
     owner: str
     cells: tuple[str, ...]

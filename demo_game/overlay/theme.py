@@ -1,4 +1,4 @@
-"""How the overlay looks."""
+"""The font, colours and spacing of the overlay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the overlay is given to show."""
+"""The data that the overlay shows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class FrameView:
 
     @property
     def operators(self) -> Mapping[Key, OperatorTime]:
-        """What every operator has cost so far."""
+        """The accumulated cost of every operator."""
         return self.telemetry.operators
 
     @property
     def last_report(self) -> FrameReport | None:
-        """Of the newest frame."""
+        """The report of the newest frame."""
         return self.telemetry.last_report
 
     @property

@@ -1,4 +1,4 @@
-"""What is going on here, in three lines, and the button that shows why."""
+"""The note at the start: what the demo does, and the button that shows the difference."""
 
 from __future__ import annotations
 

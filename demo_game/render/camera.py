@@ -71,7 +71,7 @@ class Camera:
         return np.array([w + x, w - x, w + y, w - y])
 
     def sees(self, low: Point, high: Point) -> bool:
-        """Whether any of a box between two corners (metres) may be in view."""
+        """Returns True if any part of a box between two corners (metres) may be in view."""
         centre, half = np.add(low, high) / 2, np.subtract(high, low) / 2
         return bool(self.sees_boxes(centre[None], half[None])[0])
 

@@ -1,4 +1,4 @@
-"""How the tiles that are there are drawn: looked up when tiles come and go, not in every frame."""
+"""The tiles as the renderer draws them, updated only when tiles come and go."""
 
 from __future__ import annotations
 

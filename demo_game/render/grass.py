@@ -24,7 +24,7 @@ ONE_TILE = {
 
 
 def has_grass(tile: TileId, away: float) -> bool:
-    """Whether any may be seen of a tile, so many metres away: of the finest, near enough."""
+    """Returns True if grass of a tile ``away`` metres from the camera may be visible."""
     return tile.level == 0 and away < GRASS_M
 
 

@@ -1,10 +1,9 @@
-"""How much work a picture is, so that frames keep their time: more where there is room, less where
-there is none, and no going back and forth.
+"""Adapts the work of a picture so that frames keep their time, without oscillating.
 
-A picture is drawn at one of several efforts: resolution, mesh, how far plants are drawn. What it
-took at the present one is the only thing that is known. It goes down as soon as enough frames were
-too long, and up again only when there has been room for the next effort for a while; an effort
-that had to be left soon after is tried again twice as late.
+A picture is drawn at one of several efforts: resolution, mesh, distance of plants. Only the time
+at the present effort is known. The effort falls as soon as enough frames were too long, and rises
+only when there has been room for the next one for a while. An effort that had to be left soon
+after is tried again after twice the time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Effort:
 
     @property
     def pixels(self) -> float:
-        """Of the target's pixels, those that are drawn."""
+        """The share of the target's pixels that are drawn."""
         return self.scale * self.scale
 
 
@@ -65,7 +64,7 @@ class DrawingPace:
 
     @property
     def effort(self) -> Effort:
-        """For the next picture."""
+        """The effort of the next picture."""
         return EFFORTS[self._at]
 
     def took(self, ms: float) -> None:

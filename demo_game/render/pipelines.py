@@ -1,4 +1,4 @@
-"""What the picture is drawn with: shaders, layouts of their bindings, pipelines."""
+"""The shaders, binding layouts and pipelines of the picture."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ class Pipelines:
 
     @property
     def ready(self) -> bool:
-        """Whether a picture can be drawn without waiting; plants come later than the land."""
+        """Returns True if a picture can be drawn without waiting; plants are ready later than
+        the land."""
         return all(made.done() for made in (self._terrain, self._sky, self._sea))
 
     @property
@@ -170,12 +171,12 @@ class Pipelines:
 
     @property
     def plants(self) -> wgpu.GPURenderPipeline:
-        """What grows on it."""
+        """The pipeline of the plants."""
         return self._plants.result()
 
     @property
     def sky(self) -> wgpu.GPURenderPipeline:
-        """What is behind it."""
+        """The pipeline of the sky."""
         return self._sky.result()
 
     @property

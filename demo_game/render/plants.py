@@ -1,4 +1,4 @@
-"""What stands on the tiles: instances in a slot for each tile, and how each slot is drawn."""
+"""The plants on the tiles: instances in a slot per tile, and how each slot is drawn."""
 
 from __future__ import annotations
 

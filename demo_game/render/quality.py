@@ -1,4 +1,4 @@
-"""How much work a frame's picture may be."""
+"""The presets of a picture's quality."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}
 
 
 def choose(gpu: cml.Gpu) -> Quality:
-    """What this device can draw while it does other things too."""
+    """Returns the preset that this device can draw beside other work."""
     kind = str(gpu.info.get("adapter_type"))
     return {"CPU": SOFTWARE, "IntegratedGPU": LOW}.get(kind, HIGH)

@@ -59,7 +59,7 @@ class VisibleTile:
 
 @dataclass(frozen=True, slots=True)
 class DrawStats:
-    """What a frame drew: tiles, triangles of the terrain, and tiles with plants."""
+    """The tiles, terrain triangles and planted tiles that a frame drew."""
 
     tiles: int
     triangles: int
@@ -110,7 +110,7 @@ class Renderer:
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`draw` would begin at once: it waits for its pipelines."""
+        """Returns True if :meth:`draw` would begin at once instead of waiting for pipelines."""
         return self._pipelines.ready
 
     def _make_bind_groups(self) -> None:
@@ -160,7 +160,7 @@ class Renderer:
 
     @property
     def effort(self) -> Effort:
-        """How much work the pictures are."""
+        """The effort of the pictures."""
         return self._effort
 
     @effort.setter

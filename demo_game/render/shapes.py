@@ -1,4 +1,4 @@
-"""What plants look like: a few triangles each."""
+"""The shapes of plants: a few triangles each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the picture is drawn to before it is the host's: depth, samples, a smaller picture."""
+"""The textures that a picture is drawn to before it reaches the host's: depth, samples, a
+smaller picture."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ OWNER = "picture"
 
 
 def target_format(gpu: cml.Gpu, preferred: str) -> str:
-    """What to draw to where the host would rather have ``preferred``: to a software driver sRGB is
-    work for each pixel, and for four texels of each sample, so there the shaders encode it."""
+    """Returns the format to draw to if the host prefers ``preferred``.
+
+    A software driver encodes sRGB for each pixel and for four texels of each sample, so there the
+    shaders encode it.
+    """
     return preferred.removesuffix("-srgb") if gpu.limits.software else preferred
 
 

@@ -1,4 +1,4 @@
-"""Where the tiles that can be drawn lie: a layer of three texture arrays each, and its plants."""
+"""The pool of drawable tiles: a layer of three texture arrays each, and the plants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TilePool:
 
     @property
     def free_slots(self) -> int:
-        """How many may still be acquired."""
+        """The number of slots that can still be acquired."""
         return len(self._free)
 
     def acquire(self) -> int | None:
@@ -63,7 +63,7 @@ class TilePool:
         self._free.append(slot)
 
     def has_plants(self, slot: int) -> bool:
-        """Whether the slot was last filled with instances."""
+        """Returns True if the slot was last filled with instances."""
         return slot in self._planted
 
     def fill(

@@ -1,1 +1,1 @@
-"""What the game knows of its own frames, and what it tells of them."""
+"""Measurements of the game's own frames, and reports of them."""

@@ -37,15 +37,15 @@ def words_of(tensor: Array) -> Array:
 
 
 def tile_digest(chain: Chain, tile: TileId, read: Callable[[str], Array]) -> str:
-    """Of all that the tile is; ``read`` gives a tensor of it by name."""
+    """Returns the digest of a whole tile; ``read`` returns a tensor of it by name."""
     tensors = [read(name) for name in chain.digested(tile)]
     return digest_of(map(words_of, tensors) if chain.exact else tensors)
 
 
 @lru_cache(maxsize=4)
 def rules_of(chain: Chain) -> tuple[str, ...]:
-    """What the integer world follows from, besides its seed: versions, and digests of the networks,
-    a line each."""
+    """Returns what determines the integer world besides its seed: versions and the networks'
+    digests, one per line."""
     made = (name for name in chain.graphs if name not in DRAWN)
     models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(made))
     return (f"integer rule {RULE_VERSION}", f"world {WORLD_VERSION}", *models)
@@ -93,7 +93,7 @@ class Digests:
 
     @property
     def pending(self) -> bool:
-        """Whether something is still on its way."""
+        """Returns True if a readback has not arrived yet."""
         return bool(self._reading)
 
     def world(self, tiles: Iterable[TileId]) -> str:

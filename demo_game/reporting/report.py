@@ -1,4 +1,4 @@
-"""What a headless run says of itself: as JSON, and as a table of several runs."""
+"""The report of a headless run: as JSON, and as a table of several runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class RunReport:
-    """One run of so many frames. Times in ms unless a name says otherwise; ``None`` is what the
-    device could not measure."""
+    """One headless run. Times in ms unless a name says otherwise; ``None`` is what the device
+    could not measure."""
 
     mode: str
     device: str

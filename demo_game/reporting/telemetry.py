@@ -1,4 +1,4 @@
-"""What the game knows of its own frames: the loop writes it, overlay and report read it."""
+"""The statistics of the game's own frames: the loop writes them, overlay and report read them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Telemetry:
 
 @dataclass
 class Controls:
-    """What the player may change while the game runs; the loop obeys in the next frame."""
+    """The settings that the player may change while the game runs; they apply from the next
+    frame."""
 
     #: None: what the renderer leaves ("spare")
     budget_ms: float | None = None

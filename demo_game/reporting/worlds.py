@@ -1,4 +1,4 @@
-"""Whether the integer world is one: what runs and backends made of the same tiles."""
+"""Compares the integer worlds that runs and backends made of the same tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from demo_game.world.tile import TileId
 
 
 def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
-    """The tiles that are drawn here once all are there; at most so many are needed for it."""
+    """Returns the tiles that are drawn from a pose once all are generated; at most ``most`` are
+    needed for it."""
     detail = fitting(pose.position, seed, detail, most)
     return select(pose.position, seed, detail, lambda tile: True).draw
 
@@ -35,7 +36,7 @@ def world_on_cpu(
 
 
 def verdict(worlds: Mapping[str, str]) -> tuple[str, bool]:
-    """What to say of the worlds' hashes, by who made them, and whether they are one."""
+    """Returns a text about the worlds' hashes and whether they are equal."""
     if len(set(worlds.values())) == 1:
         return f"world {next(iter(worlds.values()))} ({', '.join(worlds)})", True
     lines = [f"  {name:20s} {world}" for name, world in worlds.items()]

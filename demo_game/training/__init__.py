@@ -1,2 +1,4 @@
-"""How the three agents of the demo game were trained: simulations that make the data, networks
-that learn to do the same in one pass, and the error that remains on land they have not seen."""
+"""Training of the demo game's three agents.
+
+Simulations make the data, and networks learn to do the same in one pass.
+"""

@@ -139,7 +139,7 @@ class Square:
 
 
 def rained_on(place: Place) -> Square:
-    """What the upres agent learns from at a place."""
+    """Returns a square of eroded land, the training data of the upres agent."""
     coarse = place.coarse(-SCALE, SQUARE + 3)
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
     before = bicubic(coarse[None, None] / np.float32(place.cell_m))[0, 0] + detail
@@ -181,7 +181,7 @@ class Sample:
 
 
 def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]:
-    """What the upres agent takes to make fine samples 32 to 223 of a square."""
+    """Returns the upres agent's inputs for the fine samples 32 to 223 of a square."""
     return {
         "coarse": coarse[None, None, SEEN, SEEN],
         "detail": folded(detail[None, None], SCALE)[:, :, SEEN, SEEN],
@@ -198,14 +198,16 @@ def upres_sample(square: Square, way: int = 0) -> Sample:
 
 
 def unseen_inputs(place: Place) -> dict[str, Array]:
-    """What the game gives the upres agent for a square."""
+    """Returns the inputs that the game gives the upres agent for a square."""
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
     return upres_inputs(place, place.coarse(0, SQUARE), detail)
 
 
 def surface_inputs(place: Place, heights: Array) -> dict[str, Array]:
-    """What the game gives the other agents for a square, with heights (1, 1, 192, 192) of the
-    upres agent."""
+    """Returns the inputs that the game gives the other agents for a square.
+
+    ``heights`` are the upres agent's, (1, 1, 192, 192).
+    """
     return {
         "heights": heights,
         "moisture": place.moisture(SPOILT, heights.shape[-1])[None, None],

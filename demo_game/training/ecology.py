@@ -1,8 +1,8 @@
-"""What the population agent learns: where trees, bushes and rocks stand after some generations.
+"""The simulation that the population agent learns: trees, bushes and rocks after some generations.
 
-Each species has a place that suits it (warmth, wetness, slope). In every generation seeds fall
-around those that stand, seedlings take the light that others leave, and a part dies: trees shade
-bushes, both keep off bare rock, and single samples are better or worse ground by the grain.
+Each species has a preferred place (warmth, wetness, slope). In every generation seeds fall around
+the plants, seedlings take the light that others leave, and a part dies: trees shade bushes, both
+keep off bare rock, and the grain makes single samples better or worse ground.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GENERATIONS = 30
 
 
 def _suits(ground: Ground, luck: Array) -> tuple[Array, Array]:
-    """How well each sample suits trees and bushes, 0 to 1."""
+    """Returns how well each sample suits trees and bushes, 0 to 1."""
     wet = ground.wet + 0.25 * ground.hollow
     dry_land = step(ground.cells, 0.4, 1.6)
     trees = step(wet, 0.36, 0.62) * step(ground.warmth, 0.22, 0.42) * step(ground.slope, 0.85, 0.5)

@@ -1,13 +1,12 @@
-"""What the upres agent learns: rain that cuts valleys into a grid of heights.
+"""The simulation that the upres agent learns: rain that cuts valleys into a grid of heights.
 
 Heights are in cells, so the land looks alike at every level. Water runs to the lower ones of a
 cell's eight neighbours, more to the steeper (multiple flow directions; Quinn et al., "The
 prediction of hillslope flow paths", 1991), and cuts the ground by the stream power law (Whipple
 and Tucker, "Dynamics of the stream-power river incision model", 1999): a power of the water times
-the slope. Soil creeps down slopes, what is steeper than talus slips, hollows fill up. Every cell
-loses part of its water in each step, and what is cut is put back where the land is wide and low
-(uplift that holds the mean height of a neighbourhood), so what happens at a place depends on some
-twenty cells around it: that is what a small network can see.
+the slope. Soil creeps down slopes, slopes above the talus angle slip, hollows fill up. Every cell
+loses a part of its water in each step. Uplift holds the mean height of each neighbourhood. So a
+place depends on some twenty cells around it, which a small network can see.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 
 
 @dataclass(frozen=True, slots=True)
 class Climate:
-    """How the simulation goes. Lengths in cells, rates per step."""
+    """The parameters of the simulation. Lengths in cells, rates per step."""
 
     steps: int = 100
     #: part of the water that goes into the ground
@@ -51,7 +50,7 @@ def _padded(grid: Array) -> Array:
 
 
 def _toward(padded: Array, dy: int, dx: int) -> Array:
-    """Of every cell inside the border, the neighbour ``(dy, dx)``."""
+    """Returns the neighbour ``(dy, dx)`` of every cell inside the border."""
     h, w = padded.shape
     return padded[1 + dy : h - 1 + dy, 1 + dx : w - 1 + dx]
 

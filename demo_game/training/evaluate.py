@@ -37,7 +37,8 @@ def _heights(ways: dict[str, Callable[[Sample], Array]], held: list[Sample]) -> 
 
 
 def upres_errors(agent: Agent, held: list[Sample]) -> Errors:
-    """Of the agent, of bicubic interpolation, and of that with the noise added."""
+    """Returns the errors of the agent, of bicubic interpolation, and of bicubic with noise
+    added."""
 
     def smooth(sample: Sample) -> Array:
         return bicubic(sample.inputs["coarse"][:, :, 5:-4, 5:-4])
@@ -166,7 +167,7 @@ def population_errors(agent: Agent, seen: list[Sample], held: list[Sample]) -> E
 
 
 def errors(agent: Agent, seen: list[Sample], held: list[Sample]) -> Errors:
-    """Of the agent and of what it is measured against, by name and quantity."""
+    """Returns the errors of the agent and of its baselines, by name and quantity."""
     if agent.name == "upres":
         return upres_errors(agent, held)
     measure = {"texture": texture_errors, "population": population_errors}[agent.name]

@@ -146,7 +146,7 @@ class NnefOps:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: cost of one run, bytes of all files, SHA-256 over them in name order."""
+    """An exported model: cost of one run, bytes of all files, SHA-256 over them in name order."""
 
     flops: int
     size: int

@@ -54,7 +54,7 @@ _ENDS = {
 
 
 def inner(name: str) -> cml.Graph:
-    """What was trained of the agent of floats, as a network of its own."""
+    """Returns the trained part of the float agent as a network of its own."""
     whole = cml.load(MODELS / f"{name}.nnef")
     ends, output = _ENDS[name], OUTPUT[name]
     body, tensors, used = [], {}, {output}
@@ -79,13 +79,15 @@ def inner(name: str) -> cml.Graph:
 
 
 def inputs_of(name: str, tile: Mapping[str, Array]) -> dict[str, Array]:
-    """What the network takes, of a tile's tensors."""
+    """Returns the network's inputs from a tile's tensors."""
     return {end: tile[end] for end in ENDS[name] if end != OUTPUT[name]}
 
 
 def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str, Array]]:
-    """What the game gives the agent for tiles with land, of all levels and many worlds: the
-    steepest of ``among`` times as many."""
+    """Returns the agent's inputs for ``count`` tiles with land, of all levels and many worlds.
+
+    The tiles are the steepest of ``among`` times as many.
+    """
     rng = np.random.default_rng(seed)
     graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": inner("upres"),
               "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
@@ -123,7 +125,8 @@ def quantized(name: str) -> tuple[cml.Graph, Any]:
 
 
 def lost(name: str, made: cml.Graph) -> float:
-    """What the integer agent loses on worlds that nobody has seen, in the output's units."""
+    """Returns the integer agent's error against the float agent on unseen worlds, in the
+    output's units."""
     whole = cml.Session(made, "cpu")
     return _rms(
         [
@@ -134,7 +137,7 @@ def lost(name: str, made: cml.Graph) -> float:
 
 
 def of_floats(name: str, tile: Mapping[str, Array]) -> Array:
-    """What the whole agent of floats makes of the same land."""
+    """Returns the result of the whole float agent on the same land."""
     land = cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu").run({"tile": tile["tile"]})
     agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
     if name != "upres":

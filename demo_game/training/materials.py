@@ -1,8 +1,8 @@
-"""What the texture agent learns: which material lies where, and its colour and roughness.
+"""The painter that the texture agent learns: which material lies where, its colour and roughness.
 
-A painter's model: it begins with grass, and lays over it what climate, slope and hollows call for,
-each layer by a soft mask whose edge follows patches made from the grain. Colours are sRGB values of
-real surfaces (grass, dry grass, sand, granite, snow) as seen from the air.
+It begins with grass and lays over it what climate, slope and hollows call for, each layer by a
+soft mask whose edge follows patches made from the grain. Colours are sRGB values of real surfaces
+(grass, dry grass, sand, granite, snow) as seen from the air.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def wave(x: Array) -> Array:
 
 
 class Ground:
-    """What materials and plants ask about a map: heights (N, 1, h, w) in metres."""
+    """The properties of a map that materials and plants depend on: heights (N, 1, h, w) in
+    metres."""
 
     def __init__(self, heights: Array, moisture: Array, cell: Array) -> None:
         cells = heights / cell
@@ -113,7 +114,7 @@ def _rock(cells: Array, patches: Array) -> Array:
 
 
 def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
-    """What grows where nothing is too steep, too cold or under water."""
+    """Returns the vegetation layers where the ground is not too steep, too cold or under water."""
     wet = g["wet"] + 0.05 * patches
     under = np.zeros((patches.shape[0], 4, *patches.shape[2:]), np.float32)
     land = _over(under, np.ones_like(patches), DRY, 0.9)

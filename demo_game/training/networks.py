@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Ops(Protocol):
-    """What networks are made of: NNEF's operators, on tensors of whatever kind."""
+    """The operators that networks are made of: NNEF's, on tensors of any kind."""
 
     def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
              dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
@@ -77,7 +77,8 @@ def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, An
 
 
 def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
-    """What slopes at 94 x 94 say of the land around, every second sample of the inner 68 x 68."""
+    """Returns features of the land around each second sample of the inner 68 x 68, from slopes
+    at 94 x 94."""
     x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
     x = o.relu(o.conv(x, "wide2", channels, 3))
     x = o.relu(o.conv(x, "wide3", channels, 3, dilation=2))
@@ -112,7 +113,7 @@ def _column(values: tuple[float, ...]) -> Array:
 
 
 def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of each sample: slopes at 94 x 94, and everything (16 channels) at 68 x 68."""
+    """Returns the fixed features of each sample: slopes at 94 x 94, and 16 channels at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
     slopes = o.div(o.fixed(heights, "differences", differences(CROSS)), cell)
     inner = o.crop(heights, 14, 14)

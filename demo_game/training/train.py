@@ -49,7 +49,7 @@ def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int)
 
 
 def maker(name: str, upres: Agent) -> Maker:
-    """Where the agent of that name gets its data."""
+    """Returns the source of training data for the agent of that name."""
     if name == "upres":
         return upres_maker()
     simulate, per_sample = {
@@ -68,9 +68,12 @@ def stacked(samples: list[Sample]) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How an agent is trained: ``batch`` tiles a step, each from a random square of a pool that
-    begins with ``first`` and gets a new one every ``every`` steps. ``edges`` weighs the error of
-    differences to neighbours against that of values; ``tile`` is what a tile gives and makes."""
+    """The parameters of a training run.
+
+    ``batch`` tiles a step come from random squares of a pool, which begins with ``first``
+    squares and gets a new one every ``every`` steps. ``edges`` weighs the error of differences
+    to neighbours against that of values. ``tile`` has the input and output size of a tile.
+    """
 
     steps: int
     tile: tuple[int, int]

@@ -1,1 +1,2 @@
-"""Where tiles are and what their land begins as: pure functions of seed and coordinates."""
+"""The positions of tiles and the noise their land starts from: pure functions of seed and
+coordinates."""

@@ -1,4 +1,4 @@
-"""How high a tile's land lies, from its noise alone: known before any network has run."""
+"""Bounds of a tile's heights, computed from its noise alone before any network has run."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Where the land is ridged, 0 to ``2**14``."""
+    """Returns how ridged the land is, 0 to ``2**14``."""
     t = ((continent + SHELF) >> 8).clip(0, 1 << 14)
     return scaled((t * t) >> 14, (3 << 14) - 2 * t, 14)
 
@@ -122,7 +122,7 @@ def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """How wet the climate is, of all octaves of 4 cells or more, in 128ths."""
+    """Returns the climate's moisture in 128ths, from all octaves of 4 cells or more."""
     total = np.full(gx.shape, 1 << 19, np.int64)
     for octave, weight in zip(noise.MOISTURE_OCTAVES, MOISTURE, strict=True):
         if octave - level >= 2:

@@ -92,7 +92,7 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Where the land is ridged, 0 to 1."""
+    """Returns how ridged the land is, 0 to 1."""
     t = np.clip((continent + np.float32(0.1)) * np.float32(1 / 0.5), 0, 1)
     result: Array = t * t * (np.float32(3) - np.float32(2) * t)
     return result
@@ -127,12 +127,12 @@ def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def moisture_weights() -> list[float]:
-    """Of the octaves of the moisture: each 0.6 of the one before."""
+    """Returns the weights of the moisture's octaves: each 0.6 of the one before."""
     return [0.7 * 0.6**i for i in range(len(MOISTURE_OCTAVES))]
 
 
 def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """How wet the climate is, about 0 to 1, of all octaves of 4 cells or more."""
+    """Returns the climate's moisture, about 0 to 1, from all octaves of 4 cells or more."""
     total: Array = np.full(gx.shape, 0.5, np.float32)
     for octave, weight in zip(MOISTURE_OCTAVES, moisture_weights(), strict=True):
         if octave - level >= 2:

@@ -1,4 +1,4 @@
-"""Which tiles to draw and which to make: a quadtree around the camera.
+"""Selects the tiles to draw and to generate: a quadtree around the camera.
 
 A tile is divided while the camera is nearer than ``split`` of its spans (continuous distance-
 dependent level of detail: Strugar, "Continuous Distance-Dependent Level of Detail for Rendering
@@ -28,8 +28,8 @@ _STEP_M = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """How finely the world is drawn: levels ``finest`` to ``coarsest``, the tiles of the coarsest
-    out to ``view_m`` metres."""
+    """The fineness of the world: levels ``finest`` to ``coarsest``, the coarsest out to
+    ``view_m`` metres."""
 
     finest: int = 0
     coarsest: int = 6
@@ -37,8 +37,8 @@ class Detail:
     view_m: float = 20_000.0
 
     def range_m(self, level: int) -> tuple[float, float]:
-        """Where a level's vertices begin to move to the next level's surface, and where they are
-        there, in metres from the camera."""
+        """Returns the distances in metres at which a level's vertices begin and end to move to
+        the next level's surface."""
         if level >= self.coarsest:
             return math.inf, math.inf
         end = self.split * TileId(level + 1, 0, 0).span_m
@@ -95,9 +95,11 @@ def needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[Ti
 
 
 def fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
-    """The finest world around the eye of which at most so many tiles are :func:`needed`: tiles are
-    divided nearer to the eye, then less finely, than ``detail`` says. A function of where the eye
-    is, in steps of some metres, so that it is seldom looked for."""
+    """Returns the finest detail around the eye for which at most ``most`` tiles are :func:`needed`.
+
+    Tiles are divided nearer to the eye, then less finely, than ``detail`` says. The result
+    depends on the eye's position in steps of some metres, so it is rarely recomputed.
+    """
     x, y, z = (round(at / _STEP_M) * _STEP_M for at in eye)
     return _fitting((x, y, z), seed, detail, most)
 
@@ -120,7 +122,8 @@ def _fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: i
 def _divided(
     roots: list[TileId], eye: tuple[float, float, float], seed: int, detail: Detail
 ) -> Iterator[float]:
-    """Of each tile that is divided, the ``split`` above which it is: it, and all above it."""
+    """Yields, for each tile that is divided, the value of ``split`` above which it and its
+    ancestors are."""
     tiles = [(root, 0.0) for root in roots]
     while tiles:
         tile, above = tiles.pop()

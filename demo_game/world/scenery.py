@@ -1,4 +1,4 @@
-"""Where a flight begins: mountains by the sea."""
+"""The place where a flight begins: mountains by the sea."""
 
 from __future__ import annotations
 

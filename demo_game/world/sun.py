@@ -1,4 +1,4 @@
-"""Where the sun stands, and what light it gives: in the tiles' baked light and in the picture."""
+"""The sun's position and light, in the tiles' baked light and in the picture."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Viewer(Protocol):
     """A camera."""
 
     def sees_boxes(self, centre: Array, half: Array) -> Array:
-        """Which of the boxes, by their centres and half their sides, may be in view."""
+        """Returns which boxes, given by centres and half sides, may be in view."""
 
 
 class Boxes:
@@ -32,7 +32,8 @@ class Boxes:
         self._half = corners[:, 1] - self._centre
 
     def in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
-        """Those that may be in view; ``mirrored``: or in the sea's reflection."""
+        """Returns the tiles that may be in view; with ``mirrored`` also those in the sea's
+        reflection."""
         seen = camera.sees_boxes(self._centre, self._half)
         if mirrored:
             seen |= camera.sees_boxes(self._centre * (1, -1, 1), self._half)
@@ -47,11 +48,12 @@ class Surroundings:
         self._draw = Boxes(selection.draw, seed)
 
     def drawn_in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
-        """Of the tiles to draw those that may be in view; ``mirrored``: or reflected."""
+        """Returns the tiles to draw that may be in view; with ``mirrored`` also the reflected
+        ones."""
         return self._draw.in_view(camera, mirrored)
 
     def wanted_in_view(self, camera: Viewer) -> frozenset[TileId]:
-        """Of the tiles to make those that may be in view."""
+        """Returns the tiles to generate that may be in view."""
         return frozenset(self._wanted.in_view(camera))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What operators of the integer world have in common."""
+"""The declaration that operators of the integer world share."""
 
 from __future__ import annotations
 

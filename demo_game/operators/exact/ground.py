@@ -1,8 +1,8 @@
-"""What the upres agent's result becomes, and what the texture and the population agent are told.
+"""Operators between the agents of the integer world.
 
-``exact_ground`` joins coarse heights, by a cubic through four samples each way, and what the agent
-cuts into them. ``exact_features`` makes of that the slopes and sixteen features of each sample that
-``demo_game/training/networks.py`` has as a network's fixed beginning (``near``).
+``exact_ground`` interpolates the coarse heights by a cubic through four samples in each direction
+and adds the upres agent's residual. ``exact_features`` makes the slopes and the sixteen features of
+each sample that ``demo_game/training/networks.py`` has as a network's fixed beginning (``near``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a tile of the integer world begins as, and what the upres agent is told of it.
+"""The noise that a tile of the integer world starts from, and the upres agent's inputs.
 
-``exact_height`` gives heights in 1024ths of a metre; of these ``exact_relief`` makes what the agent
-takes: differences to the eight neighbours as slopes, how far above the sea the land lies (in 16
-cells), and the logarithm of a cell's metres. ``exact_detail`` is the noise that is too short for
-coarse samples, in cells.
+``exact_height`` gives heights in 1024ths of a metre. ``exact_relief`` computes the agent's inputs
+from them: slopes to the eight neighbours, the height above the sea (in 16 cells), and the
+logarithm of a cell's metres. ``exact_detail`` is the noise that is too short for coarse samples,
+in cells.
 """
 
 from __future__ import annotations

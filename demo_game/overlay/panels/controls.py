@@ -1,4 +1,4 @@
-"""What the player may change."""
+"""The panel of the player's controls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ControlsPanel:
         self.controls = Controls()
 
     def refresh(self, view: FrameView, now_s: float) -> None:
-        """Nothing is kept here."""
+        """Does nothing: the panel keeps no data."""
 
     def draw(self, view: FrameView, layout: Layout) -> None:
         """All of them."""
