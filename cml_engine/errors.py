@@ -18,6 +18,7 @@ __all__ = [
     "InputError",
     "InternalError",
     "ModelError",
+    "NeedsConstant",
     "NnefSyntaxError",
     "OpenShape",
     "OperatorError",
@@ -104,6 +105,17 @@ class ShapeError(ModelError):
 
 class UnsupportedOp(ModelError):
     """The model uses an operator (or a variant of one) that this engine does not know."""
+
+
+class NeedsConstant(UnsupportedOp):
+    """An operator needs a value at load that is known only when the network runs; ``inputs`` are
+    the graph's inputs from which it is computed."""
+
+    def __init__(
+        self, message: str, source: Source | None = None, inputs: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, source)
+        self.inputs = inputs
 
 
 class RangeError(ModelError):

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.convert.onnx.node_inputs import NeedsConstant
-from cml_engine.errors import CmlError, UnsupportedOp
+from cml_engine.errors import CmlError, NeedsConstant, UnsupportedOp
 from cml_engine.graph import NUMPY_DTYPE, Graph
 from tests.onnx_wheels import StoredCase, stored_cases
 

@@ -6,14 +6,16 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
-from cml_engine.errors import DeviceError, InputError, OpenShape
+from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
 from cml_engine.files import arrays as array_files
 from cml_engine.files.arrays import Known, Shape
 from cml_engine.files.atomic_write import write_atomically
@@ -40,22 +42,39 @@ ShapeOf = Callable[[str, str, Known], Shape | None]
 
 def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
     """:func:`load_model`, where an input that the model leaves open has the shape that its ``-i``
-    file says."""
+    file says. An input that an operator needs at load, as the condition of an ``If``, has the value
+    of its file, and is no input any more."""
     files = dict(pair.partition("=")[::2] for pair in a.input)
 
     def found(name: str, known: Known) -> Shape | None:
         return shape_of(files[name], name, known) if files.get(name) else None
 
-    return load_open(a, found)
+    constants: dict[str, Any] = {}
+    while True:
+        try:
+            graph = load_open(a, found, constants)
+        except NeedsConstant as error:
+            missing = [name for name in error.inputs if name not in constants]
+            are_given = shape_of is array_files.shape_of and all(map(files.get, missing))
+            if not missing or not are_given:
+                raise
+            constants |= {name: array_files.read_any(files[name], name) for name in missing}
+        else:
+            a.input = [pair for pair in a.input if pair.partition("=")[0] not in constants]
+            return graph
 
 
-def load_open(a: argparse.Namespace, shape_of: Callable[[str, Known], Shape | None]) -> Graph:
+def load_open(
+    a: argparse.Namespace,
+    shape_of: Callable[[str, Known], Shape | None],
+    constants: Mapping[str, Any] | None = None,
+) -> Graph:
     """:func:`load_model`, where an input that the model leaves open has the shape that
     ``shape_of`` gives for its name and what is known, if any."""
     shapes = named_shapes(a.shape)
     while True:
         try:
-            return load_model(a, shapes)
+            return load_model(a, shapes, constants)
         except OpenShape as open:
             shape = None if open.input in shapes else shape_of(open.input, open.known)
             if shape is None:
@@ -63,11 +82,16 @@ def load_open(a: argparse.Namespace, shape_of: Callable[[str, Known], Shape | No
             shapes[open.input] = shape
 
 
-def load_model(a: argparse.Namespace, shapes: Shapes | None = None) -> Graph:
+def load_model(
+    a: argparse.Namespace,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Graph:
     """The model that the command line names; weights at random are said to be."""
     random = getattr(a, "random_weights", None)
     if is_cooked(a.model):
         given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
+        given["--constant"] = a.constant
         given["--random-weights"] = random is not None
         if named := [name for name, value in given.items() if value]:
             raise InputError(f"'{a.model}' is cooked: {' and '.join(named)} cannot change it")
@@ -78,11 +102,41 @@ def load_model(a: argparse.Namespace, shapes: Shapes | None = None) -> Graph:
         shapes=named_shapes(a.shape) if shapes is None else shapes,
         weights=a.weights,
         random_weights=random,
+        constants={**_named_constants(a.constant), **(constants or {})},
     )
     if random is not None and a.command_name != "info":  # which shows all notes
         is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
         print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
     return graph
+
+
+def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` and ``NAME=FILE`` pairs as arrays by name."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not name or not value or name in found:
+            raise InputError(
+                f"--constant '{pair}': wanted NAME=VALUE or NAME=FILE.npy, each name once"
+            )
+        found[name] = _constant(name, value)
+    return found
+
+
+def _constant(name: str, value: str) -> Any:
+    """A number, a list of numbers, or the array in a file."""
+    if Path(value).suffix.lower() in (".npy", ".npz"):
+        return array_files.read_any(value, name)
+    try:
+        array = np.array(json.loads(value))
+    except (ValueError, RecursionError):
+        array = np.array("")
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"--constant '{name}={value}': wanted a number, true or false, a list such as [1,2], "
+            "or a .npy file"
+        )
+    return array
 
 
 def is_cooked(model: str) -> bool:

@@ -64,6 +64,16 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "help": "an input's shape instead of the model's; of several inputs say which",
         },
     ),
+    "constant": (
+        ("--constant",),
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "NAME=VALUE|FILE",
+            "help": "an input of an ONNX model that is the same in every run: a number, [1,2] or "
+            "a .npy file; may be given again",
+        },
+    ),
     "limits": (
         ("--load-limits",),
         {
@@ -123,7 +133,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 #: what goes wherever the option on the left does
 _WITH: dict[str, tuple[str, ...]] = {
-    "model": ("ops", "fragments", "shape", "weights", "limits", "trusted")
+    "model": ("ops", "fragments", "shape", "weights", "constant", "limits", "trusted")
 }
 
 

@@ -47,6 +47,15 @@ def read(file: File, name: str, fact: Fact) -> Array:
     return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
 
 
+def read_any(file: File, name: str) -> Array:
+    """The tensor ``name`` out of a ``.npy`` or ``.npz``, of whatever shape and type of numbers."""
+    found = _found(file, name)
+    if found.suffix not in _READERS:
+        raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
+    with _told(found, name), _stream(found, name) as stream:
+        return _array(stream, name)
+
+
 def shape_of(file: File, name: str, known: Known) -> Shape | None:
     """The shape that a file gives to an input of which only some extents are ``known``. None where
     a picture cannot say it: it has rows and columns, and as many channels as are asked of it."""
@@ -203,12 +212,14 @@ def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
         return array
 
 
-def _array(file: IO[bytes], name: str, fact: Fact) -> Array:
+def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
     """The array in a stream; its header is checked before it is read."""
     shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
-        raise InputError(f"input '{name}': wanted {fact}, got items of type {dtype}")
-    check_shape(name, fact, shape)
+        wanted = fact or "numbers"
+        raise InputError(f"input '{name}': wanted {wanted}, got items of type {dtype}")
+    if fact is not None:
+        check_shape(name, fact, shape)
     count = prod(shape) * dtype.itemsize
     data = file.read(count)
     if len(data) < count:

@@ -39,7 +39,7 @@ def bind_inputs(
             raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
         if info.name in constants:
             given = _constant(info, np.asarray(constants[info.name]), shapes, file)
-            values[info.name] = Value.known(given.astype(dtype))
+            values[info.name] = Value.known(_as_type(given, dtype, info, file))
             continue
         if dtype == np.float64:
             warn(f"'{file}': input '{info.name}' is float64, and the network computes with float32")
@@ -52,7 +52,9 @@ def bind_inputs(
 def _constant(
     info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
 ) -> Array:
-    """An input's value that is the same in every run."""
+    """An input's value that is the same in every run; a number fits extents of 1 too."""
+    if given.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
+        given = given.reshape([1] * len(info.shape or ()))
     if info.shape is not None and given.ndim != len(info.shape):
         raise InputError(
             f"'{file}': the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
@@ -63,6 +65,19 @@ def _constant(
             f"says {list(shapes[info.name])}: leave it out of shapes="
         )
     return given
+
+
+def _as_type(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
+    """A constant in the type that the model declares, if it has such values."""
+    is_number = given.dtype.kind in "biuf"
+    with np.errstate(all="ignore"):
+        found = given.astype(dtype) if is_number else given
+    if not is_number or (dtype.kind != "f" and not np.array_equal(found, given)):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has values that are no {info.type_name}: wanted "
+            f"{info}"
+        )
+    return found
 
 
 def _symbols(

@@ -13,7 +13,7 @@ from cml_engine.convert.onnx.attributes import Attr, WrongAttribute
 from cml_engine.convert.onnx.model import OnnxNode
 from cml_engine.convert.onnx.rows import OnnxRow
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.errors import ShapeError, UnsupportedOp
+from cml_engine.errors import NeedsConstant, ShapeError, UnsupportedOp
 
 if TYPE_CHECKING:
     from cml_engine.convert.onnx.emit import Emitter
@@ -22,15 +22,6 @@ Array = np.ndarray[Any, Any]
 Operand = Value | float | int | bool
 #: Axes of NumPy's arrays, and elements of a tensor that is not empty.
 _MAX_RANK, _MOST = 32, 2**31 - 1
-
-
-class NeedsConstant(UnsupportedOp):
-    """An operator wants a value now that is known only when the network runs; ``inputs`` are the
-    graph's inputs from which it is computed."""
-
-    def __init__(self, message: str, source: Any, inputs: tuple[str, ...]) -> None:
-        super().__init__(message, source)
-        self.inputs = inputs
 
 
 class NodeInputs:
@@ -102,9 +93,10 @@ class NodeInputs:
         inputs = self.emit.origins(value)
         named = ", ".join(f"'{name}'" for name in inputs)
         from_what = f"it is computed from {named}" if inputs else "it is computed"
-        bind = (
-            f"cml.load(…, constants={{'{inputs[0]}': …}})" if inputs else "a constant in its place"
-        )
+        bind = "a constant in its place"
+        if inputs:
+            options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
+            bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
         raise NeedsConstant(
             f"{what} must be known when the model is loaded, and {from_what}: export the model "
             f"with fixed shapes, or give {bind}",

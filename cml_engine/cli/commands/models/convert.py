@@ -15,7 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     text = ".onnx, ncnn .param with its .bin beside it, or an NNEF model"
     parser.add_argument("model", metavar="source", help=text)
     parser.add_argument("destination", help="folder or .tgz to write")
-    add_options(parser, "ops", "fragments", "shape", "weights", "overwrite")
+    add_options(parser, "ops", "fragments", "shape", "weights", "constant", "limits", "overwrite")
     parser.add_argument(
         "--layout", choices=("nhwc",), help="inputs and outputs of four axes with channels last"
     )
@@ -34,8 +34,8 @@ def run(a: argparse.Namespace) -> int:
         raise InputError("--rgba wants --layout nhwc: textures have their channels last")
     if Path(a.destination).suffix.lower() == ".onnx":
         raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
-    if a.placeholders and (a.fragments or a.weights):
-        raise InputError("--fragments and --weights are for NNEF: leave them out for placeholders")
+    if a.placeholders and (a.fragments or a.weights or a.constant):
+        raise InputError("--fragments, --weights and --constant: leave them out for placeholders")
     if a.placeholders:
         graph = load_with_placeholders(a.model, named_shapes(a.shape))
     else:

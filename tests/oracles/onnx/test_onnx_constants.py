@@ -1,0 +1,108 @@
+"""Inputs that are the same in every run: ``--constant``, ``constants=`` and files that decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import helper  # noqa: E402
+
+import cml_engine as cml  # noqa: E402
+from cml_engine.cli import main  # noqa: E402
+from tests.fixtures.onnx_models import model, node, value  # noqa: E402
+
+Y = value("y", None)
+
+
+def branch(op: str, name: str) -> Any:
+    return helper.make_graph([node(op, "x", name)], name, [], [value(name, [1, 4])])
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> Path:
+    """A network that computes -x at a rate of 16000 and the magnitude of x at others."""
+    inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
+    nodes = [
+        node("Equal", "rate wanted", "same"),
+        node("If", "same", "y", then_branch=branch("Neg", "n"), else_branch=branch("Abs", "a")),
+    ]
+    path = tmp_path / "rates.onnx"
+    path.write_bytes(model(nodes, inputs, [Y]).SerializeToString())
+    np.save(tmp_path / "x.npy", np.arange(-2, 2, dtype=np.float32).reshape(1, 4))
+    np.save(tmp_path / "rate.npy", np.array([16000]))
+    np.save(tmp_path / "other.npy", np.array([8000]))
+    return path
+
+
+def run_with(rates: Path, *more: str) -> list[float]:
+    folder = rates.parent
+    files = ["-i", f"x={folder}/x.npy", "-o", f"y={folder}/y.npy", "--backend", "cpu"]
+    assert main(["run", str(rates), *files, *more]) == 0
+    return np.load(folder / "y.npy").reshape(-1).tolist()  # type: ignore[no-any-return]
+
+
+NEG, ABS = [2.0, 1.0, 0.0, -1.0], [2.0, 1.0, 0.0, 1.0]
+
+
+def test_constants_of_the_command_line(rates: Path) -> None:
+    folder = rates.parent
+    for rate, found in (("16000", NEG), ("[8000]", ABS), (f"{folder}/rate.npy", NEG)):
+        assert run_with(rates, "--constant", "wanted=16000", "--constant", f"rate={rate}") == found
+
+
+def test_files_of_inputs_decide_a_condition(rates: Path) -> None:
+    folder = rates.parent
+    for file, found in (("rate", NEG), ("other", ABS)):
+        inputs = ["-i", f"rate={folder}/{file}.npy", "-i", f"wanted={folder}/rate.npy"]
+        assert run_with(rates, *inputs) == found
+    assert run_with(rates, "-i", f"rate={folder}/rate.npy", "--constant", "wanted=8000") == ABS
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info", "rank --backend cpu --runs 1", "validate", "convert - out", "simulate",
+     "export - out.onnx", "report -o report"],
+)  # fmt: skip
+def test_every_command_that_loads_takes_constants(
+    rates: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rates.parent)
+    name, *more = command.split()
+    more = [part for part in more if part != "-"]
+    assert main([name, str(rates), *more]) == 2
+    said = capsys.readouterr().err
+    assert "If 'y': the condition must be known" in said
+    assert "--constant rate=VALUE|FILE --constant wanted=VALUE|FILE, or cml.load" in said
+    given = ["--constant", "rate=1", "--constant", "wanted=1"]
+    assert main([name, str(rates), *more, *given]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("rate", "wanted NAME=VALUE or NAME=FILE.npy"),
+        ("rate=", "wanted NAME=VALUE or NAME=FILE.npy"),
+        ("rate=lots", "wanted a number, true or false, a list"),
+        ("rate=[1,[2]]", "wanted a number, true or false, a list"),
+        ('rate="16"', "wanted a number, true or false, a list"),
+        ("rate=no.npy", "no such file"),
+        ("rate=[1.5]", "the constant 'rate' has values that are no int64"),
+        ("rate=[[1]]", "the constant 'rate' has rank 2"),
+        ("speed=1", "speed"),
+    ],
+)
+def test_constants_that_do_not_fit(
+    rates: Path, given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(rates), "--constant", "wanted=1", "--constant", given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_constants_of_other_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(cml.InputError, match="constants are for .onnx"):
+        cml.load(cml.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})
