@@ -158,10 +158,13 @@ def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> flo
     """The largest change of a block of pixels from one frame to the next, of 255, while tiles
     arrive before a camera that stands still."""
     monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
+    # however long a frame takes here, its picture is the same, and all is done in it
+    monkeypatch.setattr(DrawingPace, "took", lambda pace, ms: None)
+    for name in ("_LEARNING_S", "_LOOKING_S"):
+        monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
     flown = HeadlessRun(gpu, SMALL, replace(NEAR, frame_ms=1000 / 60), Options())
     last_s = 0.0
     try:
-        flown.game.pace = DrawingPace(1e6)  # whatever a frame takes here, its picture is the same
         flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]
         flown.game.controls.mode = "unsliced"
         pose, before, worst = flown._pose(0), None, 0.0
@@ -190,7 +193,7 @@ def blocks(flown: HeadlessRun) -> Any:
 
 def test_tiles_do_not_pop_up(gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gradual, sudden = popping(gpu, FADE_S, monkeypatch), popping(gpu, 1e-6, monkeypatch)
-    assert gradual < 8.0 and gradual < 0.8 * sudden, (gradual, sudden)
+    assert gradual < 10.0 and gradual < 0.5 * sudden, (gradual, sudden)
 
 
 def test_another_seed_is_another_world(gpu: cml.Gpu, runs: dict[str, Any]) -> None:
