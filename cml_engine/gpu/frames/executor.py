@@ -300,6 +300,6 @@ class FrameExecutor(JobExecutor):
         self._readbacks.abandon((frame,))
         self._worked.clear()
         while self._beginning:  # what was to be copied into their memory was not
-            self._beginning.pop().held.lose()
+            self._beginning.pop().held.take_back()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)

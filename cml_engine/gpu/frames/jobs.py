@@ -15,7 +15,7 @@ from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.device_inputs import Load, host_arrays, loads_of, take_over
+from cml_engine.gpu.program.device_inputs import Load, loads_of
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.kernels import kernels_of
 from cml_engine.plan import StepWork
@@ -111,10 +111,8 @@ class JobExecutor:
         if network.prints is not None:
             network.prints.not_in_frames()
         run = self.gpu.runs.begin([*_makers(inputs), *network.built_on])
+        _, self._loads[network] = network.begin(encoder, inputs, run)
         self._beginning.append(network)
-        arrays = host_arrays(inputs)
-        network.begin_run(arrays, inputs.keys() - arrays.keys(), run)
-        self._loads[network] = take_over(encoder, network, inputs)
         self._runs[network] = run
         self._worked.add(run)
         return run

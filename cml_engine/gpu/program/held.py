@@ -32,6 +32,8 @@ class Held:
         self._run: JobRun | None = None
         #: by input its value, None where it came from the GPU
         self.values: dict[str, Array | None] = {}
+        #: the same before the latest run began
+        self._before = self.values
         #: inputs of jobs that were accepted, which may come before others
         self.promised: set[str] = set()
 
@@ -72,6 +74,11 @@ class Held:
         self._results = self._inputs = None
         self._residency.claim()
 
+    def take_back(self) -> None:
+        """The frame in which the latest run began never ran."""
+        self.values = self._before
+        self.lose()
+
     def spoil(self) -> None:
         """The results are of no run any more."""
         self._results = None
@@ -104,8 +111,9 @@ class Held:
                 restored[name] = value
         self.lose()
         self._run = run or self._run
-        self.values |= {name: np.array(value) for name, value in arrays.items()}
-        self.values |= dict.fromkeys(from_gpu)
+        self._before = self.values
+        given = {name: np.array(value) for name, value in arrays.items()}
+        self.values = {**self.values, **given, **dict.fromkeys(from_gpu)}
         self._inputs = self._residency.arena
         return {**arrays, **restored}
 

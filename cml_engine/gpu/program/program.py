@@ -14,7 +14,7 @@ from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import to_words
 from cml_engine.gpu.program.common import Common, write_numbers
-from cml_engine.gpu.program.device_inputs import host_arrays, take_over
+from cml_engine.gpu.program.device_inputs import Load, host_arrays, take_over
 from cml_engine.gpu.program.held import Held
 from cml_engine.gpu.program.preparation import OnProgress
 from cml_engine.gpu.program.prepared import PreparedProgram
@@ -79,10 +79,8 @@ class GpuProgram(PreparedProgram):
             return self._run(inputs, staging)
 
     def _run(self, inputs: Mapping[str, Any], staging: Allocation) -> dict[str, Array]:
-        arrays = host_arrays(inputs)
-        steps = self.begin_run(arrays, inputs.keys() - arrays.keys())
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
-        loads = take_over(encoder, self, inputs)
+        steps, loads = self.begin(encoder, inputs)
         compute = encoder.begin_compute_pass(label=self.plan.name)
         for load in loads:
             load.encode_all(compute)
@@ -99,6 +97,19 @@ class GpuProgram(PreparedProgram):
         self.gpu.queue.submit([encoder.finish()])
         self.held.end()
         return self._readback.read(staging)
+
+    def begin(
+        self, encoder: wgpu.GPUCommandEncoder, inputs: Mapping[str, Any], run: JobRun | None = None
+    ) -> tuple[Sequence[int], list[Load]]:
+        """As :meth:`begin_run`, with inputs of every kind. Returns the steps of the run, and the
+        loads that come before them."""
+        arrays = host_arrays(inputs)
+        steps = self.begin_run(arrays, inputs.keys() - arrays.keys(), run)
+        try:
+            return steps, take_over(encoder, self, inputs)
+        except Exception:
+            self.held.take_back()
+            raise
 
     def begin_run(
         self,

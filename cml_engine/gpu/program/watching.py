@@ -9,7 +9,6 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.program import inspect
-from cml_engine.gpu.program.device_inputs import host_arrays, take_over
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.graph import Graph, Node
 from cml_engine.planning.reuse import VARIABLES, sources_of
@@ -40,8 +39,6 @@ def run_watched(
         steps.setdefault(step.title, []).append(step.index)
     with program.exclusive():
         changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
-        arrays = host_arrays(inputs)
-        program.begin_run(arrays, inputs.keys() - arrays.keys())
         _submit_loads(program, inputs)
         sources = sources_of(graph)
         for node in graph.nodes:
@@ -59,9 +56,9 @@ def run_watched(
 
 
 def _submit_loads(program: GpuProgram, inputs: Mapping[str, Any]) -> None:
-    """What lies on the device already comes into the program's memory."""
+    """Brings the inputs into the program's memory, those too that lie on the device already."""
     encoder = program.gpu.device.create_command_encoder()
-    loads = take_over(encoder, program, inputs)
+    _, loads = program.begin(encoder, inputs)
     compute = encoder.begin_compute_pass()
     for load in loads:
         load.encode_all(compute)

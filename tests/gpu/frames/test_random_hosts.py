@@ -1,0 +1,173 @@
+"""Hosts that do everything that a scheduler offers, in random order: no number that is read is ever
+wrong, no error is any but ours, every job ends, and the memory is back when they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine import Job
+from cml_engine.gpu.gpu import Gpu
+from scheduler.tools.operators_per_frame import operators_per_frame
+from tests.fixtures.frames.host import open_device
+from tests.fixtures.memory import held_bytes
+from tests.gpu.frames.test_dropped_frames import NETWORKS, Network, Trial
+
+#: of the frames of a host, how many are dropped without a word, and how many are abandoned
+DROPPED, ABANDONED = 0.03, 0.08
+
+
+class RandomHost(Trial):
+    """One host with two schedulers, and a network of each kind."""
+
+    def __init__(self, gpu: Gpu, seed: int) -> None:
+        super().__init__(gpu, drop=-1, timed=bool(seed % 2))
+        self.rng, self.calm = random.Random(seed), False
+        self.networks = [Network(self, *kind) for kind in NETWORKS.values()]
+        self.schedulers = [self.scheduler() for _ in range(2)]
+        for scheduler in self.schedulers:
+            scheduler.planner = operators_per_frame(self.rng.choice([1, 2, 7]))
+
+    def fate(self) -> str:
+        chance = 1.0 if self.calm else self.rng.random()
+        dropped = "dropped" if chance < DROPPED else "submitted"
+        return "abandoned" if DROPPED <= chance < DROPPED + ABANDONED else dropped
+
+    # --- what it does
+
+    def some_job(self) -> Job | None:
+        return self.rng.choice(self.entries[-12:]).job if self.entries else None
+
+    def some_input(self) -> Any:
+        job = self.some_job()
+        return job if job is not None and self.rng.random() < 0.3 else self.rng.randrange(0, 40, 2)
+
+    def do_submit(self) -> None:
+        network = self.rng.choice(self.networks)
+        names = [n for n in ("x", "z") if not network.retain or self.rng.random() < 0.6]
+        inputs = {name: self.some_input() for name in names}
+        options = {
+            "priority": self.rng.choice([0.5, 1.0, 3.0]),
+            "deadline_ms": self.rng.choice([None, None, 5.0, 500.0]),
+            "slot": self.rng.choice([None, None, None, "a slot"]),
+        }
+        self.submit(network, self.rng.randrange(2), options, **inputs)
+
+    def do_pause(self) -> None:
+        if (job := self.some_job()) is not None:
+            job.pause()
+
+    def do_resume(self) -> None:
+        for entry in self.entries:
+            entry.job.resume()
+
+    def do_cancel(self) -> None:
+        if (job := self.some_job()) is not None:
+            job.cancel()
+
+    def do_release(self) -> None:
+        if (job := self.some_job()) is not None:
+            job.release()
+
+    def do_read(self) -> None:
+        if (job := self.some_job()) is not None:
+            job.tensor("y").read()
+
+    def do_replace(self) -> None:
+        self.rng.choice(self.networks).replace()
+
+    def do_reset(self) -> None:
+        self.rng.choice(self.networks).reset()
+
+    def do_evict(self) -> None:
+        self.rng.choice(self.networks).session.program.evict()  # type: ignore[attr-defined]
+
+    def do_run(self) -> None:
+        plain = self.networks[0]
+        x, z = (float(self.rng.randrange(0, 40, 2)) for _ in "xz")
+        arrays = {name: np.full(4, value, np.float32) for name, value in (("x", x), ("z", z))}
+        decay = plain.memory.decay
+        found = plain.session.run(arrays)["y"]
+        assert set(found.tolist()) == {max(x * 0.5, z - 8.0) + 2.0 * decay + z}
+
+    def do_look(self) -> None:
+        for scheduler in self.schedulers:
+            assert scheduler.describe()
+        for entry in self.entries[-12:]:
+            job = entry.job
+            assert job.waiting_for and job.eta_ms >= 0 and 0 <= job.progress <= 1 and repr(job)
+
+    def do_frame(self) -> None:
+        self.frame()
+
+    def step(self) -> None:
+        (deed,) = self.rng.choices(list(DEEDS), list(DEEDS.values()))
+        try:
+            getattr(self, f"do_{deed}")()
+        except cml.CmlError as error:
+            assert str(error)
+
+    # --- its end
+
+    def finish(self) -> None:
+        """Every job ends, whatever it waited for, and what was read is right."""
+        self.calm = True
+        self.do_resume()
+        self.settle()
+        for event in self.events:
+            event()
+
+
+#: what it does, and how often
+DEEDS = {
+    "frame": 60, "submit": 24, "pause": 3, "resume": 3, "cancel": 3, "release": 4, "read": 2,
+    "replace": 1, "reset": 3, "evict": 2, "run": 2, "look": 2,
+}  # fmt: skip
+STEPS = 250
+
+
+def host_of(gpu: Gpu, seed: int) -> None:
+    host = RandomHost(gpu, seed)
+    for _ in range(STEPS):
+        host.step()
+    host.finish()
+    states = [entry.job.state for entry in host.entries]
+    assert states.count("done") > len(states) / 5, states
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=pytest.mark.long if s > 3 else ()) for s in range(200)]
+)
+def test_whatever_a_host_does_no_number_is_wrong(gpu: Gpu, seed: int) -> None:
+    held = held_bytes(gpu)
+    host_of(gpu, seed)
+    assert held_bytes(gpu) == held
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=pytest.mark.long if s > 1 else ()) for s in range(60)]
+)
+def test_whenever_the_device_is_lost_every_job_ends_with_our_error(seed: int) -> None:
+    gpu = cml.Gpu(device=open_device(bool(seed % 2)))
+    host = RandomHost(gpu, seed)
+    last = host.rng.randrange(20, STEPS)
+    for _ in range(last):
+        host.step()
+    gpu.device.destroy()
+    for _ in range(60):
+        with contextlib.suppress(wgpu.GPUError):  # of the host's own encoder
+            host.step()
+        for scheduler in host.schedulers:
+            scheduler.end_frame()
+    host.do_resume()
+    for _ in range(10):
+        for scheduler in host.schedulers:
+            scheduler.encode(gpu.device.create_command_encoder())
+            scheduler.end_frame()
+    assert not any(scheduler.jobs for scheduler in host.schedulers)
