@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,79 @@ def test_what_is_refused(tmp_path: Path, head: str, body: str, message: str) -> 
     with pytest.raises(CmlError) as error:
         load(tmp_path, body, head="version 1.0;\n" + head.removeprefix("version 1.0;\n"))
     assert message in str(error.value)
+
+
+# -- what torch_to_nnef and older versions of tract write ------------------------------------------
+
+
+def result_of(body: str, head: str = "", tensors: Any = None) -> np.ndarray[Any, Any]:
+    """``y`` for an ``x`` of ones, [2, 3], whose first extent the text calls S."""
+    text = (
+        f"version 1.0;\nextension tract_registry tract_core;\n{head}graph g(x) -> (y)\n"
+        f"{{\n    x = external(shape = [S, 3]);\n{body}\n}}\n"
+    )
+    graph = cml.load(cml.MemoryModel(text, tensors), shapes={"x": (2, 3)})
+    return cml.Session(graph, "cpu").run({"x": np.ones((2, 3), np.float32)})["y"]
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [
+        ("0.5", 0.5),
+        ("[0.5]", 0.5),
+        ("[[0.5]]", 0.5),
+        ("[0.5, 1.0, 2.0]", [0.5, 1, 2]),
+        ("[[0.5, 1.0, 2.0]]", [0.5, 1, 2]),
+        ("[[0.5], [1.0]]", [[0.5], [1]]),
+        ("tract_core_broadcast([0.5, 1.0, 2.0], shape = [1, 3])", [0.5, 1, 2]),
+    ],
+)
+def test_numbers_are_broadcast(number: str, found: Any) -> None:
+    y = result_of(f"b = tract_core_broadcast({number}, shape = [S, 3]); y = x * b;")
+    np.testing.assert_array_equal(y, np.broadcast_to(np.array(found, np.float32), (2, 3)))
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "fragment silu(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x * 10.0; }\n",
+        "fragment silu(input: tensor<scalar>) -> (z: tensor<scalar>) { z = input * 10.0; }\n",
+        "fragment mish(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x * 10.0; }\n",
+    ],
+)
+def test_a_model_s_own_fragment_counts_before_ours(fragment: str) -> None:
+    head = "extension KHR_enable_fragment_definitions;\n" + fragment
+    name = fragment.split("(")[0].split()[1]
+    assert result_of(f"y = {name}(x);", head).tolist() == [[10] * 3] * 2
+    ours = result_of("y = tract_core_silu(x);", head)  # our libraries mean the standard's
+    np.testing.assert_allclose(ours, 1 / (1 + np.exp(-1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("code", "is_paired"), [(0x3040, False), (0x2040, True)])
+def test_weights_of_q4_0(tmp_path: Path, code: int, is_paired: bool) -> None:
+    """Blocks of 32 values: a float16 scale and 4 bits for each value, in two orders."""
+    rng = np.random.default_rng(1)
+    codes, scales = rng.integers(0, 16, (6, 32), np.uint8), rng.normal(size=6).astype(np.float16)
+    low, high = (codes[:, ::2], codes[:, 1::2]) if is_paired else (codes[:, :16], codes[:, 16:])
+    packed = np.concatenate([scales.view(np.uint8).reshape(6, 2), low | high << 4], 1).tobytes()
+    header = struct.pack(
+        "<2s2BII8III32s44s", b"N\xef", 1, 0, len(packed), 2, 3, 64, 0, 0, 0, 0, 0, 0,
+        0xFFFFFFFF, 0x5452 << 16 | code, b"", b"",
+    )  # fmt: skip
+    (tmp_path / "graph.nnef").write_text(
+        "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1, 64]);\n"
+        "    w = variable(shape = [3, 64], label = 'w');\n"
+        "    y = matmul(x, w, transposeB = true);\n}\n"
+    )
+    (tmp_path / "w.dat").write_bytes(header + packed)
+    found = cml.load(tmp_path).constants["w"]
+    wanted = (codes.astype(np.float32) - 8) * scales.astype(np.float32)[:, None]
+    np.testing.assert_array_equal(found, wanted.reshape(3, 64))
+    (tmp_path / "w.dat").write_bytes(header + packed[:-1])
+    with pytest.raises(cml.ModelError, match="'w.dat' is damaged: truncated: Q4_0 .3, 64. wants"):
+        cml.load(tmp_path)
+    other = bytearray(header)
+    other[48:50] = (0x1000).to_bytes(2, "little")
+    (tmp_path / "w.dat").write_bytes(other + packed)
+    with pytest.raises(cml.ModelError, match="of the type 0x1000 of the vendor 0x5452, which are"):
+        cml.load(tmp_path)

@@ -18,6 +18,8 @@ from cml_engine.nnef.text.printer import print_expression
 from cml_engine.nnef.text.walk import expressions
 from cml_engine.ranges import named_shapes
 
+#: tract's symbol for the extent along which a stream goes on.
+STREAMING = "S"
 _OPERATORS = ("external", "tract_core_external")
 
 
@@ -41,6 +43,8 @@ class Externals:
 
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
         self._known = document.symbols
+        if any(name.id.startswith("tract_") for name in document.extensions):
+            self._known = (*self._known, STREAMING)  # which older files do not declare
         self._lines = {line.name: line for line in _lines(document, text)}
         shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
         self._given = shapes = named_shapes(shapes, shown, text.file)

@@ -1,10 +1,12 @@
 """Which operators a model can call: the standard's, its own fragments, the registered ones.
 
-The rule, in order: a name is the standard's (a model may not redefine it), or the model's own
-fragment, or one that a registered operator declares, or an extension (``extensions.nnef``), or
-one of tract's (``tract.nnef``). The
-engine's own operator is used wherever it takes the same parameters as that declaration; else the
-fragment's body is expanded, the extension's where the model declares the same without a body.
+The rule, in order: a name is the model's own fragment, or the standard's, or one that a registered
+operator declares, or an extension (``extensions.nnef``), or one of tract's (``tract.nnef``). A
+model may redefine what the standard itself defines by a body (``silu``, which older files bring),
+and no other standard operator. The engine's own operator is used wherever it takes the same
+parameters as that declaration and the model gives it no other body; else the fragment's body is
+expanded, the extension's where the model declares the same without a body. Bodies of the standard
+and of the libraries never call a model's fragments.
 """
 
 from __future__ import annotations
@@ -65,12 +67,13 @@ class Library:
         self._native = native
         self._declarations = dict(declarations or {})
         self._own: dict[str, tuple[Fragment, SourceText]] = {}
-        self._resolved: dict[str, Operator] = {}
+        self._resolved: dict[tuple[str, bool], Operator] = {}
 
     def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
         """A model's own fragments."""
         for fragment in fragments:
-            if fragment.name in standard_fragments():
+            standard = standard_fragments().get(fragment.name)
+            if standard is not None and (standard.body is None or fragment.body is None):
                 message = (
                     f"'{fragment.name}' is a standard operator: give the fragment another name"
                 )
@@ -79,11 +82,13 @@ class Library:
                 raise text.error(f"fragment '{fragment.name}' is declared twice", fragment.pos)
             self._own[fragment.name] = (fragment, text)
 
-    def lookup(self, name: str) -> Operator:
-        """The operator of that name; :class:`UnsupportedOp` where nothing can compute it."""
-        found = self._resolved.get(name)
+    def lookup(self, name: str, of_model: bool = True) -> Operator:
+        """The operator of that name, as the model means it or else as the standard does;
+        :class:`UnsupportedOp` where nothing can compute it."""
+        key = name, of_model and name in self._own
+        found = self._resolved.get(key)
         if found is None:
-            found = self._resolved[name] = self._resolve(name)
+            found = self._resolved[key] = self._of_model(name) if key[1] else self._resolve(name)
         return found
 
     def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
@@ -105,8 +110,6 @@ class Library:
     def _resolve(self, name: str) -> Operator:
         if name in standard_fragments():
             return self._standard(name)
-        if name in self._own:
-            return self._of_model(name)
         if name in self._declarations:
             sig, fragment = self._declared(name)
             text = SourceText(self._declarations[name], f"<declaration of {name}>")
@@ -127,7 +130,7 @@ class Library:
         fragment, text = self._own[name]
         sig = signature_of(fragment, text)
         ours = self._our_signature(name)
-        fits = ours is None or ours.fits(sig)
+        fits = (ours is None or ours.fits(sig)) and not self._is_redefined(fragment)
         if not fits and fragment.body is None:
             raise UnsupportedOp(
                 f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
@@ -141,6 +144,13 @@ class Library:
             extension = self._extension(name)  # the model's own defaults count
             return replace(extension, signature=sig)
         return self._usable(Operator(name, sig, fragment, text, native, False))
+
+    def _is_redefined(self, fragment: Fragment) -> bool:
+        """Returns True if a model gives a standard operator or an extension another body."""
+        ours = {**standard_fragments(), **extension_fragments()}.get(fragment.name)
+        if ours is None or fragment.body is None or fragment.name in self._declarations:
+            return False
+        return print_fragment(ours) != print_fragment(fragment)
 
     def _our_signature(self, name: str) -> Signature | None:
         """What the engine or the game says of an operator that a model declares too."""

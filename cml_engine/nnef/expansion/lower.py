@@ -20,7 +20,7 @@ from cml_engine.nnef.expansion.evaluate import (
     spread,
 )
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
-from cml_engine.nnef.expansion.nodes import Infer, NodeBuilder
+from cml_engine.nnef.expansion.nodes import Infer, NodeBuilder, shape_of_numbers
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
 from cml_engine.nnef.text.ast import ArrayExpr, Assignment, Call, Expr, Fragment, Name, TupleExpr
@@ -109,7 +109,7 @@ class FragmentEvaluator(Evaluator):
 
     def _lookup(self, name: str, site: Site) -> Operator:
         try:
-            return self.library.lookup(name)
+            return self.library.lookup(name, of_model=not site.scope.standard)
         except UnsupportedOp as error:
             raise site.error(UnsupportedOp, error.message) from None
 
@@ -164,7 +164,7 @@ class FragmentEvaluator(Evaluator):
 
     def shape_of(self, value: Value, site: Site) -> list[int]:
         if not isinstance(value, TensorRef):
-            return []
+            return list(shape_of_numbers(value) or ())
         fact = self.builder.facts.get(value.name)
         if fact is None:
             message = "shape_of() needs shapes, which are not known here: write the numbers"

@@ -82,7 +82,7 @@ class NodeBuilder:
     def _nested(self, value: list[Value], site: Site) -> TensorRef:
         """Numbers in brackets as a constant of that shape."""
         kinds = {kind_of(leaf) for leaf in _leaves(value)}
-        shape = _shape(value)
+        shape = shape_of_numbers(value)
         if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
             message = f"wanted a tensor, or numbers in even rows, got {describe(value)}"
             raise site.error(ShapeError, message)
@@ -205,11 +205,11 @@ def _leaves(value: Value) -> list[Value]:
     return [x for item in value for x in _leaves(item)] if isinstance(value, list) else [value]
 
 
-def _shape(value: Value) -> tuple[int, ...] | None:
+def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
     """The extents of nested lists, None where rows differ."""
     if not isinstance(value, list):
         return ()
-    inner = {_shape(item) for item in value}
+    inner = {shape_of_numbers(item) for item in value}
     (shape,) = inner if len(inner) == 1 else (None,)
     return None if shape is None else (len(value), *shape)
 

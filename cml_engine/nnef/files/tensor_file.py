@@ -25,6 +25,12 @@ MAGIC = b"N\xef"
 VERSION = (1, 0)
 MAX_RANK = 8
 
+#: tract's Q4_0 items: blocks of 32 values, a float16 scale and 16 bytes with two values of 4 bits
+#: each. In the newer order a byte has values i and i + 16, in the older one 2i and 2i + 1.
+_TRACT = int.from_bytes(b"RT", "little") << 16
+_Q4_0, _Q4_0_PAIRS = _TRACT | 0x3040, _TRACT | 0x2040
+_BLOCK, _BLOCK_BYTES = 32, 18
+
 _HEADER = struct.Struct("<2s2BII8III32s44s")
 _SIGNED = struct.Struct("<I")
 _MIN_MAX = struct.Struct("<ff")
@@ -73,20 +79,23 @@ class Blob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A tensor file's header. ``range`` is the deprecated min and max of quantised items."""
+    """A tensor file's header. ``range`` is the deprecated min and max of quantised items;
+    ``blocks`` is the code of a format of tract's whose items are floats in blocks, or 0."""
 
     data_bytes: int
     shape: tuple[int, ...]
     bits: int
     item: ItemType
     range: tuple[float, float] | None = None
+    blocks: int = 0
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def __str__(self) -> str:
-        return f"{self.item.shown}{self.bits} {list(self.shape)}"
+        item = "Q4_0" if self.blocks else f"{self.item.shown}{self.bits}"
+        return f"{item} {list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,10 @@ def read_header(blob: Blob) -> Header:
     if rank > MAX_RANK:
         raise _bad(blob, f"rank {rank}: wanted at most {MAX_RANK}")
     extents, (bits, code, params, _) = rest[:8], rest[8:]
+    if code in (_Q4_0, _Q4_0_PAIRS):
+        header = Header(length, tuple(extents[:rank]), 32, ItemType.FLOAT, blocks=code)
+        _check_size(blob, header)
+        return header
     item = _item(blob, code, params, bits)
     header = Header(length, tuple(extents[:rank]), bits, item, _range(item, params))
     _check_size(blob, header)
@@ -180,7 +193,10 @@ def _stored_as(
 
 def _item(blob: Blob, code: int, params: bytes, bits: int) -> ItemType:
     if code >> 16:
-        raise _bad(blob, f"vendor code {code >> 16} is unknown: wanted 0 (Khronos)")
+        raise TensorFileError(
+            f"'{blob.name}' has items of the type {code & 0xFFFF:#x} of the vendor "
+            f"{code >> 16:#x}, which are not supported: export it with NNEF's types or tract's Q4_0"
+        )
     try:
         item = ItemType(code)
     except ValueError:
@@ -205,6 +221,10 @@ def _range(item: ItemType, params: bytes) -> tuple[float, float] | None:
 
 def _check_size(blob: Blob, header: Header) -> None:
     wanted = -(-header.size * header.bits // 8)
+    if header.blocks:
+        if header.size % _BLOCK:
+            raise _bad(blob, f"{header}: wanted a multiple of {_BLOCK} values")
+        wanted = header.size // _BLOCK * _BLOCK_BYTES
     if header.data_bytes != wanted:
         raise _bad(blob, f"{header} takes {wanted:,} bytes, but the header says "
                          f"{header.data_bytes:,}")  # fmt: skip
@@ -216,6 +236,8 @@ def _check_size(blob: Blob, header: Header) -> None:
 
 def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
     bits, item, count = header.bits, header.item, header.size
+    if header.blocks:
+        return _of_blocks(blob, header)
     if item is ItemType.BOOL:
         packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
         return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
@@ -224,6 +246,16 @@ def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
         return blob.array(HEADER_SIZE, np.dtype(f"<{kind}{bits // 8}"), count)
     packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
     return bit_packing.unpack(packed, bits, count, item.is_signed)
+
+
+def _of_blocks(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
+    """The values of Q4_0 items, as float32."""
+    data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
+    scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
+    low, high = data[:, 2:] & 15, data[:, 2:] >> 4
+    is_paired = header.blocks == _Q4_0_PAIRS
+    codes = np.stack((low, high), -1 if is_paired else 1).reshape(-1, _BLOCK)
+    return ((codes.astype(np.float32) - 8) * scales).reshape(-1)
 
 
 def _item_of(dtype: np.dtype[Any]) -> ItemType:
