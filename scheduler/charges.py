@@ -11,8 +11,11 @@ from scheduler.planning.first_guess import FirstGuess
 
 
 class Charges:
-    """What was asked for since the last frame was planned. Its times are learned apart from the
-    networks': a host asks for a copy whenever it likes, and no plan depends on it."""
+    """The predicted time of host requests (copies into textures) since the last frame was planned.
+
+    Their costs are learned apart from the networks', because a host asks for a copy at any time and
+    no plan depends on it.
+    """
 
     def __init__(self, guess: FirstGuess) -> None:
         self.pending_ms = 0.0
@@ -28,6 +31,6 @@ class Charges:
         return taken
 
     def learn(self, measured: Iterable[tuple[StepCost, float]]) -> None:
-        """What copies have taken."""
+        """Learns from the measured times of copies."""
         for cost, ms in measured:
             self._model.learn([(cost, cost.groups)], ms)

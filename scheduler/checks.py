@@ -1,7 +1,7 @@
-"""Which numbers a scheduler takes: the one place that knows.
+"""Checks of the numbers that a scheduler accepts.
 
-What is handed in at set-up is refused where it makes no sense; what comes with every frame is left
-out and counted, because a frame of a game has nobody to catch an error.
+Values at set-up that make no sense are refused. Values that come with every frame are ignored and
+counted instead, because a game does not catch errors in its frame loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ranges() -> Any:
 
 
 def is_ms(value: Any) -> bool:
-    """Whether that can be milliseconds: a finite number, not less than 0."""
+    """Returns True if the value is a finite number of milliseconds that is not negative."""
     number = _number(value)
     return number is not None and number >= 0
 

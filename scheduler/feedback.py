@@ -69,7 +69,7 @@ class Feedback:
         self.back_off = 1.0
 
     def state(self) -> dict[str, float | None]:
-        """What the host's own frames have taught, for :meth:`resume`."""
+        """Returns what was learned from the host's frames, for :meth:`resume`."""
         return {
             "back_off": self.back_off,
             "usual": self._usual_ms,
@@ -142,7 +142,8 @@ class Feedback:
                 _take_for_granted(groups, model)
 
     def _judge(self, interval: float, ran: bool) -> bool:
-        """Whether a frame was late, perhaps for its networks' sake if it had some."""
+        """Returns True if a frame was late, and learns the usual frame time from frames without
+        networks."""
         late = interval > _LATE * self._usual_ms
         self._without = 0 if ran else self._without + 1
         self._since_rest += 1
@@ -168,8 +169,11 @@ class Feedback:
 
 
 def _take_for_granted(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:
-    """What was guessed of steps is believed where a frame with them was in time: else they would
-    be tried with little for ever, for nothing is measured."""
+    """Confirms guessed costs of steps that ran in a frame that was in time.
+
+    Without timestamps nothing is measured, so steps would otherwise be probed with small slices in
+    every run.
+    """
     guessed = [part for parts in groups for part in parts if not model.samples(part[0].key)]
     model.learn(guessed, sum(model.predict_ms(step, count) for step, count in guessed))
 
@@ -200,7 +204,7 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
 
 
 def all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
-    """Whether the steps were measured often enough to be believed."""
+    """Returns True if all steps were measured often enough to be believed."""
     return all(model.samples(step.key) >= _KNOWN for step in steps)
 
 
@@ -215,7 +219,7 @@ def in_groups(chosen: Sequence[Chosen], limit: int, frame: int, known: bool) -> 
 
 
 def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
-    """Whether no two jobs share a timing."""
+    """Returns True if no two jobs share a timing."""
     return all(len({id(part.network) for part, _, _ in group}) == 1 for group in groups)
 
 

@@ -1,4 +1,4 @@
-"""How much of a frame the networks may have: the budget, and what of it to plan for."""
+"""Turns a budget into the milliseconds that are planned for in a frame."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class Pacing:
         self._last = False
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
-        """Another frame is filled, of which so much has passed; see
-        :meth:`FrameScheduler.encode`."""
+        """Starts a frame, ``elapsed_ms`` after its beginning (see
+        :meth:`FrameScheduler.encode`)."""
         known = None if elapsed_ms is None else self._sane(elapsed_ms)
         self._last = known is not None and isinstance(budget, SpareBudget)
         if known is not None and self._last:
             self.rest.begin_frame(known, self._frame_ms - known)
 
     def rate(self, aim_ms: float) -> float:
-        """What is planned for per millisecond, where the next frame is planned for ``aim_ms``."""
+        """Returns planned GPU milliseconds per millisecond of wall time; ``aim_ms`` is the next
+        frame's plan."""
         usual = (self._last and self.rest.usual_ms) or aim_ms
         return usual / self._frame_ms
 
@@ -69,25 +70,31 @@ class Pacing:
 
     @property
     def _learned(self) -> bool:
-        """Whether frames decide. Where nothing is timed a wrong cost would be taken for the rest of
-        the frame, and the plan would swing: there late frames do (:mod:`scheduler.feedback`)."""
+        """Returns True if whole frames decide the plan.
+
+        Without timestamps a wrong cost would look like other work in the frame and the plan would
+        oscillate, so late frames decide there (:mod:`scheduler.feedback`).
+        """
         return self._timed and self.slack.known
 
     def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
-        """Whether slices of known steps are timed in the frame. Where the host tells whole frames,
-        these are what the budget is kept by; timings then only follow what the steps cost."""
+        """Returns True if slices of known steps are timed in the frame.
+
+        If the host reports whole frames, the budget is kept by these, and timings only follow
+        the costs of the steps.
+        """
         whole = self._learned and self.slack.whole_frames
         by_frames = isinstance(budget, SpareBudget) and (whole or self._last)
         return not (self._executor.timing_is_dear and by_frames) or frame % _TIMED_EVERY == 0
 
     def _target(self, budget: SpareBudget) -> float:
-        """What a frame may take, by the times that are known of it."""
+        """Returns the milliseconds that a frame may take, by the kind of times that are known."""
         share = 1.0 if self.slack.whole_frames else 1 - budget.headroom
         return share * self._frame_ms
 
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
-        """Whether the next frame runs nothing: there is no room, or frames without networks must
-        be known."""
+        """Returns True if the next frame runs no networks: there is no room, or a baseline is
+        needed."""
         if self.rests or not isinstance(budget, SpareBudget):
             return self.rests
         if self._last:
@@ -130,6 +137,6 @@ class Pacing:
         return min(float(ms), _LONGEST * self._frame_ms)
 
     def learn(self, budget: FixedBudget | SpareBudget) -> None:
-        """What has come of the last frames' times is all for now."""
+        """Learns from all times of the last frames that have arrived."""
         target = self._target(budget) if isinstance(budget, SpareBudget) else self._frame_ms
         self.slack.learn(target, _PATIENCE)

@@ -1,9 +1,9 @@
-"""What a scheduler was told and what it decided, as data: to look at, and to run again.
+"""A scheduler's inputs and decisions as data, to inspect and to replay.
 
 Every decision is a function of the jobs, the clock, the budget and the timings that came back, or,
-on a device that sends none, of the times at which the host ended its frames. A :class:`Recording`
-holds just these, so ``scheduler/tools/replay.py`` on the virtual clock must decide
-the same; where it does not, the scheduler depends on something that it should not.
+on a device without timestamps, of the times at which the host ended its frames. A
+:class:`Recording` holds exactly these, so ``scheduler/tools/replay.py`` on the virtual clock must
+decide the same; otherwise the scheduler depends on something that it should not.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class TiledJob:
         return self._tiles.outputs[name] if self._state == "done" else None
 
     def cancel(self) -> None:
-        """Nothing more of it runs."""
+        """Cancels all tiles that have not run."""
         if not self.ended:
             self._state = "cancelled"
             self._let_go()

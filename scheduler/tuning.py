@@ -30,15 +30,16 @@ class Workbench(Protocol):
     candidates: Sequence[Any]
 
     def plans(self, candidate: Any) -> Mapping[str, Any]:
-        """What each option comes to; may take its time, and is called by a thread of its own."""
+        """Returns the plan of each option; may be slow, and is called on a thread of its own."""
         ...
 
     def program(self, plan: Any, *, deferred: bool) -> Network:
-        """What runs such a plan, not prepared yet."""
+        """Returns an unprepared program that runs the plan."""
         ...
 
     def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
-        """Who is timed next, and what is decided: a :class:`cml_engine.tuning.Trial`."""
+        """Returns the :class:`cml_engine.tuning.Trial` that selects what is timed next and
+        decides."""
         ...
 
     def record(self, candidate: Any, trial: Any) -> Any:
@@ -108,7 +109,7 @@ class Tuning:
 
     @property
     def done(self) -> bool:
-        """Whether all is decided, and written."""
+        """Returns True if everything is decided and written."""
         return not self._waiting and not self._saving
 
     def observe(self, measured: Sequence[FrameReport]) -> bool:

@@ -1,1 +1,1 @@
-"""What a frame runs, decided on numbers alone: budgets, costs, whose turn it is, and the plan."""
+"""The decision about a frame, on numbers alone: budgets, costs, policies, and the plan."""

@@ -1,4 +1,4 @@
-"""How many milliseconds of GPU time the networks may have in a frame."""
+"""Budgets: the milliseconds of GPU time that the networks may have in a frame."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ class FixedBudget:
         """A fixed budget does not care."""
 
     def begin_frame(self) -> None:
-        """Nor about how many frames there are."""
+        """Does nothing: a fixed budget does not count frames."""
 
 
 @dataclass(slots=True)
 class SpareBudget:
-    """What the renderer leaves of a frame: ``frame_ms`` less the smoothed render time, until enough
-    frames are known for :class:`scheduler.planning.frame_slack.FrameSlack`, which then decides
-    between floor and ceiling.
+    """A budget of what the renderer leaves: ``frame_ms`` less the smoothed render time.
 
-    ``headroom`` is for what render times do not tell: it stays unused, unless the host tells whole
-    frames (:meth:`FrameScheduler.frame_took`).
+    Once enough frames are known, :class:`scheduler.planning.frame_slack.FrameSlack` decides
+    between floor and ceiling instead. ``headroom`` is the share that stays unused because render
+    times do not cover the whole frame; it is ignored if the host reports whole frames
+    (:meth:`FrameScheduler.frame_took`).
 
-    The budget falls at once when the renderer needs more and rises slowly, by ``rise`` of the gap
-    per frame, and only if the gap is larger than ``hysteresis`` ms, so that it does not swing. It
-    stays between ``floor_ms`` (the networks always get on) and ``ceiling_ms``. When rendering alone
-    exceeds the frame by ``emergency`` it is zero (shedding), for at most ``shed_frames`` frames in
-    a row: then the floor holds again. So it does where no render time has come for as many frames:
-    a renderer that says nothing must not hold up the networks with what it said last.
+    The budget falls at once when the renderer needs more. It rises by ``rise`` of the gap per
+    frame, and only if the gap is larger than ``hysteresis`` ms, so that it does not oscillate.
+    It stays between ``floor_ms`` and ``ceiling_ms``. If rendering alone exceeds the frame by the
+    factor ``emergency`` it is zero (shedding), for at most ``shed_frames`` frames in a row; then
+    the floor applies. The floor also applies after as many frames without a render time.
     """
 
     frame_ms: float

@@ -1,10 +1,10 @@
-"""How long a range of workgroups takes: a first guess, then what was measured.
+"""Predicts the time of a range of workgroups: a first guess, then measurements.
 
 For every step key (kernel variant and work per workgroup) the model keeps the time of ``n``
 workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
-time is flat until the device is full, and linear from there. All learning is in the logarithm,
-so one slow frame does not outweigh many: what is predicted is the median. How far a whole frame
-may lie above its prediction is kept apart, in :class:`scheduler.planning.margin.TailMargin`.
+time is flat until the device is full, and linear from there. Learning is in the logarithm, so one
+slow frame does not outweigh many: the prediction is the median. The spread of whole frames is kept
+in :class:`scheduler.planning.margin.TailMargin`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class _Curve:
     _samples: int = -1
 
     def predict(self, count: int) -> float | None:
-        """The logarithm of the time of so many workgroups."""
+        """Returns the logarithm of the time of ``count`` workgroups; None if nothing was
+        measured."""
         if not self.points:
             return None
         if len(self.known) >= _KEPT:
@@ -119,7 +120,7 @@ class _Curve:
 
     @property
     def samples(self) -> int:
-        """How many measurements there are."""
+        """The number of measurements."""
         if self._samples < 0:
             self._samples = sum(p.samples for p in self.points.values())
         return self._samples
@@ -233,24 +234,29 @@ class CostModel:
 
     @property
     def drift(self) -> float:
-        """How much slower the whole device is now than when its steps were learned: 1.3 means
-        30 % (clocks, heat, other programs). Every prediction counts it in."""
+        """The factor by which the whole device is slower now than when its steps were learned.
+
+        1.3 means 30 % (clocks, heat, other programs). Every prediction includes it.
+        """
         return math.exp(self._drift)
 
     def aim_ms(self, budget_ms: float) -> float:
-        """How many predicted milliseconds to fill a budget with."""
+        """Returns the predicted milliseconds to plan for in a budget of ``budget_ms``."""
         return self.tail.aim_ms(budget_ms)
 
     def samples(self, key: str) -> int:
-        """How many measurements there are of a step key."""
+        """Returns the number of measurements of a step key."""
         curve = self._curves.get(key)
         return curve.samples if curve else 0
 
     # --- as data
 
     def state(self, keys: Iterable[str]) -> dict[str, Any]:
-        """What is known of these steps, as JSON, to the last bit: for each key the points of its
-        curve, ``[log of workgroups, log of ms, samples, spread]``."""
+        """Returns the model's knowledge of these steps as JSON, exactly.
+
+        For each key it has the points of its curve, ``[log of workgroups, log of ms, samples,
+        spread]``.
+        """
         return {
             "guess": self.guess.to_json(),
             "unknown": self._unknown,

@@ -1,10 +1,9 @@
-"""What a device is believed to do before anything was measured on it.
+"""Assumed speeds of a device before anything was measured on it.
 
-``defaults/*.json`` beside this file hold one kind of device each: how many FLOPs and bytes it does
-in a millisecond, what a dispatch costs, for some kernels how far they are from that, and where the
-numbers come from. The first whose ``devices`` (a regular expression) is found in the device's name
-is taken; ``words`` is a simpler form of that, for cooked files. What was measured on the device
-itself always counts more.
+``defaults/*.json`` beside this file describe one kind of device each: FLOPs and bytes per
+millisecond, the cost of a dispatch, factors of some kernels, and the source of the numbers. The
+first file whose ``devices`` (a regular expression) matches the device's name is used; ``words`` is
+a simpler form of that, for cooked files. Measurements on the device itself always replace them.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ class FirstGuess:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
-        """Of a shipped file or of :meth:`to_json`; ``ValueError`` where numbers are missing."""
+        """Reads a shipped file or the result of :meth:`to_json`; raises ``ValueError`` if
+        numbers are missing."""
         from cml_engine.files.json import finite
 
         try:

@@ -1,10 +1,10 @@
-"""What a frame can take beside everything else in it, learned from whole frames.
+"""Learns how much inference fits in a frame from the durations of whole frames.
 
-A game does not lose a slice that was over its share: it loses a frame over its target. So what is
-learned here is all that a frame is but its networks' predicted time: renderer, host, the machine's
-hitches, and what the networks took beyond their prediction. A frame that would have been late with
-no networks at all says nothing of how much to plan; of the others only a given share may be late
-for the networks' sake, and the slack of all others is used.
+A game does not lose a slice that exceeds its share: it loses a frame that misses its target. So
+this module learns everything in a frame except the networks' predicted time: renderer, host, the
+machine's hitches, and what the networks took beyond their prediction. A frame that would have been
+late without networks does not limit the plan. Of the others only a given share may be late because
+of the networks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FrameSlack:
     def encoded(
         self, frame: int, aim_ms: float, predicted_ms: float, *, timed: bool = True
     ) -> None:
-        """A frame runs so much of networks."""
+        """Notes that a frame runs networks of ``predicted_ms``."""
         level_ms = self.level_ms if self._usual.sure else None
         cramped, self._cramped = self._cramped and not predicted_ms, False
         before = self._rests, self._since_rest
@@ -118,7 +118,7 @@ class FrameSlack:
             entry.render_ms = ms
 
     def measured(self, frame: int, ms: float) -> None:
-        """What a frame's networks took."""
+        """Notes the measured time of a frame's networks."""
         for entry in self._open:
             if entry.frame == frame:
                 entry.measured_ms = ms
@@ -145,7 +145,7 @@ class FrameSlack:
             self._remember(rest + beyond, target_ms, entry)
 
     def _follow(self, rest_ms: float) -> None:
-        """What a frame took beside its networks is what the next is expected to take."""
+        """Updates the expected time of everything beside the networks."""
         self._usual.follow(rest_ms)
         self._aims.clear()
         usual = self._usual.ms
@@ -171,20 +171,24 @@ class FrameSlack:
 
     @property
     def known(self) -> bool:
-        """Whether there are frames enough, and recent ones."""
+        """Returns True if there are enough frames, and recent ones."""
         return len(self._sorted) >= _ENOUGH and self._unheard <= 2 * FRAMES
 
     @property
     def rest_due(self) -> bool:
-        """Whether the next frame should run without networks, to tell whose fault late frames
-        are."""
+        """Returns True if the next frame should run no networks, to learn whether late frames
+        are due to them."""
         allowed = self.share * len(self._sorted)
         every = _REST_EVERY * (1 + len(self._baseline) / _REST_KNOWN)
         return self._since_rest >= every and self._late_count > max(1.0, 0.5 * allowed)
 
     def rests(self, target_ms: float, least_ms: float) -> bool:
-        """Whether the next frame runs without networks: where a rest is due, or ``least_ms`` are
-        too much for it. So little work would cost it more than it is."""
+        """Returns True if the next frame runs no networks: a rest is due, or less than ``least_ms``
+        fit in it.
+
+        A frame with networks costs some tenths of a millisecond by itself, so very little work
+        is not worth it.
+        """
         aim = self.aim_ms(target_ms)
         no_room = self._held_up or (aim is not None and aim < least_ms)
         self._cramped = no_room and self._rests < _MOST_RESTS
@@ -215,8 +219,10 @@ class FrameSlack:
         return max(0.0, aim)
 
     def _ours(self) -> float:
-        """How many of the late frames that seemed late anyway must be put down to the networks:
-        more than frames without any would be, and than chance explains."""
+        """Returns the number of late frames that are due to the networks.
+
+        These are the late frames beyond what frames without networks and chance explain.
+        """
         frames = len(self._baseline)
         if not frames or not self._late_count:
             return 0.0

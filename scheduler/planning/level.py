@@ -1,4 +1,4 @@
-"""What lasts of values that come frame by frame."""
+"""A running level of a per-frame value that follows lasting changes and ignores single spikes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Level:
 
     @property
     def sure(self) -> bool:
-        """Whether there were values enough to believe it."""
+        """Returns True if there were enough values to believe it."""
         return len(self._last) >= _SURE
 
     def forget(self) -> None:
-        """What was seen last is believed less: as if the least of it had come again."""
+        """Weakens the latest values, as if the smallest of them had come again."""
         if self._last:
             self.follow(min(self._last))

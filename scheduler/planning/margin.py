@@ -1,4 +1,4 @@
-"""How much of a budget may be planned for, so that few frames exceed it."""
+"""The margin that keeps most frames within their budget."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ _ENOUGH = 8
 
 
 class TailMargin:
-    """Plans so many milliseconds that at most ``share`` of the frames exceed their budget.
+    """Plans the most milliseconds for which at most ``share`` of the frames exceed their budget.
 
-    What a frame takes beyond its prediction grows with the frame where the device runs slower for
-    a while, and does not where something else takes its cores for a moment. Which of the two it
-    was cannot be seen from a frame, so the excess is scaled by the square root of the frame's
-    size. Where frames are of the size that is planned, both views agree with that; and in either
-    case the plan settles: a margin in proportion alone shrinks the frames for a disturbance of
-    fixed length, which then is a larger multiple of them, and so on.
+    The excess over a prediction grows with the frame if the device is slower for a while, and
+    does not if another program takes its cores for a moment. A frame does not show which it was,
+    so the excess is scaled by the square root of the frame's size. This settles in both cases: a
+    proportional margin would shrink the frames after a disturbance of fixed length, which would
+    then be a larger multiple of them.
 
     Parameters
     ----------
-    share : the part of frames that may go over.
-    window : so many recent frames count.
-    prior : what a budget is divided by until there are enough frames to know better.
+    share : the share of frames that may go over.
+    window : the number of recent frames that count.
+    prior : the divisor of a budget until enough frames are known.
     """
 
     def __init__(self, share: float = 0.01, window: int = 1200, prior: float = 1.3) -> None:

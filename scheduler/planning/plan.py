@@ -67,7 +67,7 @@ def _slices_of(
 
 
 def _count(state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool) -> int:
-    """How many workgroups of the step to take, of ``limit`` that are left of it."""
+    """Returns the number of workgroups to take of the ``limit`` that are left of the step."""
     count = state.costs.groups_within(cost, limit, ms)
     if state.granule > 1 and state.granule < count < limit:
         count -= count % state.granule

@@ -16,8 +16,11 @@ STICKINESS_MS = 20.0
 
 
 class Candidate(Protocol):
-    """What a policy knows of a job: :class:`scheduler.Job` has it, and so has its state in a
-    frame (:class:`scheduler.planning.state.JobState`)."""
+    """The interface of a job to a policy.
+
+    :class:`scheduler.Job` has it, and so has its state in a frame
+    (:class:`scheduler.planning.state.JobState`).
+    """
 
     @property
     def number(self) -> int: ...
@@ -36,7 +39,7 @@ class Candidate(Protocol):
     def last_served_ms(self) -> float: ...
     @property
     def step(self) -> int:
-        """Where it is: the step, and in :attr:`group` how many of its workgroups are done."""
+        """The current step; :attr:`group` is the number of its workgroups that are done."""
         ...
 
     @property
@@ -48,7 +51,7 @@ class Candidate(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has no share of its own, only what the others leave (priority 0)."""
+        """Returns True for priority 0: the job gets only what the others leave."""
         ...
 
     def laxity_ms(self, now_ms: float, rate: float) -> float:
@@ -58,13 +61,13 @@ class Candidate(Protocol):
 
 
 class Ranked:
-    """What every candidate derives from its numbers."""
+    """The properties that every candidate derives from its numbers."""
 
     __slots__ = ()
 
     @property
     def idle(self: Candidate) -> bool:
-        """Whether it has no share of its own, only what the others leave (priority 0)."""
+        """Returns True for priority 0: the job gets only what the others leave."""
         return self.priority == 0
 
     def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
@@ -107,7 +110,7 @@ def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
 
 
 def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
-    """What :func:`fair_share` sorts by."""
+    """Returns the sort key of :func:`fair_share`."""
     return job.idle, job.virtual_ms, -job.priority, job.number
 
 

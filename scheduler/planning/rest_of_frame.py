@@ -1,10 +1,10 @@
-"""What is left of a frame for its networks, where everything else in it is done.
+"""Plans the rest of a frame for a host that encodes its networks last.
 
-A host that encodes its networks last, when its picture is finished, knows how much of the frame has
-passed. No hitch of the renderer can make such a frame late for the networks' sake. What is learned
-is how much longer than predicted the networks take by the host's own clock: with their submit, the
-wake-up after it, and all that holds them up. A frame that has been slower than usual until now goes
-on like that, for who took the machine's cores is still there.
+Such a host knows how much of the frame has passed, so no hitch of the renderer can make the
+frame late because of the networks. This module learns how much longer than predicted the
+networks take by the host's clock: with their submit, the wake-up after it, and other delays. A
+frame that has been slower than usual so far is expected to stay slow, because the cause is still
+there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RestOfFrame:
         self.usual_ms = 0.0
 
     def begin_frame(self, elapsed_ms: float, left_ms: float) -> None:
-        """Of the frame that is filled now, so much has passed and is left."""
+        """Starts a frame of which ``elapsed_ms`` have passed and ``left_ms`` are left."""
         self._elapsed_ms, self._left_ms = elapsed_ms, left_ms
         self._elapsed.append(elapsed_ms)
         usual = sorted(self._elapsed)[len(self._elapsed) // 2]
@@ -71,7 +71,7 @@ class RestOfFrame:
 
     @property
     def room_ms(self) -> float:
-        """What the networks may be predicted to take at most."""
+        """The largest predicted time of the networks that fits in the frame."""
         return max(0.0, self._left_ms / self._slow - self._beyond_ms)
 
     @property
@@ -81,13 +81,13 @@ class RestOfFrame:
         return sure * self._margin.aim_ms(self.room_ms) if self.room_ms else 0.0
 
     def rests(self, least_ms: float) -> bool:
-        """Whether the frame runs nothing: less than ``least_ms`` fit in it."""
+        """Returns True if the frame runs no networks because less than ``least_ms`` fit in it."""
         most = _RESTS if self._left_ms > 0 else _RESTS_LATE
         self._cramped = self._rests < most and self.aim_ms < least_ms
         return self._cramped
 
     def encoded(self, aim_ms: float, predicted_ms: float) -> None:
-        """The frame runs so much, of ``aim_ms`` that it could have run."""
+        """Notes that the frame runs ``predicted_ms`` of the ``aim_ms`` that it could have run."""
         cramped, self._cramped = self._cramped and not predicted_ms, False
         self._open = _Open(
             self._elapsed_ms, self.room_ms, self._slow, predicted_ms, cramped, self._rests

@@ -49,12 +49,12 @@ class JobState(Ranked):
 
 @dataclass(frozen=True, slots=True)
 class FrameState:
-    """What is known before a frame is filled.
+    """Everything that the decision about a frame depends on.
 
-    ``budget_ms`` is what is allowed and ``aim_ms`` what is to be planned for; ``rate`` is GPU
-    milliseconds per millisecond of wall time. ``granule``: workgroups that run at once, so slices
-    are multiples of it. ``gpu_behind``: too many frames wait for the GPU. ``otherwise`` is the
-    reason to give where the jobs end before the budget.
+    ``budget_ms`` is what is allowed and ``aim_ms`` what is planned for; ``rate`` is GPU
+    milliseconds per millisecond of wall time. ``granule``: the number of workgroups that run at
+    once; slices are multiples of it. ``gpu_behind``: too many frames wait for the GPU.
+    ``otherwise`` is the reason to report if the jobs end before the budget.
     """
 
     now_ms: float
@@ -114,10 +114,10 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """What a frame runs: the slices in order, the jobs that begin in it, and why it stops.
+    """The plan of a frame: the slices in order, the jobs that begin in it, and why it stops.
 
-    ``by_budget`` is False where something else than the budget decided how much: such a frame says
-    nothing of how well budgets are kept.
+    ``by_budget`` is False if something else than the budget limited the frame; such a frame says
+    nothing about how well budgets are kept.
     """
 
     slices: tuple[PlannedSlice, ...]

@@ -1,1 +1,1 @@
-"""What a game does not need while it runs: simulation, replay, measurement, pictures, traces."""
+"""Tools that a game does not need while it runs: simulation, replay, measurement, plots, traces."""

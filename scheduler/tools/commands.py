@@ -1,7 +1,7 @@
-"""What ``cml frames``, ``cml trace`` and ``cml info --budget-ms`` do.
+"""The implementation of ``cml frames``, ``cml trace`` and ``cml info --budget-ms``.
 
-The command line lies in ``cml_engine``, which knows nothing of frames; it imports this module when
-one of these commands is asked for.
+The command line lies in ``cml_engine``, which does not know frames; it imports this module when
+one of these commands runs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Forecast:
 def forecast(
     name: str, costs: Any, budget_ms: float, frame_ms: float, model: CostModel
 ) -> Forecast:
-    """How many frames a network of these steps takes, on the virtual clock, on a device with the
-    model's costs and :data:`ASSUMED_TAIL`."""
+    """Simulates how many frames a network of these steps takes, with the model's costs and
+    :data:`ASSUMED_TAIL`."""
     network = network_like(name, costs, 1.0, model)
     enough = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
     outcome = simulate(
@@ -82,7 +82,7 @@ def forecast(
 
 
 def known_costs(device: str, file: Path | None) -> CostModel:
-    """What was measured on the device and kept in the file, else what is believed of it."""
+    """Returns the costs measured on the device and kept in the file, else the assumed ones."""
     guess = FirstGuess.for_device(device)
     return CostModel.load(file, guess=guess) if file else CostModel(guess=guess)
 

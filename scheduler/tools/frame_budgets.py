@@ -1,10 +1,9 @@
-"""The budget of a frame against noise: ours, the old rule, and the best that could be known.
+"""Compares the frame budget's rules under noise: ours, the old rule, and the best constant plan.
 
-``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; what else
-is in them comes from a recording (``scheduler/tools/noise/``,
-``python -m benchmarks.frames.noise`` makes one), or is made by chance. The best is the largest plan
-that stays the same for all frames and keeps the share of frames that are late for its sake: nobody
-can know it beforehand.
+``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; the other
+work in them comes from a recording (``scheduler/tools/noise/``, made by ``python -m
+benchmarks.frames.noise``) or is random. The best constant is the largest plan, the same for all
+frames, that keeps the share of frames that are late because of it; it cannot be known beforehand.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class NoisyFrame:
         return self.factor * ms + self.hitch_ms if ms else 0.0
 
     def others_ms(self, ms: float) -> float:
-        """The rest, beside so much predicted of networks."""
+        """Returns the time of everything else, beside networks predicted to take ``ms``."""
         return self.rest_ms if ms else self.rest_ms + self.hitch_ms
 
     def late(self, ms: float) -> bool:
-        """With so much predicted."""
+        """Returns True if the frame misses its target with networks predicted to take ``ms``."""
         return self.others_ms(ms) + self.networks_ms(ms) > FRAME_MS
 
 
@@ -122,7 +121,8 @@ def _exact_ms(part: Slice) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """How a rule did: work in the average frame, and the share of frames late for its sake."""
+    """The result of a rule: work in the average frame, and the share of frames late because of
+    it."""
 
     work_ms: float
     added: float

@@ -1,9 +1,9 @@
-"""``cml frames``: the proof that the budget is kept, measured in one run.
+"""Measures for ``cml frames`` in one run whether the budget is kept.
 
-Frames of four kinds take turns, so that whatever else the machine does touches all of them: ours,
-a control dispatch of fixed size (the machine's own noise), so many operators per frame, and the
-whole network in one frame. After every submit, of whatever kind, the host waits for the GPU, as one
-does that waits for the display: a software GPU would else share its cores with the host's own work.
+Frames of four kinds are interleaved, so that other load on the machine affects all of them: ours,
+a control dispatch of fixed size (the machine's own noise), a number of operators per frame, and the
+whole network in one frame. After every submit the host waits for the GPU, like one that waits for
+the display: a software GPU would otherwise share its cores with the host's own work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAIN = 12
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of milliseconds per frame."""
+    """Percentiles of milliseconds per frame."""
 
     p50: float
     p95: float

@@ -1,4 +1,4 @@
-"""The usual way, to show and measure beside ours: so many whole operators in every frame."""
+"""The way of other engines, for comparison: a number of whole operators in every frame."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def operators_per_frame(count: int | None) -> Planner:
 
 
 def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
-    """What is left of the job, an operator each."""
+    """Returns the remaining operators of the job as one slice each."""
     parts = []
     steps = state.networks[job.network]
     for step in range(job.step, len(steps)):

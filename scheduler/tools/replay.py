@@ -135,7 +135,7 @@ class _Replay:
 
 
 def _given(job: int) -> frozenset[str]:
-    """What stands for the inputs of a job, which a recording does not hold."""
+    """Returns a stand-in for a job's inputs, which a recording does not hold."""
     return frozenset({f"of job {job}"})
 
 

@@ -90,8 +90,8 @@ class Noise:
 
     @classmethod
     def of_tail(cls, p99_over_p50: float, common_share: float = 0.5) -> Noise:
-        """Noise whose P99 is so many times its median; ``common_share`` of the variance is
-        common to a frame."""
+        """Returns noise with the given ratio of P99 to median; ``common_share`` of the variance
+        is common to a frame."""
         sigma = math.log(p99_over_p50) / 2.3263
         return cls(sigma * math.sqrt(common_share), sigma * math.sqrt(1 - common_share))
 

@@ -1,7 +1,7 @@
-"""What would happen on another GPU, or under another policy.
+"""Simulates frames on another GPU or under another policy.
 
-Everything runs on a virtual clock and on a device on paper (``sim_device.py``), so hours take
-seconds and every run is the same.
+Everything runs on a virtual clock and a simulated device (``sim_device.py``), so hours take seconds
+and every run is the same.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SimulatedRun:
         return held, len(due)
 
     def percentile(self, share: float) -> float:
-        """Of the inference time of busy frames."""
+        """Returns a percentile of the inference time of busy frames."""
         busy = sorted(self.busy)
         return busy[min(len(busy) - 1, math.floor(share * len(busy)))] if busy else 0.0
 
