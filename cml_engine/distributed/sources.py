@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cml_engine.distributed.storing.chunks import check_array
+from cml_engine.distributed.storing.strangers import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact
@@ -88,7 +88,10 @@ class ZarrChunks:
         check_array(array, self.place)  # again: it may have been written anew
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
         try:
+            check_chunk(array, self._at(number))
             found = np.asarray(array[span])
+        except InputError:
+            raise
         except Exception as error:  # of a codec: a chunk that is damaged
             raise InputError(f"it cannot be read: {error}") from None
         return {name: found.reshape(fact.shape) if found.size == fact.size else found}

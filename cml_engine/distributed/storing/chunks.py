@@ -6,25 +6,18 @@ a processor for each array, whatever its size, and a tile has eight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cml_engine.distributed.work import Array
-from cml_engine.errors import InputError
 from cml_engine.files.atomic_write import replace_file
 
 #: chunks of an array lie in its folder, ``c.3.7.0.0``. As Zarr has it by itself each number is a
 #: folder: twenty for a tile, which take most of the time of its write, and more room than the tile
 KEYS = {"name": "default", "separator": "."}
 _LEVEL = 1
-#: codecs that turn bytes into numbers and do nothing else
-_CODECS = frozenset(
-    "bytes transpose sharding_indexed crc32c crc32 adler32 fletcher32 zstd gzip zlib bz2 lzma lz4 "
-    "blosc shuffle delta".split()
-)
 #: bytes of a CRC32C
 _CHECKSUM = 4
 
@@ -49,36 +42,6 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
     except FileNotFoundError:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content)
-
-
-def check_array(array: Any, place: str) -> None:
-    """Raises ``InputError`` for a Zarr array that holds anything but numbers, or whose codecs are
-    not among those that only compute: some codecs run programs out of the chunks.
-
-    Parameters
-    ----------
-    array : an open Zarr array; nothing of its chunks was read yet.
-    place : its name in the message.
-    """
-    kind = np.dtype(array.dtype).kind
-    if kind not in "biuf":
-        raise InputError(f"'{place}' holds items of type {array.dtype}: wanted numbers")
-    refused = sorted(set(_codec_names(array.metadata.to_dict())) - _CODECS)
-    if refused:
-        raise InputError(
-            f"'{place}' is stored with the codec {', '.join(map(repr, refused))}, which is refused "
-            f"in files from elsewhere. Store it with some of {', '.join(sorted(_CODECS))}"
-        )
-
-
-def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Returns the names of all codecs in an array's metadata, of Zarr's format 2 or 3."""
-    for codec in (*(metadata.get("filters") or ()), metadata.get("compressor")):
-        if codec is not None:
-            yield str(codec["id"] if isinstance(codec, Mapping) else codec.codec_id)
-    for codec in (*metadata.get("codecs", ()), *metadata.get("index_codecs", ())):
-        yield str(codec["name"])
-        yield from _codec_names(codec.get("configuration") or {})
 
 
 def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = True) -> Array:

@@ -1,0 +1,130 @@
+"""Checks Zarr arrays of strangers before Zarr reads them.
+
+Some codecs run programs out of the chunks, and every compressing one takes as much memory as a
+chunk says. So an array must hold numbers, in codecs that only compute, and a chunk may not unpack
+to more than its shape takes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
+
+#: codecs that compress, and codecs that keep the size of a chunk but for a checksum
+_PACKING = frozenset("zstd gzip zlib lz4 blosc".split())
+_KEEPING = frozenset("bytes transpose crc32c crc32 adler32 fletcher32 shuffle delta".split())
+_SHARDS = "sharding_indexed"
+_CODECS = _PACKING | _KEEPING | {_SHARDS}
+#: bytes of checksums inside of a chunk
+_SLACK = 64
+_ABSENT = 2**64 - 1
+
+
+def check_array(array: Any, place: str) -> None:
+    """Raises ``InputError`` for a Zarr array with other items than numbers, or with other codecs.
+
+    Parameters
+    ----------
+    array : an open Zarr array; nothing of its chunks was read yet.
+    place : its name in the message.
+    """
+    kind = np.dtype(array.dtype).kind
+    if kind not in "biuf":
+        raise InputError(f"'{place}' holds items of type {array.dtype}: wanted numbers")
+    names = list(_codec_names(array.metadata.to_dict()))
+    refused = sorted(set(names) - _CODECS)
+    if refused:
+        raise InputError(
+            f"'{place}' is stored with the codec {', '.join(map(repr, refused))}, which is refused "
+            f"in files from elsewhere. Store it with some of {', '.join(sorted(_CODECS))}"
+        )
+    if sum(name in _PACKING for name in names) > 1:
+        raise InputError(f"'{place}' is compressed twice: store it with one compressing codec")
+
+
+def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Returns the names of all codecs in an array's metadata, of Zarr's format 2 or 3."""
+    for codec in (*(metadata.get("filters") or ()), metadata.get("compressor")):
+        if codec is not None:
+            yield str(codec["id"] if isinstance(codec, Mapping) else codec.codec_id)
+    for codec in (*metadata.get("codecs", ()), *metadata.get("index_codecs", ())):
+        yield str(codec["name"])
+        yield from _codec_names(codec.get("configuration") or {})
+
+
+def check_chunk(array: Any, at: Sequence[int]) -> None:
+    """Raises ``InputError`` if a chunk of a checked array unpacks to more than its shape takes."""
+    from zarr.core.sync import sync
+
+    metadata = array.metadata.to_dict()
+    codecs = metadata.get("codecs", ())
+    shard: Mapping[str, Any] = {}
+    if codecs and codecs[0]["name"] == _SHARDS:
+        shard, codecs = codecs[0]["configuration"], codecs[0]["configuration"]["codecs"]
+    inside = tuple(n // size for n, size in zip(array.shards or (), array.chunks, strict=False))
+    place = [i // n for i, n in zip(at, inside, strict=True)] if shard else at
+    found = sync((array.store_path / array.metadata.encode_chunk_key(tuple(place))).get())
+    if found is None:  # it holds the array's fill value
+        return
+    data = memoryview(found.to_bytes())
+    if shard:
+        data = _inner(data, shard, inside, [i % n for i, n in zip(at, inside, strict=True)])
+    names = list(_codec_names({**metadata, "codecs": codecs}))
+    limit = prod(array.chunks) * np.dtype(array.dtype).itemsize + _SLACK
+    packing = next((name for name in names if name in _PACKING), None)
+    size = len(data) if packing is None else _SIZES[packing](data, limit)
+    if size > limit:
+        raise InputError(
+            f"it unpacks to {size:,} bytes or more; its shape takes {limit - _SLACK:,}"
+        )
+
+
+def _inner(
+    data: memoryview, shard: Mapping[str, Any], inside: Sequence[int], at: Sequence[int]
+) -> memoryview:
+    """Returns the bytes of one chunk in a shard."""
+    names = [codec["name"] for codec in shard["index_codecs"]]
+    if names[:1] != ["bytes"] or set(names[1:]) > {"crc32c"}:
+        raise InputError(f"its shards have an index in the codecs {', '.join(names)}: wanted bytes")
+    size = 16 * prod(inside)
+    in_front = shard.get("index_location") == "start"
+    start = 0 if in_front else len(data) - size - 4 * (len(names) - 1)
+    index = np.frombuffer(data[max(start, 0) :][:size], "<u8").reshape(*inside, 2)
+    offset, nbytes = (int(n) for n in index[tuple(at)])
+    return data[:0] if offset == _ABSENT else data[offset : offset + nbytes]
+
+
+def _zlib_size(data: memoryview, limit: int) -> int:
+    """Unpacks no more than the limit and a byte, of one member of a file or of several."""
+    size, rest = 0, bytes(data)
+    while rest and size <= limit:
+        unpacker = zlib.decompressobj(47)  # zlib's or gzip's header
+        size += len(unpacker.decompress(rest, limit + 1 - size))
+        rest = unpacker.unused_data
+    return size
+
+
+def _zstd_size(data: memoryview, limit: int) -> int:
+    """Returns the size that a frame's header states (RFC 8878, 3.1.1.1); an unknown size is too
+    large."""
+    kind = data[4] if len(data) > 4 else 0
+    is_single = kind >> 5 & 1
+    nbytes = (is_single, 2, 4, 8)[kind >> 6]
+    start = 5 + (not is_single) + (0, 1, 2, 4)[kind & 3]
+    stated = int.from_bytes(data[start : start + nbytes], "little") + 256 * (nbytes == 2)
+    return stated if nbytes else limit + 1
+
+
+_SIZES: Mapping[str, Any] = {
+    "gzip": _zlib_size,
+    "zlib": _zlib_size,
+    "zstd": _zstd_size,
+    "lz4": lambda data, limit: int.from_bytes(data[:4], "little"),
+    "blosc": lambda data, limit: int.from_bytes(data[4:8], "little"),
+}
