@@ -1351,6 +1351,8 @@ struct cml_net {
     cml_status refused;
     char refusal[240];
     int trusted;
+    uint32_t worked; /* as a job's: of the frames that its variables' values hang on */
+    int wrong;       /* one of those never ran */
     homeward results[MOST_RESULTS]; /* memory for the outputs of jobs */
 #endif
 };
@@ -2402,10 +2404,17 @@ static int start_on_device(cml_scheduler *s, job *j) {
             return 0;
         }
     }
+    if (n->wrong) {
+        end_job(s, j, CML_FAILED, "the variables of its network are wrong, for a frame that "
+                "changed them was never submitted: load it again");
+        return 0;
+    }
     r->used = 1;
     j->result = r;
+    j->worked |= n->worked;
     for (uint32_t i = 0; i < inputs->count; i++) {
         const struct source *from = j->sources + i;
+        if (from->maker != NULL) j->worked |= from->maker->worked;
         const place *to = inputs->of + i;
         WGPUBuffer space = n->spaces[to->at.space];
         WGPUBuffer made = from->maker == NULL ? from->buffer : from->maker->result->from;
@@ -2428,6 +2437,7 @@ static int finish_on_device(cml_scheduler *s, job *j) {
     for (uint32_t i = 0; i < p->row->updates.count; i++) {
         binding old = p->updates[i].from, new = p->updates[i].to;
         copy(s, spaces[old.space], old.at, spaces[new.space], new.at, least(old.bytes, new.bytes));
+        j->net->worked |= j->worked;
     }
     return 1;
 }
@@ -2697,8 +2707,10 @@ const cml_report *cml_encode(cml_scheduler *s, WGPUCommandEncoder encoder, doubl
 
 const cml_slice *cml_slices(const cml_scheduler *s) { return s->told; }
 
-/* A frame was ended and never ran: who had work in it, or took from them, has wrong results. */
+/* A frame was ended and never ran: jobs that had work in it, or read what those have written, have
+   wrong results. */
 static void fail_harmed(cml_scheduler *s, uint32_t slot) {
+    for (cml_net *n = s->nets; n != NULL; n = n->next) n->wrong |= n->worked >> slot & 1;
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->at.state == CML_GONE || !(j->worked >> slot & 1)) continue;
         end_job(s, j, CML_FAILED, "");
@@ -2707,6 +2719,11 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
         snprintf(j->error, sizeof j->error, "a frame was encoded and never submitted: its result "
                  "would be wrong. Submit every encoder, or call cml_abandon_frame()");
     }
+}
+
+static void forget_slot(cml_scheduler *s, uint32_t slot) {
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) j->worked &= ~(1u << slot);
+    for (cml_net *n = s->nets; n != NULL; n = n->next) n->worked &= ~(1u << slot);
 }
 
 /* What has arrived of a slot: its timings, or that its frame never ran. */
@@ -2722,7 +2739,7 @@ static void take_slot(cml_scheduler *s, const homeward *slot) {
         memcpy(ticks, data + 8 * s->each * i, sizeof ticks);
         took(s, slot->frame, i, ticks[1] > ticks[0] ? (double)(ticks[1] - ticks[0]) * tick_ms : 0);
     }
-    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) j->worked &= ~(1u << index);
+    forget_slot(s, index);
 }
 
 uint32_t cml_end_frame(cml_scheduler *s) {
@@ -2747,7 +2764,10 @@ const cml_report *cml_measured(const cml_scheduler *s, uint32_t index) {
 
 void cml_abandon_frame(cml_scheduler *s) {
     for (homeward *slot = s->ring; slot < s->ring + RING && s->open; slot++)
-        if (slot->frame == s->frame) let_go(slot);
+        if (slot->frame == s->frame && slot->state != FREE) {
+            let_go(slot);
+            forget_slot(s, (uint32_t)(slot - s->ring));
+        }
     for (job *j = s->jobs; j < s->jobs + s->max_jobs && s->open; j++)
         if (j->result != NULL && j->result->frame == s->frame) let_go(j->result);
     abandon_frame(s);

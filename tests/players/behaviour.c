@@ -134,6 +134,20 @@ static void dropped(void) {
     WANT(i < 100); /* done as far as one can know, or on a slow machine it is known already */
     for (i = 0; i < 6; i++) frame(SUBMIT);
     WANT(state(job) == CML_FAILED && strstr(cml_job_state(s, job).error, "never submitted") != NULL);
+    job = submitted(NULL); /* the count is wrong from then on */
+    until_over(job);
+    WANT(state(job) == CML_FAILED && strstr(cml_job_state(s, job).error, "load it again") != NULL);
+}
+
+static void harmed(void) { /* what hangs on a dropped frame that is not known of yet */
+    cml_job jobs[4];
+    int i;
+    until_over(submitted(NULL));
+    for (i = 0; i < 4; i++) jobs[i] = submitted(NULL);
+    budget = 100.0;
+    frame(DROP);
+    for (i = 0; i < 50; i++) frame(SUBMIT);
+    for (i = 0; i < 4; i++) WANT(state(jobs[i]) == CML_FAILED);
 }
 
 static void many(void) {
@@ -222,7 +236,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"runs", runs}, {"chain", chain}, {"slots", slots}, {"abandoned", abandoned}, {"dropped", dropped},
+    } cases[] = {{"runs", runs}, {"chain", chain}, {"slots", slots}, {"abandoned", abandoned}, {"dropped", dropped}, {"harmed", harmed},
                  {"many", many}, {"nonsense", nonsense}, {"unloads", unloads}, {"lost", lost}};
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;

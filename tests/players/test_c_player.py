@@ -139,7 +139,10 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
     assert "input 'image': wanted 432 bytes, got 28" in run.stderr
 
 
-CASES = ("runs", "chain", "slots", "abandoned", "dropped", "many", "nonsense", "unloads", "lost")
+CASES = (
+    "runs", "chain", "slots", "abandoned", "dropped", "harmed", "many", "nonsense", "unloads",
+    "lost",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

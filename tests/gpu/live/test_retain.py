@@ -258,6 +258,20 @@ def test_a_frame_that_is_abandoned_is_taken_back(gpu: Gpu) -> None:
     np.testing.assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
+def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_nothing(
+    gpu: Gpu,
+) -> None:
+    session = cml.Session(graph(), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    finish(gpu, scheduler, scheduler.submit(session, {"x": array(1), "z": array(0)}))
+    job = scheduler.submit(session, {"x": array(4)})
+    one_frame(gpu, scheduler, submit=False)
+    job.cancel()
+    last = scheduler.submit(session, {"z": array(2)})
+    finish(gpu, scheduler, last)
+    np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
+
+
 def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went() -> None:
     own = cml.Gpu()
     maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
