@@ -165,6 +165,23 @@ def test_an_output_that_is_an_input(rng):
     np.testing.assert_array_equal(got["y"], np.maximum(x, 0))
 
 
+@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
+@pytest.mark.parametrize(("reduction", "wanted"), [("add", -56), ("mul", 16), ("max", 100)])
+def test_small_integers_wrap_around(op, reduction, wanted):
+    indices = np.array([[0]])
+    updates = np.array([[100]] if op == "ScatterElements" else [100], np.int8)
+    x = np.array([[100]] if op == "ScatterElements" else [100], np.int8)
+    got = both(op, x, indices, updates, reduction=reduction)
+    assert got.reshape(-1).tolist() == [wanted]
+    assert both("Einsum", x[:1], x[:1], equation="...,...->...").reshape(-1).tolist() == [16]
+
+
+def test_a_condition_of_more_elements_than_there_are():
+    condition = np.array([False, False, True])
+    with pytest.raises(cml.ModelError, match="Compress 'y': a condition of 3 for 2 elements"):
+        both("Compress", floats(1, 2), condition)
+
+
 @pytest.mark.parametrize("repeats", [(2, 1, 0, 3), (0, 0, 0, 0), (2, 1, 1, 3)])
 def test_tiles(rng, repeats):
     x = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)

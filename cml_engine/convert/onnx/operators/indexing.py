@@ -9,6 +9,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.attributes import INT, at_least, one_of
 from cml_engine.convert.onnx.call import OnnxCall
+from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
 from cml_engine.convert.onnx.rows import ML, op
 from cml_engine.convert.onnx.values import Value
 
@@ -101,14 +102,21 @@ def scatter_elements(call: OnnxCall) -> Value:
     x = call[0]
     axis, reduction = call.axis(call.attr("axis"), x.rank), _reduction(call)
     y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
-    return y.typed(x.dtype)
+    return _stored(call, y)
 
 
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": _REDUCTION}, since=16)
 def scatter_nd(call: OnnxCall) -> Value:
     y = call.op("scatter_nd", call[0], call[1], call[2], reduction=_reduction(call))
-    return y.typed(call[0].dtype)
+    return _stored(call, y)
+
+
+def _stored(call: OnnxCall, result: Value) -> Value:
+    """The result in the type of the first input, in which sums and products wrap around."""
+    if result.kind == "integer" and _reduction(call) in ("add", "mul"):
+        return wrapped(result, call[0].dtype, call)
+    return result.typed(call[0].dtype)
 
 
 # -- one hot -------------------------------------------------------------------------------------
@@ -177,6 +185,8 @@ def compress(call: OnnxCall) -> Value:
     if axis is None:
         x, axis = call.reshape(x, [int(np.prod(x.shape))]), 0
     axis = call.axis(axis, x.rank)
+    if kept.size and kept[-1] >= x.shape[axis]:
+        raise call.wrong(f"a condition of {call[1].shape[0]} for {x.shape[axis]} elements")
     if x.array is not None:
         return Value.known(x.array.take(kept, axis))
     return call.op("gather", x, Value.known(kept), axis=axis).typed(x.dtype)

@@ -11,6 +11,7 @@ import numpy as np
 from cml_engine.budget import current
 from cml_engine.convert.onnx.attributes import Attr, at_least, required
 from cml_engine.convert.onnx.call import OnnxCall
+from cml_engine.convert.onnx.operators.elementwise.arithmetic import wrapped
 from cml_engine.convert.onnx.operators.reduction import integer_sum
 from cml_engine.convert.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.convert.onnx.values import Value
@@ -114,7 +115,7 @@ def einsum(call: OnnxCall) -> Value:
     if missing:
         raise call.wrong(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
     if values[0].kind == "integer":
-        return _integer_einsum(call, values, terms, result).typed(values[0].dtype)
+        return wrapped(_integer_einsum(call, values, terms, result), values[0].dtype, call)
     equation = f"{','.join(terms)}->{result}"
     return call.fragment("einsum", 1, *values, equation=equation)[0].typed(values[0].dtype)
 
