@@ -1,1 +1,1 @@
-"""What several families of operators share."""
+"""Functions that several families of operators share."""

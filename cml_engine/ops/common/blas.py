@@ -48,7 +48,7 @@ class _OpenBlas:
 
     @property
     def threads(self) -> int:
-        """How many threads a product takes now."""
+        """The number of threads of a product."""
         return int(self._get())
 
     def enter(self) -> None:
@@ -158,7 +158,7 @@ class _Shared:
                         self._done.set()
 
     def finish(self) -> None:
-        """Until all blocks are done. A thread that has got to none of them is not waited for."""
+        """Works until all blocks are done; does not wait for threads that took no block."""
         self.work()
         self._done.wait()
         if self._error is not None:

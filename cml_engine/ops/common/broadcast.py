@@ -97,7 +97,7 @@ def broadcast_strides(shape: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How a kernel goes over its result: extents, and for each operand its strides along them.
+    """The extents that a kernel iterates over, and each operand's strides along them.
 
     Dimensions are outermost first; there is at least one. ``strides[k]`` belongs to operand k.
     """

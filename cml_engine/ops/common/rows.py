@@ -1,5 +1,5 @@
-"""Which rows of its operands an operator needs for some rows of its result: the rules that several
-operators share (``declaration/traits.py``, ``Rows``)."""
+"""Rules for the rows of operands that some rows of a result need (``Rows`` of
+``declaration/traits.py``)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cml_engine.ops.declaration.traits import Need, Rows, RowsOf, Span
 
 
 def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
-    """Of an operator that makes a row of the same row of every operand that has rows; one of extent
-    1 is broadcast."""
+    """Returns the rule of an operator that makes a row from the same row of every operand.
+
+    An operand of extent 1 is broadcast.
+    """
     extent = max((f.shape[axis] for f in facts if f.rank > axis), default=1)
     has = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
 
@@ -52,8 +54,11 @@ def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[
 
 
 def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
-    """Of the transposed case: the rows whose windows cover the results ``begin`` to ``end``, and
-    the padding with which these results are all that there are."""
+    """Returns, for a transposed window, the operand's rows and the padding for the results
+    ``begin`` to ``end``.
+
+    With that padding these results are exactly what the rows make.
+    """
     first = max(-((axis.reach - 1 - begin - axis.before) // axis.stride), 0)
     last = min((end - 1 + axis.before) // axis.stride + 1, axis.narrow)
     first = min(first, axis.narrow - 1)
@@ -64,7 +69,7 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
 
 
 def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
-    """Of one operand, a row of which becomes ``factor`` rows."""
+    """Returns the rule of an operator that makes ``factor`` rows from each row of its operand."""
 
     def need(begin: int, end: int) -> Need:
         first, last = begin // factor, -(-end // factor)
@@ -74,7 +79,7 @@ def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None)
 
 
 def gathered(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
-    """Of one operand, ``factor`` rows of which become one."""
+    """Returns the rule of an operator that makes one row from ``factor`` rows of its operand."""
 
     def need(begin: int, end: int) -> Need:
         return Need(((begin * factor, end * factor),), attrs, (begin, end))

@@ -25,7 +25,8 @@ Array = np.ndarray[Any, Any]
 def prepare_max_pool(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
-    """Of two taps the larger, or NaN; of two zeros perhaps the other one."""
+    """Returns a pooling function that compares taps pairwise; NaN wins, and of two zeros either
+    may."""
     window = window_of(attrs, facts[0])
     shape = tuple(axis.narrow for axis in window)
     border = attrs["border"]

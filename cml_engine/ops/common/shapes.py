@@ -50,20 +50,20 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def check_type(dtype: str, **facts: Fact) -> None:
-    """That tensors, by their names in the declaration, have that type."""
+    """Raises :class:`ShapeError` if a tensor, by its declared name, does not have the type."""
     for name, fact in facts.items():
         if fact.dtype != dtype:
             raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
 
 
 def check_word(name: str, value: str, known: Collection[str]) -> None:
-    """That an attribute, by its name in the declaration, is one of the words there are."""
+    """Raises :class:`ShapeError` if the attribute ``name`` is none of the known words."""
     if value not in known:
         raise ShapeError(f"{name} '{value}', wanted one of {', '.join(known)}")
 
 
 def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
-    """That a list attribute has one value for each of ``wanted`` things."""
+    """Raises :class:`ShapeError` if a list attribute does not have ``wanted`` values."""
     if len(values) != wanted:
         raise ShapeError(
             f"'{name}' has {len(values)} values ({list(values)}), wanted {wanted}: one for {of}"
@@ -71,14 +71,15 @@ def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> N
 
 
 def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
-    """That there is a size of 1 or more for each spatial axis."""
+    """Raises :class:`ShapeError` if there is no size of 1 or more for each spatial axis."""
     check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
     if any(n < 1 for n in sizes):
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
 def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
-    """That tensors agree in dtype, rank and all extents (``but`` one axis)."""
+    """Raises :class:`ShapeError` if tensors differ in dtype, rank or extents, except along the
+    axis ``but``."""
     if not facts:
         raise ShapeError("an empty list of tensors, wanted at least one")
     for i, (a, b) in enumerate(pairwise(facts)):

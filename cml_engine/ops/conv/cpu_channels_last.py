@@ -66,7 +66,7 @@ def _is_depthwise(shape: ConvShape) -> bool:
 
 
 class _ChannelsLast:
-    """What the ways below share: the padded input, and the result."""
+    """The padded input and the result that the methods below share."""
 
     def __init__(self, shape: ConvShape, scratch: Scratch, bias: Array | None) -> None:
         self._shape = shape
@@ -80,7 +80,7 @@ class _ChannelsLast:
         return np.broadcast_to(values, (width, self._shape.out_channels)).reshape(-1)
 
     def _padded(self, x: Array) -> Array:
-        """(batch, padded extents…, channels), in whichever order of memory it comes for nothing."""
+        """Returns the padded input as (batch, padded extents…, channels), in any memory order."""
         padded = pad_border(x, self._shape.axes, self._shape.border, self._zeros)
         return padded.transpose(0, *range(2, padded.ndim), 1)
 
@@ -234,7 +234,7 @@ class Windows(_ChannelsLast):
 
 
 def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the dimensions are one of the last one's stride."""
+    """Returns True if the dimensions can be walked as one of the last one's stride."""
     step = strides[len(extents) - 1]
     for extent, stride in zip(reversed(extents), reversed(strides[: len(extents)]), strict=True):
         if extent > 1 and stride != step:

@@ -56,7 +56,7 @@ _MOST_FOR_A_ROW = 12 << 20
 
 
 def pays(shape: ConvShape) -> bool:
-    """Whether the transforms cost less than the products that they save."""
+    """Returns True if the transforms cost less than the products that they save."""
     if shape.groups != 1 or len(shape.axes) != 2:
         return False
     if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
@@ -130,7 +130,8 @@ class Winograd:
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
 
     def _parts(self) -> Iterator[_Part]:
-        """As many whole images as the buffers hold, or else bands of one."""
+        """Yields parts of the work: as many whole images as the buffers hold, or bands of one
+        image."""
         shape = self._shape
         rows, columns = _tiles(shape)
         most = _MOST_SCRATCH // (2 * _POINTS * max(shape.in_channels, shape.out_channels))
@@ -157,7 +158,7 @@ class Winograd:
         return tiles.reshape(_POINTS, -1)
 
     def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """What the tiles cover, zero where that is outside of the images."""
+        """Returns the area that the tiles cover, zero outside the images."""
         rows, columns = 4 * part.rows + 2, 4 * _tiles(self._shape)[1] + 2
         shape = (part.count, rows, columns, inner.shape[3])
         padded = self._scratch.take("winograd.padded", *shape)
@@ -177,7 +178,7 @@ class Winograd:
         return values.reshape(_POINTS, -1, self._shape.in_channels)
 
     def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
-        """Whether all results are numbers."""
+        """Stores the part's results; returns False if one of them is not finite."""
         results = self._scratch.take("winograd.b", 16, sums[0].size)
         multiply(self._gather, sums.reshape(_POINTS, -1), out=results)
         if not np.isfinite(results.sum()):
@@ -191,6 +192,7 @@ class Winograd:
 
 
 def _overlap(start: int, count: int, extent: int) -> tuple[slice, slice]:
-    """Where ``[start, start + count)`` meets ``[0, extent)``: seen from each of the two."""
+    """Returns the overlap of ``[start, start + count)`` and ``[0, extent)``, relative to each of
+    them."""
     low, high = max(start, 0), max(min(start + count, extent), max(start, 0))
     return slice(low - start, high - start), slice(low, high)

@@ -13,7 +13,7 @@ from cml_engine.ops.declaration.spec import Dispatch, Kernel
 
 
 def conv_kernel(transposed: bool) -> Kernel:
-    """How ``conv``, or ``deconv``, is launched."""
+    """Returns the kernel of ``conv`` or, if ``transposed``, of ``deconv``."""
 
     def lower(op: Lowering) -> Iterator[Dispatch]:
         shape = (deconv_shape if transposed else conv_shape)(op.attrs, *op.inputs)

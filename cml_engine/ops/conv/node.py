@@ -47,12 +47,12 @@ class Conv:
 
     @property
     def half(self) -> bool:
-        """Whether the filter is stored in 16 bits."""
+        """Returns True if the filter is stored in 16 bits."""
         return self.constant and takes_half(self.op.node, self.op.layouts)
 
     @cached_property
     def filter_layout(self) -> str:
-        """How four numbers of the filter are stored: of whole ones in as few bits as hold them."""
+        """The layout of four elements of the filter; integers take as few bits as hold them."""
         value = self.op.constant(self.op.in_names[1])
         if value is not None and value.size and self.op.attrs.get("exact"):
             return whole_layout(value.min(), value.max()) or C4
@@ -60,7 +60,7 @@ class Conv:
 
     @property
     def filter_type(self) -> str:
-        """What a shader calls four numbers of the filter."""
+        """The HLSL type of four elements of the filter."""
         return VECTOR_TYPE[self.filter_layout]
 
     @property
@@ -81,14 +81,16 @@ class Conv:
 
     @property
     def sums(self) -> str:
-        """What the kernel adds up in: an integer network's sums that floats do not hold, and what
-        products of bytes give, are integers."""
+        """The type of the kernel's sums, ``"int"`` or ``"float"``.
+
+        Products of bytes, and sums of an integer network that floats do not hold, are integers.
+        """
         wide = self.op.attrs.get("carrier") == "int32"
         return "int" if self.dot4 or wide else "float"
 
     @property
     def in_layout(self) -> str:
-        """How the input lies in blocks, or a copy in blocks of one that is plain."""
+        """The blocked layout of the input, or of the blocked copy of a plain input."""
         name = self.op.in_names[0]
         if self.op.is_blocked(name):
             return self.op.layout(name)
@@ -124,7 +126,7 @@ class Conv:
 
     @property
     def constant(self) -> bool:
-        """Whether the filter can be packed when the model is loaded."""
+        """Returns True if the filter can be packed when the model is loaded."""
         return self.op.constant(self.op.in_names[1]) is not None
 
     def filter_rows(self) -> Array:
@@ -146,7 +148,7 @@ class Conv:
         return value.reshape(*value.shape[:2], self.shape.taps), 1 - outer, int(outer)
 
     def filter_steps(self) -> dict[str, int]:
-        """How far a group, an output and an input channel lie apart in the filter."""
+        """Returns the strides of a group, an output and an input channel in the filter."""
         shape = self.shape
         whole = shape.group_in * shape.group_out * shape.taps
         steps = (shape.taps, shape.group_out * shape.taps)
@@ -156,7 +158,7 @@ class Conv:
 
 @dataclass(frozen=True, slots=True)
 class ConvTile:
-    """What a workgroup computes: ``rows`` output channels at ``group * columns`` positions."""
+    """The results of a workgroup: ``rows`` output channels at ``group * columns`` positions."""
 
     rows: int
     columns: int
@@ -171,7 +173,7 @@ class ConvTile:
 
 
 def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:
-    """Whether what the node reads or what it writes is stored in 16 bits."""
+    """Returns True if the node's input or result is stored in 16 bits."""
     return any(layouts.get(name) == C4H for name in (node.inputs[0], node.outputs[0]))
 
 

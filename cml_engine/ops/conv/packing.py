@@ -68,8 +68,10 @@ def _blocked(
 
 
 def has_beside(conv: Conv) -> bool:
-    """Whether the multipliers of an integer network's channels may lie behind the bias: a constant
-    by itself begins where a device can bind it, and is small."""
+    """Returns True if the multipliers of an integer network's channels may lie behind the bias.
+
+    A small constant of its own would have to begin where a device can bind it.
+    """
     return bool(conv.op.graph.words) and conv.op.constant(conv.op.in_names[2]) is not None
 
 

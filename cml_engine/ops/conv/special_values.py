@@ -1,8 +1,8 @@
-"""Where a convolution on a GPU may give NaN instead of the right value.
+"""Predicts where a convolution on a GPU may give NaN instead of the right value.
 
 Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv takes
-0 for what lies past its input: with a value that is not finite, that makes NaN (docs/nnef.md,
-"Special values").
+0 for what lies past its input. A value that is not finite then becomes NaN (docs/nnef.md, "Special
+values").
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ Array = np.ndarray[Any, Any]
 
 
 def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:
-    """Where the node's result may, as a mask that broadcasts to it; None where it may nowhere.
-    ``arrays`` begin with what the node reads first: the input and the filter."""
+    """Returns a mask, broadcastable to the result, of where it may be NaN on a GPU; None for
+    nowhere.
+
+    ``arrays`` begin with the node's input and filter.
+    """
     if node.op not in ("conv", "deconv"):
         return None
     x, filter = arrays[:2]

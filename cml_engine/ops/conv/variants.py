@@ -10,7 +10,8 @@ from cml_engine.ops.declaration.variant import KernelFamily
 
 
 def conv_key(conv: Conv) -> str:
-    """What decides which variant is fastest, in words: ``conv 3x3 64>64 at ~4096, c4>c4``."""
+    """Returns a text of everything that decides which variant is fastest: ``conv 3x3 64>64 at
+    ~4096, c4>c4``."""
     op, shape = conv.op, conv.shape
     words = [op.node.op, _extents(axis.kernel for axis in shape.axes)]
     for word, values in (

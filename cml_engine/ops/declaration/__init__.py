@@ -1,1 +1,1 @@
-"""What an operator is: its declaration, and what it may ask for when it is lowered."""
+"""The declaration of an operator, and the services for lowering it."""

@@ -1,9 +1,9 @@
-"""What the kernel of a game's own operator finds by name, without a line of its own for it.
+"""Generates the HLSL accessors that the kernel of a game's own operator finds by name.
 
 For each tensor ``a``: ``a[i]``, ``a_size``, ``a_rank``, ``a_shape(d)``, ``a_stride(d)``,
 ``a_coord(i, d)`` and ``a_type``. For each attribute its name, or ``name(i)`` and ``name_count``
 for a list. All numbers are parameters of a launch, so a new shape makes no new pipeline; only what
-changes the code (element types, texts, how many tensors) makes a variant.
+changes the code (element types, strings, the number of tensors) makes a variant.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ Value = Any
 
 
 class KernelContext(Protocol):
-    """What a kernel's interface is made from: ``lowering.Lowering``."""
+    """The node, limits and tensors that a kernel's interface is made from:
+    ``lowering.Lowering``."""
 
     node: Node
     limits: Limits
@@ -356,7 +357,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _fact(op: KernelContext, tensor: str) -> Fact:
-    """What a tensor of the graph, packed weights or scratch hold."""
+    """Returns the fact of a tensor of the graph, of packed weights or of scratch memory."""
     if tensor in op.scratch_words:
         return Fact("scalar", (op.scratch_words[tensor],))
     if tensor in op.packed:

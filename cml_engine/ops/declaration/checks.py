@@ -92,15 +92,16 @@ def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
 
 
 def signature_of(spec: OpSpec) -> Signature | None:
-    """What the operator takes and gives, where its declaration or the standard says it."""
+    """Returns the operator's signature from its declaration or the standard; None if neither has
+    one."""
     if spec.signature:
         return _parsed(spec.signature, spec.name)
     return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
 
 
 def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
-    """How many arguments the ``void kernel(…)`` in the text takes: one, the thread, or two, the
-    workgroup and the thread in it."""
+    """Returns the number of arguments of ``void kernel(…)``: 1 (thread) or 2 (workgroup and
+    lane)."""
     found = _ENTRY.search(_without_comments(text))
     if found is None:
         raise fault(

@@ -9,10 +9,10 @@ from math import log2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What lowering could choose for a node, and chose.
+    """A node's alternatives in lowering, and the one that was chosen.
 
-    ``key`` says in words what decides which is fastest (operator, window, channels, positions,
-    layouts): it is equal for all nodes, of whatever model, that should choose alike.
+    ``key`` is a text of everything that decides which is fastest (operator, window, channels,
+    positions, layouts). It is equal for all nodes, of any model, that should choose alike.
     """
 
     node: str
@@ -25,7 +25,7 @@ class Choice:
 
     @property
     def tuned(self) -> bool:
-        """Whether a table of variants decided otherwise than the rules of the engine do."""
+        """Returns True if a tuning table decided differently than the engine's rules."""
         return self.chosen != self.default and not self.asked
 
     def __str__(self) -> str:

@@ -1,5 +1,7 @@
-"""How a word gets from Python into HLSL: as a define that says which it is, in the engine's kernels
-as in a game's. The words are stated once, where they are checked; no number stands for one."""
+"""Passes words from Python to HLSL as defines that name them.
+
+The words are stated once, where they are checked; no number stands for one.
+"""
 
 from __future__ import annotations
 

@@ -40,8 +40,11 @@ _MOST_POSITIONS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class EpilogueArgs:
-    """What a node's epilogues add to a dispatch; ``tensors`` are bound from the slot asked for,
-    ``beside`` are constants to lie behind the bias, each as that in blocks of four channels."""
+    """The additions of a node's epilogues to a dispatch.
+
+    ``tensors`` are bound from the requested slot on. ``beside`` are constants to place behind
+    the bias, each in blocks of four channels like it.
+    """
 
     defines: dict[str, int | str]
     params: dict[str, list[float]]
@@ -50,7 +53,7 @@ class EpilogueArgs:
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
-    """Whether a node's kernel can do all of these behind its own result."""
+    """Returns True if a node's kernel can apply all of these epilogues to its result."""
     steps = list(epilogues)
     operands = [name for step in steps for name in step.inputs]
     tensors = [name for name in operands if _number(graph, name) is None]
@@ -62,7 +65,7 @@ def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
 
 
 def step_formula(epilogue: Epilogue) -> Formula:
-    """What the fused operator computes."""
+    """Returns the formula of a fused operator."""
     formula = formula_of(epilogue.op)
     assert formula is not None  # only these are fused
     return formula
@@ -159,7 +162,8 @@ class _Statements:
         return f"epi_value({len(self.values) - 1})"
 
     def _read(self, text: str) -> str:
-        """What is read once for each channel, however many of its positions are stored."""
+        """Returns the name of a value that is read once per channel, however many positions are
+        stored."""
         name = f"read{len(self.fields)}"
         self.fields.append(f"{self.kind} {name};")
         self.reads.append(f"operands.{name} = {text};")
@@ -178,7 +182,8 @@ class _Statements:
         return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
 
     def _lane(self, name: str, positions: int) -> str:
-        """Of a single picture in blocks the number that is plain at ``at``."""
+        """Returns HLSL that reads, from an operand in blocks, the element that is plain at
+        ``at``."""
         count, number = f"uint({self._value(float(positions))})", "operands.number"
         block = f"{number} / 4 * {count} + at - {number} * {count}"
         return f"float4({self._bind(name, self.op.vector_type(name))}[{block}])[{number} % 4]"
@@ -216,16 +221,14 @@ class _Statements:
 
 
 def is_by_position(operand: Fact, result: Fact) -> bool:
-    """Whether the operand has one value for all channels at each position of a single picture:
-    ``[1,1,H,W]``."""
+    """Returns True if the operand has one value per position of a single picture, ``[1,1,H,W]``."""
     shape = (1, 1, *result.shape[2:])
     single = result.rank > 2 and result.shape[0] == 1
     return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
 
 
 def reads_blocks(result: Fact) -> bool:
-    """Whether a kernel that stores such a result plain can read an operand of its shape in blocks
-    of four channels."""
+    """Returns True if a kernel that stores such a result plain can read an operand in blocks."""
     return result.rank > 2 and result.shape[0] == 1 and 0 < result.size <= _MOST_POSITIONS
 
 
@@ -237,7 +240,7 @@ def _number(graph: Graph, name: str) -> float | None:
 
 
 def _whole(value: Array) -> bool:
-    """Whether floats and integers hold the numbers alike."""
+    """Returns True if floats and integers represent the values alike."""
     return bool(((np.abs(value) < FLOAT_BOUND) & (value == np.rint(value))).all())
 
 

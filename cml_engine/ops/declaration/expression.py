@@ -41,7 +41,7 @@ _MOST_DEEP, _MOST_PARTS = 64, 1000
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, and ``at`` which character of it, from 0."""
+    """An error in an expression; ``at`` is the index of the character, from 0."""
 
     def __init__(self, what: str, text: str, at: int) -> None:
         super().__init__(f"{what}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
@@ -291,7 +291,7 @@ def wide_hlsl(term: Term, kind: str) -> str | None:
 
 
 def _alike(term: Term, inner: Sequence[str]) -> str:
-    """What is written the same for one number and for four."""
+    """Returns HLSL that is the same for one element and for four."""
     match term.kind:
         case "number":
             return literal(term.text)

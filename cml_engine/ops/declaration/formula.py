@@ -1,5 +1,8 @@
-"""What is elementwise about an operator: the one source of its kernel, of its place in chains, and
-of the statement by which another kernel applies it to its own result (``epilogue.py``)."""
+"""The elementwise formula of an operator.
+
+It is the one source of the operator's kernel, of its place in chains, and of the statement by which
+another kernel applies it to its own result (``epilogue.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tensors that no binding of a device takes whole: bound as several ranges, one behind the other.
+"""Binds tensors that are larger than a device's binding as several ranges, one after the other.
 
-A kernel reads and writes such a tensor as any other, ``a[i]``: what finds the range of an index is
-generated. So every operator's tensors can be in parts, its workgroups and their arithmetic are the
-same, and so are the bits.
+A kernel reads and writes such a tensor as any other, ``a[i]``: the code that finds the range of
+an index is generated. So every operator's tensors can be in parts, with the same workgroups,
+arithmetic and bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InParts:
         return tuple(str(count) for count in range(fewest, max(self.count, MOST_PARTS) + 1))
 
     def ranges(self, room: int) -> Iterator[tuple[int, int]]:
-        """Offset and bytes of each, where there is room for so many bytes."""
+        """Yields offset and bytes of each part of ``room`` bytes."""
         for start in range(0, room, self.nbytes):
             yield start, min(self.nbytes, room - start)
 
@@ -58,7 +58,8 @@ class Binder(Protocol):
 
 
 def in_parts(op: Binder, name: str) -> InParts:
-    """How the tensor is bound: in as few parts as the device takes, or as the caller asks."""
+    """Returns how the tensor is bound: in as few parts as the device allows, or as the caller
+    requests."""
     nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.asked_parts
     align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
     longest = max(limit // align, 1) * align
@@ -81,8 +82,7 @@ def in_parts(op: Binder, name: str) -> InParts:
 
 
 def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:
-    """HLSL of a tensor ``name`` of elements ``kind``, bound from that number on, in ``count`` parts
-    of so many bytes."""
+    """Returns the HLSL declaration of a tensor in ``count`` parts of ``nbytes`` bytes."""
     if count == 1:
         return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
     ranges = [f"{name}_part{k}" for k in range(count)]
@@ -105,7 +105,7 @@ def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> 
 
 
 def _each(ranges: list[str], do: str) -> str:
-    """What is done with the range that ``i`` lies in."""
+    """Returns HLSL that applies a statement to the range in which ``i`` lies."""
     cases = []
     for k, part in enumerate(ranges):
         at = f"i - {k}u * each" if k else "i"

@@ -1,4 +1,4 @@
-"""What an operator sees of its surroundings when it is turned into dispatches."""
+"""The surroundings of an operator while it is turned into dispatches."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ class Lowering:
         return self.graph.facts[name]
 
     def layout(self, name: str) -> str:
-        """How the tensor lies in memory: ``"plain"`` (row-major), ``"c4"`` or ``"c4h"``."""
+        """Returns the tensor's memory layout: ``"plain"`` (row-major), ``"c4"`` or ``"c4h"``."""
         return self.layouts.get(name, PLAIN)
 
     def is_blocked(self, name: str) -> bool:
-        """Whether the tensor lies in blocks of four channels."""
+        """Returns True if the tensor lies in blocks of four channels."""
         return self.layout(name) in BLOCKED
 
     def vector_type(self, name: str) -> str:
-        """What a shader calls that which it loads at once of the feature map."""
+        """Returns the HLSL type of one load from the feature map."""
         return VECTOR_TYPE[self.layout(name)]
 
     def constant(self, name: str) -> Array | None:
@@ -144,7 +144,7 @@ class Lowering:
         return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
 
     def nbytes(self, name: str) -> int:
-        """What a tensor that the node binds takes in memory."""
+        """Returns the bytes of a tensor that the node binds."""
         if name in self.scratch_words:
             return 4 * self.scratch_words[name]
         array = self.packed.get(name, self.graph.constants.get(name))
@@ -153,7 +153,8 @@ class Lowering:
         return 4 * words(self.fact(name), self.layout(name))
 
     def scratch(self, words: int) -> str:
-        """A temporary tensor of so many 32-bit words, alive during this node only."""
+        """Allocates a temporary tensor of ``words`` 32-bit elements that lives during this node
+        only."""
         if not is_whole(words) or words < 0:
             raise self._fault(f"scratch({words!r}): wanted a whole number of 32-bit words")
         name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"

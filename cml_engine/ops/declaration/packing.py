@@ -1,4 +1,5 @@
-"""How packed weights are made of a constant, as data: a cooked file then has the constant once."""
+"""Describes, as data, how packed weights are made of a constant, so that a cooked file stores it
+once."""
 
 from __future__ import annotations
 

@@ -56,13 +56,16 @@ def is_registered(name: str) -> bool:
 
 
 def is_own(*names: str) -> bool:
-    """Whether all of these are this package's own operators. What passes know of an operator is
-    known of ours: where a game has put its own in the place of one, they leave it alone."""
+    """Returns True if all of these are this package's own operators.
+
+    Passes rely on properties of the engine's operators. An operator that a game has put in the
+    place of one has none of them, so passes leave it alone.
+    """
     return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
 
 
 def formula_of(name: str) -> Formula | None:
-    """What the operator of that name computes of each element, where it is elementwise."""
+    """Returns the operator's elementwise formula; None if it is not elementwise."""
     return lookup(name).formula
 
 

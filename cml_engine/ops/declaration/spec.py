@@ -1,4 +1,4 @@
-"""What an operator is: one :class:`OpSpec`, from which everything else is derived.
+"""The declaration of an operator, :class:`OpSpec`, from which everything else is derived.
 
 Shape inference, the CPU run, the GPU kernel, its cost, its tests, its benchmark and its line in
 the documentation all come from the one declaration. A game's own operator is declared by the same
@@ -38,7 +38,7 @@ Half = Literal["none", "each", "alike", "reads"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step must do at least: ``flops`` (a multiply-add is 2) and bytes moved."""
+    """The least work of a step: ``flops`` (a multiply-add is 2) and bytes moved."""
 
     flops: float
     read: float
@@ -46,7 +46,7 @@ class Cost:
 
     @classmethod
     def moving(cls, flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-        """So many FLOPs, every tensor moved once."""
+        """Returns a cost of ``flops`` with every tensor moved once."""
         return cls(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
 
     @property
@@ -54,7 +54,7 @@ class Cost:
         return self.read + self.written
 
     def scaled(self, share: float) -> Cost:
-        """That share of it."""
+        """Returns the given share of the cost."""
         return Cost(self.flops * share, self.read * share, self.written * share)
 
     def __add__(self, other: Cost) -> Cost:
@@ -139,9 +139,11 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far two right answers may lie apart, and why: ``|a - b| <= atol + rtol |b| +
-    of_largest max|b|``. The last is for sums of many products, whose rounding goes by what was
-    added, not by what is left."""
+    """The allowed difference of two right results, and the reason for it.
+
+    ``|a - b| <= atol + rtol |b| + of_largest max|b|``. The last term is for sums of many products,
+    whose rounding depends on the terms and not on the result.
+    """
 
     rtol: float
     atol: float
@@ -190,7 +192,7 @@ class Random:
 
 
 def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
-    """A cost function: so many FLOPs for each element written, every tensor moved once."""
+    """Returns a cost function: a number of FLOPs per written element, every tensor moved once."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
@@ -199,12 +201,13 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
 
 
 def taken_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Of the input only what the results have is read."""
+    """Returns the cost of an operator that reads only the part of its input that it writes."""
     return Cost.moving(0, outputs, outputs)
 
 
 def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Of the first operand what the second one's indices take."""
+    """Returns the cost of an operator that reads the elements of its first operand that the
+    second indexes."""
     return Cost.moving(0, [inputs[1], *outputs], outputs)
 
 
@@ -224,7 +227,7 @@ def not_stated(attrs: Attrs, *facts: Fact) -> Fact:
 
 @dataclass(frozen=True, slots=True)
 class IntegerFact(Fact):
-    """What is known of a tensor of an integer network: its words are ``low`` to ``high``."""
+    """The fact of a tensor of an integer network, whose elements are ``low`` to ``high``."""
 
     low: int = 0
     high: int = 0
@@ -284,5 +287,5 @@ class OpSpec:
 
     @property
     def from_game(self) -> bool:
-        """Whether a game brought it, or this package."""
+        """Returns True if a game registered the operator, not this package."""
         return self.folder is not None

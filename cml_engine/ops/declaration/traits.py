@@ -1,7 +1,7 @@
-"""What passes know of an operator beside its shape rule and its kernel.
+"""Properties of an operator that passes use, beside its shape rule and its kernel.
 
-A pass asks for a trait, never for a name: an operator that a game has put in the place of one of
-ours has none of its traits.
+A pass queries a trait, never a name: an operator that a game has put in the place of one of the
+engine's has none of its traits.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What some rows of a result are made of: the rows of each operand (None: all that it is), the
-    operator's attributes then, and the rows that it makes, the wanted ones among them."""
+    """The inputs for some rows of a result.
+
+    It has the rows of each operand (None: all of it), the attributes to use then, and the rows
+    that are made, which include the requested ones.
+    """
 
     inputs: tuple[Span | None, ...]
     attrs: Attrs
@@ -46,10 +49,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How the rows of an operator's results, along their ``axis``, hang on rows of its operands.
+    """The dependence of result rows, along ``axis``, on rows of the operands.
 
-    ``need(begin, end)`` is asked for ranges that begin and end at multiples of ``step``, or at the
-    end of the axis: the numbers that it makes of them are to the bit those of the whole operator.
+    ``need(begin, end)`` is called with ranges that begin and end at multiples of ``step`` or at
+    the end of the axis. The rows made from them are bit-identical to those of the whole
+    operator.
     """
 
     axis: int
@@ -103,15 +107,15 @@ NO_TRAITS = Traits()
 
 
 def other_axis(attrs: Attrs, order: Order) -> Attrs:
-    """Of an operator whose ``axis`` is one."""
+    """Returns the attributes after a transpose, for an operator with one ``axis``."""
     return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
 
 
 def other_axes(attrs: Attrs, order: Order) -> Attrs:
-    """Of an operator whose ``axes`` are some."""
+    """Returns the attributes after a transpose, for an operator with a list of ``axes``."""
     return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
 
 
 def along_axis(attrs: Attrs, whole: Fact, layout: str) -> tuple[int, int]:
-    """Of parts that are all there is along ``axis``."""
+    """Returns the axis and start of parts that together are the whole along ``axis``."""
     return int(attrs["axis"]), 0

@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 
 def always(_: object) -> bool:
-    """Of every node."""
+    """Returns True for every node."""
     return True
 
 
 def no_tile(_: object) -> Any:
-    """Where there is only one way to launch it."""
+    """Returns None: there is only one way to launch the kernel."""
     return None
 
 
 def no_others(_: object) -> tuple[()]:
-    """Where the rule's own tile is the only one."""
+    """Returns no tiles: the rule's own is the only one."""
     return ()
 
 

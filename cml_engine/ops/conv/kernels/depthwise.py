@@ -28,7 +28,7 @@ _TILES = ((1, 4), (2, 2), (2, 4), (4, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node is a depthwise convolution whose windows overlap, in two dimensions."""
+    """Returns True for a depthwise convolution with overlapping windows in two dimensions."""
     shape = conv.shape
     if conv.transposed or not is_depthwise(conv) or len(shape.axes) != 2 or conv.sums == "int":
         return False

@@ -27,14 +27,14 @@ Lower = Callable[[Conv, ConvTile], Iterator[Dispatch]]
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether inputs and weights are bytes, and each output takes several inputs."""
+    """Returns True if inputs and weights are bytes and each output reads several inputs."""
     if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
         return False
     return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be the fastest."""
+    """Returns True if this kernel is expected to be the fastest."""
     return not conv.op.limits.software or not row_tile.is_possible(conv)
 
 

@@ -1,4 +1,5 @@
-"""What the kernels of conv_line.hlsli share: a thread computes neighbouring results of a line."""
+"""Functions of the kernels of conv_line.hlsli, in which a thread computes neighbouring results
+of a line."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ MOST_PRODUCTS, MOST_BUILT = 256, 512
 
 
 def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
-    """The size that takes the least time with what it computes for nothing. ``speeds``: how fast a
-    software driver's products are with each."""
+    """Returns the tile size with the least time, including the results that it computes in vain.
+
+    ``speeds`` are a software driver's relative speeds of each size.
+    """
     line = phases_of(conv)[0][2]
 
     def time(size: Size) -> float:

@@ -26,7 +26,7 @@ _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
 
 def is_needed(conv: Conv) -> bool:
-    """Whether any of the other kernels could need more turns."""
+    """Returns True if one of the other kernels could need more loop turns than a thread may run."""
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
     # taps may be three loops of one turn in one another
     return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS

@@ -34,12 +34,13 @@ _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42,
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``tile.py``: see ``row_tile.gains``."""
+    """Returns True if this kernel is expected to be faster than ``tile.py`` (see
+    ``row_tile.gains``)."""
     return conv.op.limits.software and bool(_fast_speeds(conv))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the taps of a line follow each other, phase by phase."""
+    """Returns True if the taps of a line follow each other, phase by phase."""
     line = conv.shape.axes3[2]
     return (
         conv.transposed
@@ -52,17 +53,17 @@ def is_possible(conv: Conv) -> bool:
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Those whose kernels are built in reasonable time."""
+    """Returns the tiles whose kernels a driver builds in reasonable time."""
     return [_tile(conv, size, usual_group(conv)) for size in _sizes(conv, MOST_BUILT)]
 
 
 def usual_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take: the fastest with what it computes for nothing."""
+    """Returns the default tile: the fastest, including the results that it computes in vain."""
     return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
 
 def _fast_speeds(conv: Conv) -> dict[Size, float]:
-    """Of the sizes whose code stays in the nearest cache."""
+    """Returns the speeds of the sizes whose code fits the first instruction cache."""
     return {size: _SPEED[size] for size in _sizes(conv, MOST_PRODUCTS)}
 
 

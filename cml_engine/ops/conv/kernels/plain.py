@@ -31,7 +31,7 @@ _MOST_CHANNELS = 8
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node takes a plain input of few channels, all of them for each result."""
+    """Returns True if the node reads a plain input of few channels, all of them for each result."""
     shape = conv.shape
     if conv.transposed or not conv.constant or shape.groups != 1:
         return False

@@ -28,15 +28,18 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
 def gains(conv: Conv) -> bool:
-    """Whether it should be faster than ``tile.py``: on a software driver only. There a load
-    costs the same at any address, and this saves half of them; hardware reads neighbouring
-    addresses by neighbouring threads, which this gives up."""
+    """Returns True if this kernel is expected to be faster than ``tile.py``: on a software driver
+    only.
+
+    There a load costs the same at any address, and this kernel saves half of the loads. Hardware
+    prefers neighbouring threads that read neighbouring addresses, which this kernel gives up.
+    """
     return conv.op.limits.software and bool(fast_tiles(conv))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node's windows overlap along a line, so that a row of them needs fewer inputs
-    than its windows have taps."""
+    """Returns True if the windows overlap along a line, so that a row of them reads fewer inputs
+    than taps."""
     line = conv.shape.axes3[2]
     if is_depthwise(conv) or conv.transposed or not is_built(conv):
         return False
@@ -50,18 +53,18 @@ def is_built(conv: Conv) -> bool:
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Those worth a try, whose kernels a driver builds in reasonable time."""
+    """Returns the tiles worth trying whose kernels a driver builds in reasonable time."""
     most = MOST_BUILT // conv.shape.axes3[2].kernel
     return [tile for tile in fitting_tiles(conv, _TILES) if tile.rows * tile.columns <= most]
 
 
 def usual_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take: the fastest with what it computes for nothing."""
+    """Returns the default tile: the fastest, including the results that it computes in vain."""
     return ConvTile(*fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
 
 def fast_tiles(conv: Conv) -> list[ConvTile]:
-    """Those whose code stays in the nearest cache, as far as products wait for it."""
+    """Returns the tiles whose code fits the first instruction cache."""
     return [ConvTile(*size, SOFTWARE_GROUP) for size in _fast_speeds(conv)]
 
 

@@ -49,10 +49,10 @@ _GROUPS = (32, 128)
 
 
 def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
-    """The tile for ``batches`` products of all output channels by so many positions.
+    """Returns the tile for ``batches`` products of all output channels by ``positions``.
 
-    As many rows as the registers hold, but few that are padding. A software driver runs a small
-    workgroup as well as a large one, and wastes less; hardware wants many of them.
+    It has as many rows as the registers hold, but few that are padding. A software driver runs a
+    small workgroup as fast as a large one and wastes less; hardware needs many of them.
     """
     shape = conv.shape
     rows = rows_of(conv)
@@ -71,7 +71,7 @@ def rows_of(conv: Conv) -> int:
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
-    """Products with so many rows per thread, padding included, over their speed."""
+    """Returns the products, padding included, over their speed with ``rows`` rows per thread."""
     row_blocks = -(-conv.shape.out_channels // rows)
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
@@ -90,7 +90,7 @@ def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Those worth a try."""
+    """Returns the tiles worth trying."""
     if is_depthwise(conv):
         return [ConvTile(4, columns, usual_group(conv)) for columns in (1, 2, 4)]
     if conv.op.limits.software:
@@ -159,8 +159,10 @@ def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
 
 
 def shares_loads(conv: Conv) -> bool:
-    """Whether eight lanes load the filter together: on a software driver with so many lanes.
-    Hardware reads an address that all lanes share at no cost."""
+    """Returns True if eight lanes load the filter together: on a software driver with enough lanes.
+
+    Hardware reads an address that all lanes share at no cost.
+    """
     return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
 
 

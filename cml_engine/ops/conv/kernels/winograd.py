@@ -55,7 +55,7 @@ _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Whether the node is a 3x3 convolution of stride 1 whose filter is known beforehand."""
+    """Returns True for a 3x3 convolution of stride 1 whose filter is constant."""
     shape = conv.shape
     if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
         return False
@@ -65,7 +65,7 @@ def is_possible(conv: Conv) -> bool:
 
 
 def gains(conv: Conv) -> bool:
-    """Whether a node for which it is possible should be faster by it."""
+    """Returns True if a node that it can compute is expected to be faster by it."""
     shape = conv.shape
     least = _LEAST_CHANNELS
     if conv.op.limits.software:
@@ -90,7 +90,7 @@ def usual_tile(conv: Conv) -> ConvTile:
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Those worth a try."""
+    """Returns the tiles worth trying."""
     fitting = fitting_tiles(conv, _SOFTWARE_TILES if conv.op.limits.software else _TILES)
     return [tile for tile in fitting if _waste(conv, tile) <= _MOST_TRIED_WASTE]
 
