@@ -17,6 +17,7 @@ import numpy as np
 
 from cml_engine.budget import current
 from cml_engine.errors import CmlError, ModelError, TensorFileError
+from cml_engine.files.atomic_write import COMPLETE
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -94,6 +95,9 @@ class FolderSource:
 
     def _path(self, file: str) -> Path:
         """Where a file is; a link must not lead out, but for the graph, which was named."""
+        newer = self._folder / COMPLETE
+        if (newer / self.graph).is_file() and (newer / file).is_file():
+            return newer / file
         if file == self.graph:
             return self._folder / file
         try:

@@ -7,10 +7,13 @@ succeed: the later one stays.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -21,8 +24,13 @@ __all__ = [
     "write_atomically",
 ]
 
-#: what files on their way begin with; nothing of that name outlives a write
+#: Names of files and folders on their way begin with it. Only a killed process leaves one behind.
 PARTIAL = ".cml-partial-"
+#: A folder inside of a model's folder with all files of the model that replaces it: readers look
+#: there first, as long as it has the graph. It is moved out file by file.
+COMPLETE = ".cml-complete"
+#: Seconds after which nobody writes a partial file any more.
+_ABANDONED_S = 3600.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 Content = bytes | str | Callable[[BinaryIO], object]
@@ -48,6 +56,7 @@ def write_atomically(path: str | Path, content: Content) -> None:
     try:
         if check_writable(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(path.parent)
             replace_file(Path(os.path.realpath(path)), content)
         else:
             with path.open("wb") as file:
@@ -57,6 +66,20 @@ def write_atomically(path: str | Path, content: Content) -> None:
             raise
         # the name of a partial file would tell nobody anything
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+_swept: set[Path] = set()
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes left in a folder; looks once in the life of this process."""
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    for left in folder.glob(f"{PARTIAL}*"):
+        with contextlib.suppress(OSError):  # another process removes it too
+            if time.time() - left.lstat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def check_writable(path: Path) -> bool:

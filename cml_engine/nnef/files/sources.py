@@ -15,6 +15,7 @@ from cml_engine.errors import (
     Source,
     TensorFileError,
 )
+from cml_engine.files.atomic_write import COMPLETE
 from cml_engine.model_source import (
     Bytes,
     FolderSource,
@@ -80,6 +81,8 @@ def _of_path(path: Path) -> ModelSource:
     try:
         if path.is_dir():
             return _folder(path)
+        if path.name == GRAPH_FILE and (path.parent / COMPLETE / GRAPH_FILE).is_file():
+            return _folder(path.parent)
         if not path.is_file():
             raise ModelError(f"there is no '{path}': wanted {KINDS}")
         with path.open("rb") as file:
@@ -148,6 +151,6 @@ def decode(data: bytes, file: str) -> str:
 
 
 def _folder(path: Path) -> FolderSource:
-    if not (path / GRAPH_FILE).is_file():
+    if not any((place / GRAPH_FILE).is_file() for place in (path, path / COMPLETE)):
         raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
     return FolderSource(path, GRAPH_FILE)

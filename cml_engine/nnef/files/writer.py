@@ -7,14 +7,14 @@ import io
 import secrets
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.files.atomic_write import PARTIAL, write_atomically
+from cml_engine.files.atomic_write import COMPLETE, PARTIAL, sweep, write_atomically
 from cml_engine.files.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.graph import Attrs, Graph
 from cml_engine.nnef.expansion.compose import Composed, compose, expression
@@ -69,7 +69,7 @@ def _text(composed: Composed) -> str:
 
 
 def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
-    """Every file's name and bytes; the graph comes last, so a broken write leaves no model."""
+    """Every file's name and bytes; the graph comes last, so that an archive of a part is none."""
     for label, values in composed.tensors.items():
         name = tensor_file_name(label)
         try:
@@ -82,14 +82,23 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
 
 
 def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
-    """All files are written in a folder of their own first: what is in the way of the first one
-    to be moved is in the way of nothing yet."""
+    """All files are written in a folder of their own first. That becomes ``COMPLETE`` at once,
+    which readers prefer, and only then its files are moved to their places: there is a whole model
+    to load, the old one or the new one, whenever the process is killed."""
     check_new_folder(path, overwrite)
     made = not path.exists()
     partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
     try:
-        names = [_written(partial, name, data) for name, data in _files(composed)]
-        _move(names, partial, path)
+        for name, data in _files(composed):
+            write_atomically(partial / name, data)
+        if not composed.quantization and (path / QUANT_FILE).exists():
+            write_atomically(partial / QUANT_FILE, b"")  # hides the one that is there
+        _finish(path)  # what a killed process began
+        for name in _names_in(partial):
+            file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(path / COMPLETE)
+        _finish(path)
+        sweep(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if made and path.is_dir() and not any(path.iterdir()):
@@ -103,19 +112,24 @@ def _item(composed: Composed, label: str, values: np.ndarray[Any, Any]) -> ItemT
     return ItemType.QUANTIZED_INT if values.dtype.kind == "i" else ItemType.QUANTIZED_UINT
 
 
-def _written(folder: Path, name: str, data: bytes) -> str:
-    write_atomically(folder / name, data)
-    return name
+def _names_in(folder: Path) -> list[str]:
+    """The files in a folder and below it, the graph last."""
+    found = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    return sorted(found, key=lambda name: (name == GRAPH_FILE, name))
 
 
-def _move(names: Sequence[str], partial: Path, path: Path) -> None:
-    """Put the files in their places; until the last, the graph, is there, there is no model."""
-    for name in names:
-        file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
-    (path / GRAPH_FILE).unlink(missing_ok=True)
-    (path / QUANT_FILE).unlink(missing_ok=True)
-    for name in names:
-        (partial / name).replace(path / name)
+def _finish(path: Path) -> None:
+    """Moves the files of a complete model to their places, the graph last. Other programs, which do
+    not know ``COMPLETE``, find no graph until then, instead of a mixture of two models."""
+    complete = path / COMPLETE
+    names = _names_in(complete)
+    if GRAPH_FILE in names:
+        (path / GRAPH_FILE).unlink(missing_ok=True)
+        for name in names:
+            (complete / name).replace(file_below(path, name))
+        if (path / QUANT_FILE).exists() and not (path / QUANT_FILE).stat().st_size:
+            (path / QUANT_FILE).unlink()
+    shutil.rmtree(complete, ignore_errors=True)
 
 
 def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
