@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from cml_engine.cooked.form import SUBGROUPS
+from cml_engine.cooked.form import SUBGROUPS, Totals
 from cml_engine.cooked.golden import Golden
 from cml_engine.cooked.kernels import Cooked, digest_of
 from cml_engine.cooked.plan_in import CookedPlan, choose
@@ -35,6 +35,8 @@ class Artifact:
     #: as the passes left it; None where the file is for players only
     graph: Graph | None
     nbytes: int
+    #: what it takes when it is unpacked
+    totals: Totals
     #: of each section: tag, number, bytes
     sections: tuple[tuple[str, int, int], ...] = field(default=(), repr=False)
 

@@ -124,16 +124,18 @@ class CookedLimits:
     kernels: int = 4096
     steps: int = 16384
 
+    def exceeded(self, totals: Totals) -> list[tuple[str, int, int]]:
+        """The name, total and limit of each total that is larger than its limit."""
+        rows = [(f.name, getattr(totals, f.name), getattr(self, f.name)) for f in fields(self)]
+        return [(name, total, most) for name, total, most in rows if total > most]
+
     def check(self, totals: Totals) -> None:
-        """`OverBudget` where a total is larger."""
-        for field in fields(self):
-            wanted, most = getattr(totals, field.name), getattr(self, field.name)
-            if wanted > most:
-                raise OverBudget(
-                    f"the cooked file states {wanted:,} {field.name}, the limit is {most:,}. "
-                    "If you trust it: trusted=True (--trusted), or "
-                    f"limits=cml.CookedLimits({field.name}={wanted})"
-                )
+        """Raises ``OverBudget`` where a total is larger."""
+        for name, total, most in self.exceeded(totals):
+            raise OverBudget(
+                f"the cooked file states {total:,} {name}, the limit is {most:,}. If you trust it: "
+                f"trusted=True (--trusted), or limits=cml.CookedLimits({name}={total})"
+            )
 
 
 def aligned(offset: int, alignment: int) -> int:

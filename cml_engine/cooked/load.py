@@ -64,6 +64,7 @@ def load_cooked(
         golden=read_golden(file, graph),
         graph=graph if file.count(GRAPH) else None,
         nbytes=len(data),
+        totals=file.totals,
         sections=file.listed(),
     )
     return graph.with_(ready=artifact)

@@ -58,9 +58,9 @@ class Container:
     """The sections of a whole file, each as its hash says it is."""
 
     def __init__(self, data: memoryview, limits: CookedLimits | None) -> None:
-        count, table, self._totals = _table(data)
+        count, table, self.totals = _table(data)
         if limits is not None:
-            limits.check(self._totals)
+            limits.check(self.totals)
         self._sections: dict[tuple[str, int], Section] = {}
         end = HEADER.size + len(table)
         before = ("", -1)
@@ -82,7 +82,7 @@ class Container:
         """:class:`CorruptArtifact` where the header states other totals than the sections have;
         for a file whose kernels and plans are right."""
         plans = [self.section(PLAN, number).content for number in range(self.count(PLAN))]
-        if self._totals != Totals.of(self.section(KERNELS).content, plans):
+        if self.totals != Totals.of(self.section(KERNELS).content, plans):
             raise damaged("its header states other totals than its kernels and plans have")
 
     def count(self, tag: str) -> int:

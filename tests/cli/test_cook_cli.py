@@ -9,6 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
+from cml_engine.cli.commands.models import cook as cook_command
 from cml_engine.cli.common import load_model
 from cml_engine.cli.main import parser
 from cml_engine.gpu.shaders import compilers
@@ -114,3 +115,10 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, tmp_path):
     nowhere.parent.write_text("a file")
     assert "folder" in refused(capsys, "cook", model, "-o", nowhere)
     assert not (tmp_path / "x.cml").exists()
+
+
+def test_cook_says_what_hosts_refuse_by_default(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cook_command, "CookedLimits", lambda: cml.CookedLimits(steps=2))
+    file = tmp_path / "net.cml"
+    assert main(["cook", str(folder / "small.nnef"), "-o", str(file), "--devices", "portable"]) == 0
+    assert "4 steps: hosts allow 2 of a file" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any
 from cml_engine.cli.common import arena_limit_of, backend_of, decided, load_model
 from cml_engine.cli.options import add_options
 from cml_engine.cooked import PROFILES, cook, load_cooked
+from cml_engine.cooked.form import CookedLimits
 from cml_engine.errors import InputError
 from cml_engine.files.arrays import check_place
 from cml_engine.files.atomic_write import write_atomically
@@ -67,7 +68,7 @@ def run(a: argparse.Namespace) -> int:
         guesses=cooked_guesses(),
     )
     write_atomically(a.output, data)
-    _tell(a, load_cooked(data).ready)
+    _tell(a, load_cooked(data, trusted=True).ready)
     return 0
 
 
@@ -79,6 +80,11 @@ def _tell(a: argparse.Namespace, made: Any) -> None:
         print(f"  operator '{name}' of your own: its kernel is in the file, its NumPy function not")
     for label in made.meta["without_wgsl"]:
         print(f"  kernel '{label}' cannot be said in WGSL: browsers cannot run it")
+    for name, total, most in CookedLimits().exceeded(made.totals):
+        print(
+            f"  {total:,} {name}: hosts allow {most:,} of a file that they do not trust, and raise "
+            "that in their limits (docs/cooked.md)"
+        )
     if made.golden is None and not a.without_golden:
         print(
             "  no golden pair: an operator has no NumPy function to make it with, or the outputs "
