@@ -123,12 +123,15 @@ class RangeError(ModelError):
 
 
 class InputError(CmlError):
-    """What the caller handed in (a tensor, a file, an option) does not fit."""
+    """An argument of the caller (a tensor, a file, an option) does not fit."""
 
 
 class OpenShape(InputError):
-    """A model leaves extents of an ``input`` open, and nobody has said them. ``known`` has those
-    that the model says, None for the others; it is None where not even their number is known."""
+    """A model leaves extents of an ``input`` open, and no shape was given for it.
+
+    ``known`` has the extents that the model states, None for the others; it is None if not even
+    their number is known.
+    """
 
     def __init__(
         self,

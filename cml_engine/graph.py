@@ -44,7 +44,8 @@ DTYPE_OF_KIND: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of a tensor before it is computed: ``dtype`` (NNEF's name) and ``shape``."""
+    """The properties of a tensor that are known before it is computed: ``dtype`` (NNEF's name)
+    and ``shape``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -111,8 +112,10 @@ class Attrs(Mapping[str, Any]):
 
 
 class Quantization(Attrs):
-    """How a tensor is quantised: the operator (``op``) and its arguments; ``source`` is the line of
-    ``graph.quant``, if it has one."""
+    """The quantisation of a tensor: the operator (``op``) and its arguments.
+
+    ``source`` is the line of ``graph.quant``, if it has one.
+    """
 
     __slots__ = ("source",)
     source: Source | None
@@ -126,7 +129,7 @@ class Quantization(Attrs):
 
 
 def place_of(attrs: Attrs) -> Source | None:
-    """Where a quantisation was read."""
+    """Returns the source line of a quantisation; None if it has none."""
     return attrs.source if isinstance(attrs, Quantization) else None
 
 
@@ -206,8 +209,8 @@ class Origin:
 
 
 class Ready(Protocol):
-    """What was made of a graph before it came here (``cml_engine/cooked/``): its passes have run,
-    and it may have plans."""
+    """The prepared form of a graph from a cooked file: its passes have run, and it may have
+    plans."""
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
         """The plan for a device; ``lower`` makes one of the graph. ``plain``: nothing was asked
@@ -323,7 +326,7 @@ class Graph:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether that is a whole number (a truth value is none)."""
+    """Returns True if the value is an integer; a truth value is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

@@ -1,14 +1,14 @@
-"""How a tensor lies in GPU memory.
+"""The memory layouts of a tensor on the GPU.
 
 ``plain`` is NNEF's own row-major order. ``c4`` is for feature maps ``[N, C, spatial…]``: four
 neighbouring channels in one ``float4``, stored ``[N, ceil(C/4), spatial…, 4]``; lanes past C hold
 zeros. Kernels that work on channels read a quarter of the addresses that way.
 
-Four channels may be *packed* into fewer 32-bit words, the first in the lowest bits. ``c4h`` has 16
-bits for each number (IEEE's binary16): half of the memory, and 11 significant bits. The maps of
-integer networks are whole numbers, and lie in as few bits as hold them, exactly: ``c4i8`` and
-``c4u8`` (-128 to 127, 0 to 255) in one word, ``c4i16`` and ``c4u16`` in two. So do filters.
-``half`` is for matrices of weights, which their kernels pack in an order of their own, in 16 bits.
+Four channels may be *packed* into fewer 32-bit words, the first in the lowest bits. ``c4h`` has
+16 bits per element (IEEE binary16): half of the memory, and 11 significant bits. The maps of
+integer networks hold integers in as few bits as possible, exactly: ``c4i8`` and ``c4u8`` (-128
+to 127, 0 to 255) in one word, ``c4i16`` and ``c4u16`` in two. So do filters. ``half`` is for
+matrices of weights, which their kernels pack in an order of their own, in 16 bits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def whole_layout(low: float, high: float) -> str | None:
 
 
 def stored_bytes(array: Array) -> int:
-    """What a constant takes on the device: 16-bit numbers two bytes, all others a 32-bit word."""
+    """Returns the bytes of a constant on the device: two per 16-bit element, four per other
+    element."""
     return (2 if array.itemsize == 2 else 4) * array.size
 
 

@@ -1,4 +1,4 @@
-"""What a device allows, as plain data."""
+"""The limits of a device, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device allows, read from the adapter; the defaults are what WebGPU guarantees."""
+    """The limits of a device, read from the adapter; the defaults are WebGPU's guarantees."""
 
     storage_offset_alignment: int = 256
     uniform_offset_alignment: int = 256

@@ -43,7 +43,7 @@ class MemoryRange(Protocol):
 
 
 class MemorySource(Protocol):
-    """Where GPU memory comes from: an engine's own allocator, given as ``cml.Gpu(memory=...)``.
+    """An engine's own allocator of GPU memory, given as ``cml.Gpu(memory=...)``.
 
     Ranges of different categories must lie in different buffers: WebGPU copies nothing within one
     buffer. A range whose ``usage`` has MAP_READ or MAP_WRITE must be a whole buffer.
@@ -58,8 +58,11 @@ class MemorySource(Protocol):
 
 
 class FreeList:
-    """Which bytes of ``[0, nbytes)`` are free. Takes the smallest free range that fits (best fit)
-    and joins neighbours when they are freed."""
+    """The free bytes of ``[0, nbytes)``.
+
+    Allocates from the smallest free range that fits (best fit) and joins neighbours when they are
+    freed.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -102,7 +105,7 @@ class FreeList:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is taken."""
+        """Returns True if nothing is allocated."""
         return not self._taken
 
     @property
@@ -137,14 +140,14 @@ class FreeList:
 
 @dataclass(slots=True)
 class Holding:
-    """What an owner has of a category."""
+    """The memory that an owner has of a category."""
 
     nbytes: int = 0
     count: int = 0
 
 
 class Ledger:
-    """Who holds how much. Reading :attr:`held` and :attr:`peak` costs nothing."""
+    """The memory of every owner. Reading :attr:`held` and :attr:`peak` costs nothing."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -152,7 +155,7 @@ class Ledger:
         self._holdings: dict[tuple[str, str], Holding] = {}
 
     def add(self, owner: str, category: str, nbytes: int) -> None:
-        """The owner got so much more."""
+        """Adds ``nbytes`` to the owner's memory."""
         holding = self._holdings.setdefault((owner, category), Holding())
         holding.nbytes += nbytes
         holding.count += 1
@@ -160,7 +163,7 @@ class Ledger:
         self.peak = max(self.peak, self.held)
 
     def remove(self, owner: str, category: str, nbytes: int) -> None:
-        """The owner gave so much back."""
+        """Subtracts ``nbytes`` from the owner's memory."""
         holding = self._holdings[owner, category]
         holding.nbytes -= nbytes
         holding.count -= 1
@@ -307,7 +310,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def exhausted_message(
     wanted: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
 ) -> str:
-    """Who wanted what, who holds the rest, and what can be done."""
+    """Returns the error text: the request, the owners of the rest, and what can be done."""
     lines = [f"out of GPU memory: '{owner}' wanted {mib(wanted)} for {category}"]
     if stats.budget_bytes is not None:
         free = max(0, stats.budget_bytes - stats.reserved_bytes)
@@ -327,7 +330,8 @@ def exhausted_message(
 
 
 def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
-    """What is still held, a line for each owner and category; empty if nothing is."""
+    """Returns the memory that was not released, one line per owner and category; empty if all
+    was."""
     return "\n".join(
         f"{owner}: {holding.count} x {category}, {mib(holding.nbytes)}"
         for (owner, category), holding in holdings.items()

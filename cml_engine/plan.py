@@ -1,7 +1,7 @@
-"""What a session will do, as plain data: steps, memory and weights. Knows no GPU API.
+"""The plan of a session as plain data: steps, memory and weights, without any GPU API.
 
-A :class:`Plan` is made once from a graph (``passes/lower.py``) and never changes. It prints, it is
-tested without a GPU, and every backend or scheduler that runs networks reads the same one.
+A :class:`Plan` is made once from a graph and never changes. It prints, it is tested without a GPU,
+and every backend or scheduler that runs networks reads the same one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class KernelCode:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a step has in the place of HLSL, defines and values: code, bytes, and its cost key."""
+    """The ready form of a step, in the place of HLSL, defines and values: code, bytes, and its
+    cost key."""
 
     kernel: KernelCode
     params: bytes
@@ -131,8 +132,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How an input's real numbers become the words that lie in its place (docs/integer.md, "In and
-    out"): ``inverse`` is one over their scale; they are ``low`` to ``high``."""
+    """The conversion of an input's real numbers into integers (docs/integer.md, "In and out").
+
+    ``inverse`` is one over their scale; the integers are ``low`` to ``high``.
+    """
 
     inverse: float
     low: float
@@ -141,8 +144,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor of the graph lies: its binding, its fact and its layout. Of an input that has
-    an ``entry``, who gives the numbers makes them words."""
+    """The place of a tensor of the graph: its binding, its fact and its layout.
+
+    If an input has an ``entry``, the code that uploads it converts the numbers.
+    """
 
     binding: Binding
     fact: Fact
@@ -194,7 +199,7 @@ class Reuse:
     held: Mapping[str, int]
 
     def steps(self, given: Collection[str]) -> tuple[int, ...]:
-        """What a run does where these inputs are given and the memory holds the run before."""
+        """Returns the steps of a run with these inputs if the memory holds the previous run."""
         changed = {*given, VARIABLES}
         return tuple(i for i, own in enumerate(self.sources) if not own.isdisjoint(changed))
 
@@ -239,12 +244,12 @@ class Plan:
 
     @cached_property
     def results(self) -> dict[str, TensorPlace]:
-        """What can be read when a run is over: outputs and taps."""
+        """The tensors that can be read when a run is over: outputs and taps."""
         return {**self.outputs, **self.taps}
 
     @cached_property
     def packed_results(self) -> tuple[dict[str, TensorPlace], int]:
-        """Where each of these lies in a buffer of their own, and the bytes of that."""
+        """The places of the results in a buffer of their own, and its bytes."""
         places: dict[str, TensorPlace] = {}
         end = 0
         for name, place in self.results.items():

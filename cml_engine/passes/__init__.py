@@ -76,8 +76,8 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
 
 
 def stages_of(graph: Graph) -> Iterator[tuple[str, str, Graph]]:
-    """What :func:`optimize` does, step by step: the graph as it is written, and after each pass,
-    with the pass's name and why it stands there."""
+    """Yields the steps of :func:`optimize`: name, reason and graph, beginning with the graph as
+    written."""
     yield "written", "the model as it was read", graph
     yield from _stages(graph, frozenset(), False)
 

@@ -47,7 +47,7 @@ def _key(node: Node, same: dict[str, str]) -> Hashable | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether its text says all of it."""
+    """Returns True if the value's text represents it completely."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)

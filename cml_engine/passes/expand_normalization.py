@@ -65,7 +65,8 @@ def _applicable(graph: Graph) -> set[str]:
 
 
 def _is_by_channel(graph: Graph, node: Node) -> bool:
-    """Whether the factor is a value for all or for each channel, and the rest fits an epilogue."""
+    """Returns True if the factor has one value, or one per channel, and the rest fits an
+    epilogue."""
     x, mean, variance, offset, scale = node.inputs
     result = graph.facts[node.outputs[0]]
     factor = all(per_channel(graph, result, name) for name in (variance, scale))
@@ -74,7 +75,7 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
 
 
 def _takes(graph: Graph, producer: Node, node: Node) -> bool:
-    """Whether it can apply the three steps, each with a tensor."""
+    """Returns True if the producer can apply the three steps, each with a tensor."""
     kernel = lookup(producer.op).kernel
     _, mean, variance, offset, scale = node.inputs
     factor = scale if variance in graph.constants else variance

@@ -57,7 +57,8 @@ def _can_chain(node: Node) -> bool:
 def _parts(
     graph: Graph, last: _Made, made: Mapping[str, _Made], readers: Mapping[str, set[str]]
 ) -> list[_Made]:
-    """What one kernel can do together with the last node, in running order."""
+    """Returns the nodes that one kernel can compute together with the last one, in running
+    order."""
     parts = {last.node.outputs[0]: last}
     result = graph.facts[last.node.outputs[0]]
     refused: set[str] = set()
@@ -77,7 +78,7 @@ def _parts(
 
 
 def _fit(parts: Sequence[_Made]) -> bool:
-    """Whether one kernel can be that long and bind what they read."""
+    """Returns True if one kernel can hold these nodes and bind what they read."""
     inside = {part.node.outputs[0] for part in parts}
     operands = {name for part in parts for name in part.node.reads} - inside
     length = sum(1 + len(part.node.epilogues) for part in parts)

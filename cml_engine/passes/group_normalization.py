@@ -191,7 +191,7 @@ def _reshaped(make: _Made, name: str, shape: list[int]) -> str:
 
 
 def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:
-    """Whether ``parts`` has a map's channels in groups along its second axis."""
+    """Returns True if ``parts`` has a map's channels in groups along its second axis."""
     if len(shape) < 3 or len(parts) < 3 or shape[0] != parts[0] or not prod(shape):
         return False
     return shape[1] % parts[1] == 0

@@ -26,8 +26,10 @@ _MAX_SWEEPS = 32
 
 @dataclass
 class Match:
-    """Where a pattern was found: its ``nodes`` in running order. ``position`` is the operand of
-    the last node that the one before computes."""
+    """An occurrence of a pattern: its ``nodes`` in running order.
+
+    ``position`` is the operand of the last node that the one before computes.
+    """
 
     graph: Graph
     nodes: tuple[Node, ...]
@@ -122,7 +124,7 @@ def unregister_rule(rule: Rule) -> None:
 
 
 def registered_rules() -> tuple[Rule, ...]:
-    """Those of the game, the one that is tried first first."""
+    """Returns the game's rules in the order in which they are tried."""
     return tuple(_REGISTERED)
 
 
@@ -174,7 +176,7 @@ class _Sweep:
         self._uses = Counter(n for node in graph.nodes for n in set(node.reads))
 
     def run(self) -> bool:
-        """Whether anything changed."""
+        """Applies the rules to every node once; returns True if anything changed."""
         changed = False
         for original in self._graph.nodes:
             node = self._with_new_names(original)
@@ -271,7 +273,7 @@ class _Sweep:
 
 
 def _replaced(rule: Rule, match: Match) -> Node | str | None:
-    """What the rule's function says, which may be a game's."""
+    """Calls the rule's function, which may be a game's, and checks what it returns."""
     try:
         found = rule.replace(match)
     except CmlError:
@@ -293,7 +295,7 @@ def _at_fault(rule: Rule, match: Match, what: str) -> OperatorError:
 
 
 def _tensor(name: str, value: Array) -> Array:
-    """The value as one of NNEF's types, and nobody else's memory."""
+    """Returns a copy of the value in one of NNEF's types."""
     dtype = DTYPE_OF_KIND.get(value.dtype.kind)
     if dtype is None:
         raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")

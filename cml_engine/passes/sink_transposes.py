@@ -67,7 +67,8 @@ class _Sinking:
         )
 
     def _common_order(self, node: Node) -> Order | None:
-        """How all feature maps that the node reads are transposed, where it may go before that."""
+        """Returns the transpose that all feature maps of the node share, if the node may go
+        before it."""
         if len(node.outputs) != 1 or node.epilogues:
             return None
         spec = lookup(node.op)
@@ -80,7 +81,7 @@ class _Sinking:
         return order
 
     def _order_of(self, name: str) -> Order | None:
-        """Of a transpose that only one node reads."""
+        """Returns the order of a transpose that only one node reads; None for anything else."""
         node = self._nodes.get(name)
         if node is None or node.op != "transpose" or node.epilogues or name in self._roots:
             return None
@@ -90,7 +91,7 @@ class _Sinking:
         return (*axes, *range(len(axes), self._facts[name].rank))
 
     def _fits(self, node: Node, order: Order) -> bool:
-        """Whether ranks are those of the transposes, and an elementwise result is no larger."""
+        """Returns True if ranks match the transposes and an elementwise result is not larger."""
         result = self._facts[node.outputs[0]]
         moved = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]
         fixed = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
@@ -101,7 +102,7 @@ class _Sinking:
         return result.shape == moved[0].shape and all(f.rank <= len(order) for f in fixed)
 
     def _source(self, name: str, order: Order) -> str:
-        """What the operand is before the transpose."""
+        """Returns the name of the operand before the transpose; a constant is transposed back."""
         if not self._graph.is_constant(name):
             return self._nodes[name].inputs[0]
         value = self._graph.constants[name]

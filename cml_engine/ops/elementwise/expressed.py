@@ -29,7 +29,8 @@ _MOST_LETTERS = 600
 
 @cache
 def known_functions() -> Mapping[str, Known]:
-    """What an expression may call: the engine's elementwise operators of numbers, by name."""
+    """Returns the functions that an expression may call: the engine's elementwise operators on
+    floats."""
     return {
         row.name: Known(row.hlsl, row.arity, row.numpy)
         for row in ROWS.values()
@@ -93,7 +94,8 @@ def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def _check_calls(spec: OpSpec, term: Term) -> None:
-    """What NumPy has no twin of must be given one."""
+    """Raises an error for a call of a function without a NumPy form if the operator has no
+    ``cpu``."""
     for call in term.calls():
         if spec.cpu is None:
             near = near_names(call.text, known_functions())

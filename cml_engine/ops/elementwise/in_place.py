@@ -1,4 +1,4 @@
-"""Elementwise operators applied in place to a result that nobody else holds.
+"""Elementwise operators applied in place to a result that has no other reader.
 
 The rows of ``operators.py`` have them beside their definitions. These give the same values (NaN
 and infinity included; of the two zeros perhaps the other one) without a mask and with at most one
@@ -36,7 +36,7 @@ def apply_in_place(formula: Formula, attrs: Attrs, x: Array, others: Sequence[Ar
 
 
 def _fits(x: Array, other: Array) -> bool:
-    """Whether broadcasting with it leaves the shape and the type of ``x``."""
+    """Returns True if broadcasting with ``other`` keeps the shape and type of ``x``."""
     pairs = zip(other.shape, x.shape, strict=False)
     return (
         other.dtype == x.dtype and other.ndim <= x.ndim and all(n in (1, wide) for n, wide in pairs)

@@ -58,7 +58,7 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
 
 
 def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
-    """Of one integer or, where the function takes two, of two."""
+    """Returns the row of an operator on one integer or, if the function takes two, on two."""
     arity = getattr(function, "nin", 2)
     extra = more.pop("extra", (_EDGES[:arity],))
     return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,

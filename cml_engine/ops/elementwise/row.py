@@ -1,7 +1,7 @@
-"""What all elementwise operators have in common; ``operators.py`` is the table of them.
+"""The common part of all elementwise operators; ``operators.py`` is their table.
 
-A :class:`Row` says what an operator is, in HLSL and in NumPy. Shapes, broadcasting, the kernel
-variant, its place in chains and epilogues, tests and cost follow from it.
+A :class:`Row` defines an operator in HLSL and in NumPy. Shapes, broadcasting, the kernel variant,
+its place in chains and epilogues, tests and cost follow from it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
 
 
 def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
-    """What ``?`` stands for: the type of the first operand that has it."""
+    """Returns the type that ``?`` stands for: that of the first operand declared with it."""
     return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
 
 
@@ -284,8 +284,10 @@ def _stored_type(tensor: Operand, width: int) -> str:
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Whether four channels are computed at once: so where everything with more than a value per
-    channel and position is a feature map itself."""
+    """Returns ``"each"`` if the kernel computes four channels at once, else ``"none"``.
+
+    It does if every operand with more than one value per channel and position is a feature map.
+    """
     touched = [facts[n] for n in (*node.reads, *node.outputs)]
     maps = [f for f in touched if f.rank > 2 and f.shape[1] != 1]
     alike = all(f.dtype == "scalar" and f.rank == touched[-1].rank for f in maps)
@@ -293,7 +295,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def kernel_of(row: Formula) -> Kernel:
-    """How the operator is launched."""
+    """Returns the operator's kernel."""
     return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
 
 

@@ -41,7 +41,8 @@ _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum
 
 
 def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
-    """That the indices' lines along the axis are among those of ``x``."""
+    """Raises :class:`ShapeError` if the indices' lines along the axis are not among those of
+    ``x``."""
     check_type("integer", indices=indices)
     check_axis(axis, x.rank)
     fits = indices.rank == x.rank and all(

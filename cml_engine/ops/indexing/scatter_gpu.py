@@ -150,8 +150,11 @@ def _listed(
 
 
 def _lists(places: Array) -> Array:
-    """How many slots have updates; these slots; where their lists begin and where the last one
-    ends; the numbers of the updates, by slot and in order."""
+    """Returns the updates grouped by slot, as one array of integers.
+
+    It holds the number of slots with updates, these slots, the start of each slot's list, the
+    end of the last list, and the numbers of the updates by slot and in order.
+    """
     known = np.flatnonzero(places >= 0)
     order = known[np.argsort(places[known], kind="stable")]
     slots, starts = np.unique(places[order], return_index=True)
@@ -159,7 +162,8 @@ def _lists(places: Array) -> Array:
 
 
 def _marked(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispatch]:
-    """Of every slot the number of its last update: the greatest, in whatever order they come."""
+    """Yields dispatches that find the last update of every slot: the greatest number, in any
+    order."""
     (x, indices, updates), (y,) = op.in_names, op.out_names
     size, count = op.inputs[0].size, op.inputs[2].size // row
     winners = op.scratch(size // row)

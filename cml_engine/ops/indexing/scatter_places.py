@@ -1,4 +1,4 @@
-"""Where the updates of scattering go: numbers of slots, -1 for an index that is nowhere."""
+"""The target slots of scattered updates; -1 for an index that is out of range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PlacesOf = Callable[[Attrs, Array, tuple[int, ...]], tuple[Array, int]]
 
 
 def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """Of scatter_elements: every element is a slot."""
+    """Returns slots and their number for scatter_elements, where every element is a slot."""
     extent, strides = shape[attrs.axis], contiguous_strides(shape)
     own: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
     at = np.zeros(indices.shape, np.int64)
@@ -27,7 +27,8 @@ def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tupl
 
 
 def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """Of scatter_nd: a slot is what the axes have that are not indexed."""
+    """Returns slots and their number for scatter_nd, where a slot spans the axes that are not
+    indexed."""
     count = indices.shape[-1]
     extents = np.array(shape[:count], np.int64)
     rows = indices.reshape(prod(indices.shape[:-1]), count).astype(np.int64)

@@ -1,4 +1,4 @@
-"""How products of matrices are laid on the GPU: the kernel, the tiles and the operands' order."""
+"""Matrix products on the GPU: the kernel, the tiles and the operands' order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Matrix:
     k_last: bool = False
 
     def vectors(self, along: int, across: int) -> bool:
-        """Whether its reads can be ``float4``: ``along`` one stride is 1, all others aligned."""
+        """Returns True if reads can be ``float4``: the stride ``along`` is 1, all others are
+        aligned."""
         return along == 1 and all(s % 4 == 0 for s in (across, *self.batch))
 
 
@@ -76,7 +77,7 @@ class MatrixProduct:
 
 
 def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
-    """Whether the node is a product that reads the matrix on its right four numbers at a time."""
+    """Returns True if the node is a product that reads its right matrix four elements at a time."""
     if node.attrs.get("transposeA"):
         return False
     shape = facts[node.inputs[0]].shape
@@ -128,7 +129,7 @@ def _lower(product: MatrixProduct) -> Iterator[Dispatch]:
 
 
 def _is_half(p: MatrixProduct) -> bool:
-    """Whether B is stored in 16 bits."""
+    """Returns True if B is stored in 16 bits."""
     return p.op.layout(p.b.name) == HALF
 
 
@@ -143,7 +144,8 @@ def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...])
 
 
 def _key(p: MatrixProduct) -> str:
-    """What decides which is fastest, in words: ``matmul ~64x512 by 512x256, AB``."""
+    """Returns a text of everything that decides which variant is fastest: ``matmul ~64x512 by
+    512x256, AB``."""
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
     words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
@@ -155,7 +157,7 @@ def _key(p: MatrixProduct) -> str:
 
 
 def _may_reduce(p: MatrixProduct) -> bool:
-    """Whether workgroups that reduce are worth a try."""
+    """Returns True if workgroups that reduce are worth trying."""
     return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
 
 
@@ -255,8 +257,10 @@ def _reduce(p: MatrixProduct, _: None) -> Iterator[Dispatch]:
 
 
 def _steps(results: int, a_turn: int) -> int:
-    """How many products one launch may add to each of a workgroup's results, whose loop does so
-    many of them in ``a_turn``."""
+    """Returns how many products one launch may add to each result of a workgroup.
+
+    The loop does ``a_turn`` of them per turn.
+    """
     worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
     return min(worth, MOST_TURNS // 2 // 256 * 256 * a_turn)
 

@@ -42,14 +42,16 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
 
 
 def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Of sums over the last axis of the first input."""
+    """Returns the cost of sums over the last axis of the first input."""
     return Cost.moving(2 * outputs[0].size * inputs[0].shape[-1], inputs, outputs)
 
 
 def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
            defines: dict[str, int | str]) -> Iterator[Dispatch]:  # fmt: skip
-    """A thread for each result, and as many launches as its sum of ``count`` parts needs, each of
-    which takes so many turns: the later ones go on from what is there."""
+    """Yields a thread per result, in as many launches as its sum of ``count`` parts needs.
+
+    Each part takes ``turns`` loop turns; later launches add to the earlier ones' results.
+    """
     size = op.outputs[0].size
     if size == 0:
         return
@@ -67,7 +69,7 @@ def _wrapped(wide: Array) -> Array:
 
 
 def _is_small(a: Array, b: Array, terms: int) -> bool:
-    """Whether doubles hold every sum of so many products."""
+    """Returns True if doubles hold every sum of ``terms`` products exactly."""
     largest = [float(np.abs(x.astype(np.float64)).max(initial=0)) for x in (a, b)]
     return prod(largest) * terms < 2.0**53
 
@@ -140,7 +142,7 @@ define(
 
 
 def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
-    """What conv makes of tensors of these shapes."""
+    """Returns the convolution of tensors of these shapes."""
     alike = (Fact("scalar", f.shape) for f in (x, filter))
     return conv_shape(Attrs({**attrs, "border": "constant"}), *alike)
 

@@ -67,8 +67,11 @@ def shares_rows(limits: Limits) -> bool:
 
 
 def choose_tile(rows: int, columns: int, batch: int, limits: Limits) -> MatmulTile:
-    """The tile that should be done first: counted are the sums past the edges that it computes
-    for nothing, its speed, and on a GPU whether there are workgroups enough."""
+    """Returns the tile with the least expected time.
+
+    It counts the results past the edges that are computed in vain, the tile's speed, and on a GPU
+    whether there are enough workgroups.
+    """
 
     def time(tile: MatmulTile) -> float:
         groups = batch * -(-rows // tile.height) * -(-columns // tile.width)

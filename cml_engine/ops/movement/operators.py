@@ -69,7 +69,8 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
-    """Where a row, with all that lies inside of it, stays a row, becomes some or a part of one."""
+    """Returns the rule of a reshape in which a row stays a row, becomes several, or a part of
+    one."""
     return _rows_as(facts[0].shape, _reshape_infer(attrs, facts[0]).shape, axis)
 
 

@@ -44,7 +44,8 @@ Range = tuple[int, int, int]
 
 
 def ranges(attrs: Attrs, x: Fact) -> list[Range]:
-    """What is taken of every axis, those that the slice does not name included."""
+    """Returns the range that is taken of every axis, including axes that the slice does not
+    name."""
     axes = check_axes(attrs.axes, x.rank)
     steps = list(attrs.stride) or [1] * len(axes)
     for name, values in (("begin", attrs.begin), ("end", attrs.end), ("stride", steps)):
@@ -72,7 +73,8 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
 
 
 def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
-    """Of rows that follow each other; those that it takes are all that it is then given."""
+    """Returns the rule of a slice of consecutive rows, which then gets exactly the rows that it
+    takes."""
     first, _, step = ranges(attrs, facts[0])[axis]
     if axis not in attrs.axes:
         return same_rows(attrs, facts, axis, kernel)

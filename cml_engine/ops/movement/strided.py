@@ -177,7 +177,7 @@ def _params(copy: Copy) -> dict[str, object]:
 
 
 def _moves_vectors(copy: Copy, words: int) -> bool:
-    """Whether the copy is of aligned runs of so many words on both sides."""
+    """Returns True if the copy consists of aligned runs of ``words`` elements on both sides."""
     if words == 1:
         return True
     *outer, row = copy.dims

@@ -68,7 +68,7 @@ def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
-    """Which windows have that tap inside, and where it lies there."""
+    """Returns the windows that have the tap inside the input, and the tap's positions there."""
     offset = tap * axis.dilation - axis.before
     first = max(-(offset // axis.stride), 0)
     last = min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow)

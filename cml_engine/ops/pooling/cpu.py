@@ -62,7 +62,7 @@ def _narrow(window: Window) -> tuple[int, ...]:
 
 
 def _valid_taps(window: Window) -> Array:
-    """How many taps of each window lie on the input."""
+    """Returns the number of taps of each window that lie on the input."""
     count = np.ones((), np.int64)
     for axis in window:
         inside = _positions(axis, "ignore")[1].astype(np.int64)
@@ -126,7 +126,7 @@ def argmax_pool(attrs: Attrs, x: Array) -> Array:
 
 
 def sample(attrs: Attrs, x: Array, index: Array) -> Array:
-    """Of each window the value at ``index``; 0 where that is no place of the window."""
+    """Returns the value at ``index`` of each window; 0 if the index is outside the window."""
     window = _window(attrs, x)
     result = np.zeros(_narrow(window), np.float32)
     for tap, value in enumerate(taps_of(pad_window(x, window, attrs["border"], 0.0), window)):

@@ -1,8 +1,8 @@
-"""How windows run on the GPU: one kernel for all operators that slide one (``pool.hlsl``).
+"""Windows on the GPU: one kernel for all operators that slide one (``pool.hlsl``).
 
 The usual window (at most two neighbouring dimensions) becomes four dimensions ``[outer, H, W,
-inner]``, whatever the layout: blocked channels are only an ``inner`` of 4. All else goes the
-general way. A window that is the whole of its dimensions is a reduction.
+inner]``, whatever the layout: blocked channels are only an ``inner`` of 4. All other windows take
+the general path. A window that covers its whole dimensions is a reduction.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ _PARAMS = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """What is done with a window: ``kind`` as in the shader; ``term`` is summed of a value ``v``;
-    ``mean`` divides; ``root`` takes the square root; ``reverse`` goes from narrow to wide."""
+    """The operation on a window.
+
+    ``kind`` as in the shader; ``term`` of a value ``v`` is summed; ``mean`` divides; ``root``
+    takes the square root; ``reverse`` goes from narrow to wide.
+    """
 
     kind: str
     term: str = "v"
@@ -66,7 +69,7 @@ def pool_kernel(lower: Any, layouts: Any) -> Kernel:
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Whether four channels go through the window at once."""
+    """Returns ``"each"`` if four channels go through the window at once, else ``"none"``."""
     resolve = reverse_window_of if "output_shape" in node.attrs else window_of
     window = resolve(node.attrs, facts[node.inputs[0]])
     moving = [axis for axis, one in enumerate(window) if not one.trivial]
@@ -78,13 +81,12 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _reduces(window: Window, moving: Sequence[int]) -> bool:
-    """Whether the window is all there is, and large."""
+    """Returns True if the window covers its whole dimensions and is large."""
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
 def _turns(taps: int, windows: int) -> int:
-    """How often a thread's loops turn at most: for each tap, a loop over so many dimensions that
-    have a window."""
+    """Returns the most loop turns of a thread: for each tap, a loop over ``windows`` dimensions."""
     return taps * (windows + LOOP_TURNS)
 
 
@@ -175,7 +177,7 @@ def _by_reduction(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 def _is_long(node: _Pooling) -> bool:
-    """Whether a thread's loop may not turn as often as the window has taps."""
+    """Returns True if the window has more taps than a thread's loop may turn."""
     windows = max(sum(node.walk.windowed), 2)
     return node.what.kind != "SAMPLE" and _turns(volume(node.window), windows) > MOST_TURNS
 

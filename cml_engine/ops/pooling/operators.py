@@ -82,7 +82,7 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
 
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
-    """Of what goes from wide to narrow."""
+    """Returns the rule of an operator that goes from wide to narrow."""
     window = window_of(attrs, facts[0])
 
     def need(begin: int, end: int) -> Need:

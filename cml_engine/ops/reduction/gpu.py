@@ -1,9 +1,9 @@
-"""How reductions run on the GPU: what a stage walks, how many there are, and softmax.
+"""Reductions on the GPU: the elements of a stage, the number of stages, and softmax.
 
-Two shapes of stage share ``reduce.hlsl``. Where the reduced elements are neighbours in memory, a
-workgroup reduces a chunk of them by a tree; else every thread reduces a short chunk of its own,
-and neighbouring threads read neighbouring results' elements. What does not fit one chunk leaves
-partial results, which the next stage reduces.
+Two kinds of stage share ``reduce.hlsl``. If the reduced elements are neighbours in memory, a
+workgroup reduces a chunk of them by a tree; otherwise every thread reduces a short chunk of its
+own, and neighbouring threads read neighbouring results' elements. More elements than one chunk
+leave partial results, which the next stage reduces.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ _FINISH_SOFTMAX = Formula(
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What is done: ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL; ``index`` asks for the position of
-    the extreme instead of its value; ``term`` is what is reduced, of the element ``v`` and of
-    ``m``, the value of another tensor at the result's place; ``mean`` divides by the number of
-    elements.
+    """The operation of a reduction.
+
+    ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL. ``index`` returns the position of the extreme
+    instead of its value. ``term`` is what is reduced, of the element ``v`` and of ``m``, the
+    value of another tensor at the result's place. ``mean`` divides by the number of elements.
     """
 
     kind: str
@@ -77,8 +78,11 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """How threads reduce alone: ``group`` of them in a workgroup, each ``limit`` elements at
-    most. From ``tree_from`` neighbours on workgroups of ``tree`` threads reduce."""
+    """The division of a reduction among threads.
+
+    Each of ``group`` threads in a workgroup reduces at most ``limit`` elements alone. From
+    ``tree_from`` neighbours on, workgroups of ``tree`` threads reduce together.
+    """
 
     limit: int
     group: int
@@ -107,7 +111,7 @@ class _Stage:
 
     @property
     def neighbours(self) -> bool:
-        """Whether the elements that are reduced lie side by side."""
+        """Returns True if the reduced elements are neighbours in memory."""
         return self.reduced.strides[0][-1] == 1
 
     @property
@@ -147,13 +151,14 @@ class _Stage:
 
     @property
     def width(self) -> int:
-        """How many elements are read at once: 4 where rows of neighbours are whole vectors."""
+        """The number of elements read at once: 4 if rows of neighbours are whole vectors."""
         *outer, _ = self.reduced.strides[0]
         extents = (self.reduced.extents[-1], *outer, *self.kept.strides[0])
         return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
 
     def params(self, last: bool, width: int) -> dict[str, Any]:
-        """What the shader is told, with elements of the source counted in vectors of ``width``."""
+        """Returns the shader's parameters, with the source's elements counted in vectors of
+        ``width``."""
         dense, step = self.partial_strides()
         to = self.kept.strides[1] if last else dense
         *outer, inner = self.reduced.strides[0]
@@ -287,7 +292,8 @@ def _first_stage(
 
 
 def _key(node: _Reduced) -> str:
-    """What decides which way is fastest, in words: ``sum_reduce ~64 times 1024 side by side``."""
+    """Returns a text of everything that decides which way is fastest: ``sum_reduce ~64 times
+    1024 side by side``."""
     op, stage = node.op, node.stage
     lie = "side by side" if stage.neighbours else "apart"
     lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""

@@ -167,7 +167,8 @@ def _lower_moments(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_element: float, passes: int) -> Callable[..., Cost]:
-    """So many FLOPs for each element read, and the input read so many times."""
+    """Returns a cost function of ``per_element`` FLOPs per element read; the input is read
+    ``passes`` times."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         read = passes * sum(f.nbytes for f in inputs)

@@ -99,7 +99,7 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _front(extent: int, chunk: int, k: int) -> int:
-    """How many values of a line are left, where each of its chunks leaves ``k`` at most."""
+    """Returns how many values of a line remain if each of its chunks leaves at most ``k``."""
     return extent // chunk * min(k, chunk) + min(k, extent % chunk)
 
 

@@ -143,7 +143,7 @@ def _most(attrs: Attrs, scores: Fact) -> int:
 
 
 def _edges(boxes: Array, centers: bool) -> Array:
-    """Of each box the least and the greatest coordinates: ``y0 x0 y1 x1``."""
+    """Returns the least and greatest coordinates of each box: ``y0 x0 y1 x1``."""
     if centers:
         half = boxes[..., 2:] * np.float32(0.5)
         low, high = boxes[..., :2] - half, boxes[..., :2] + half
@@ -154,8 +154,10 @@ def _edges(boxes: Array, centers: bool) -> Array:
 
 
 def _overlapping(box: Array, others: Array, threshold: float) -> Array:
-    """Which of the others share more than that part of the union of both. Products instead of the
-    quotient: they are the same on every device."""
+    """Returns which of the others share more than ``threshold`` of the union with the box.
+
+    Products are compared instead of the quotient, because they are the same on every device.
+    """
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     size = high - low
     shared = size[:, 0] * size[:, 1]

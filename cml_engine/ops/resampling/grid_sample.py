@@ -54,7 +54,7 @@ def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
 
 
 def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
-    """Where the values of an axis are read, among its indices."""
+    """Returns the positions of an axis that the grid reads, among its indices."""
     at = np.where(np.isnan(grid), np.float32(0), grid) + np.float32(1)
     if attrs.align_corners:
         at = at * np.float32((extent - 1) / 2)

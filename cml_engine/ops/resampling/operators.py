@@ -160,7 +160,7 @@ def _inside(border: str, at: Array, extent: int) -> Array:
 
 
 def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
-    """Where result ``i`` of an axis lies among the source's indices."""
+    """Returns the position of result ``i`` of an axis among the source's indices."""
     if method == "symmetric":
         return np.asarray((i - (factor - 1) / 2) / factor)
     if method == "asymmetric":

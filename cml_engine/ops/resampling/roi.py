@@ -96,7 +96,7 @@ def _corners(rois: Array) -> Array:
 
 
 def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
-    """Of each roi its batch item; an index that is none takes the nearest."""
+    """Returns the batch item of each roi; an index out of range takes the nearest item."""
     index = np.broadcast_to(batch_index.reshape(-1), len(rois)).clip(0, len(x) - 1)
     return [x[i] for i in index]
 
@@ -137,7 +137,7 @@ def _greatest(values: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _positions(method: str, corners: Array, count: int) -> Array:
-    """Where ``count`` samples of a roi lie among the input's indices of an axis."""
+    """Returns the positions of ``count`` samples of a roi among the input's indices of an axis."""
     first, last = (float(corner) for corner in corners)
     i, size = np.arange(count), last - first
     if method == "symmetric":
@@ -203,8 +203,10 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
-    """What launches do of ``rows`` times ``width`` values that a thread may meet, where each row
-    begins so many loops anew."""
+    """Yields parameters of launches that cover ``rows`` times ``width`` values per thread.
+
+    Each row starts ``nested`` loops anew, which limits the values of one launch.
+    """
     columns = min(width, MOST_TURNS // 4)
     step = MOST_TURNS // (columns + nested * LOOP_TURNS)
     for row in range(0, max(rows, 1), step):
@@ -231,7 +233,8 @@ def _kernel(kind: str) -> Kernel:
 
 
 def _pool_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """What a roi covers is not known before: taken to be a quarter of the map."""
+    """Returns the cost if a roi covers a quarter of the map; its real size is not known
+    beforehand."""
     x, rois = inputs[0], inputs[1].shape[0]
     covered = rois * x.shape[1] * prod(x.shape[2:]) / 4
     return Cost(covered, min(4 * covered, x.nbytes), outputs[0].nbytes)

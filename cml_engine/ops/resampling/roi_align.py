@@ -138,7 +138,8 @@ _KERNEL = Kernel(
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Where the number of samples goes by the region's size, it is taken to be four."""
+    """Returns the cost; the number of samples is assumed to be four if it depends on the
+    region's size."""
     samples = attrs.sampling_ratio**2 or 4
     read = min(16.0 * samples * outputs[0].size, inputs[0].nbytes)
     return Cost(12.0 * samples * outputs[0].size, read, outputs[0].nbytes)

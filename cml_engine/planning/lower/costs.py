@@ -1,4 +1,4 @@
-"""What operators cost."""
+"""The costs of operators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node_cost(
 
 
 def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float]) -> float:
-    """What the tensors take in memory over what they take in 32 bits."""
+    """Returns the tensors' bytes in memory over their bytes in 32 bits."""
     full = sum(graph.facts[n].nbytes for n in names)
     stored = sum(graph.facts[n].nbytes * shares[n] for n in names)
     return stored / full if full else 1.0

@@ -1,4 +1,4 @@
-"""What operators do, as dispatches that still name tensors."""
+"""The dispatches of operators, which still name tensors."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -
 
 
 def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
-    """Those of other operators; what read a result of the one left out reads the one before."""
+    """Returns the epilogues without operator ``op``; readers of its result read the one before."""
     kept: list[Epilogue] = []
     number = [0]  # by the operator's number before: that of the last one kept until there
     for epilogue in epilogues:

@@ -1,4 +1,4 @@
-"""How a graph is lowered."""
+"""Options for lowering a graph."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def updates_of(
 
 @dataclass(frozen=True)
 class Locator:
-    """Where a tensor lies, by name."""
+    """Finds the place of a tensor by name."""
 
     graph: Graph
     layouts: Mapping[str, str]
@@ -106,7 +106,7 @@ def _cut(binding: Binding, parts: InParts) -> list[Binding]:
 
 
 def given_place(locate: Locator, name: str, found: Entering | None) -> TensorPlace:
-    """Where an input lies, or the words that are made of it."""
+    """Returns the place of an input, or of the integers that are made of it."""
     place = locate.place(name)
     if found is None:
         return place

@@ -1,4 +1,4 @@
-"""Which tensors need a place, and when."""
+"""The tensors that need a place in memory, and their lifetimes."""
 
 from __future__ import annotations
 

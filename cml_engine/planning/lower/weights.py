@@ -34,7 +34,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """What is shared with plans at other shapes, and what is this plan's alone."""
+    """The weights that are shared with plans at other shapes, and those of this plan alone."""
 
     shared: _Block
     own: _Block
