@@ -878,12 +878,6 @@ static uint32_t element_size(const piece_row *r) {
     return r->becomes == AS_BITS ? stored_size(r) : 4;
 }
 
-static uint64_t element_count(const piece_row *r) {
-    uint64_t count = 1;
-    for (uint32_t i = 0; i < r->rank; i++) count *= r->dims[i].extent;
-    return count;
-}
-
 /* a * b, or more than any buffer has. */
 static uint64_t times(uint64_t a, uint64_t b) {
     const uint64_t most_bytes = (uint64_t)1 << 48;
@@ -934,6 +928,7 @@ static int is_piece(const file *f, const plan *p, uint32_t number) {
            is_inside(r->matrix, 3 * POINTS * sizeof(double), f->values.size);
 }
 
+#ifndef CML_CORE_ONLY
 /* A number of the source as it becomes. */
 static void put_number(const piece_row *r, const uint8_t *source, uint64_t number, uint8_t *to) {
     const uint8_t *p = source + number * stored_size(r);
@@ -968,6 +963,12 @@ static void put_point(const piece_row *r, const uint8_t *source, uint64_t window
     double a = down[0] * x[0], b = down[1] * x[1], c = down[2] * x[2];
     float found = (float)((a + b) + c);
     memcpy(to, &found, 4);
+}
+
+static uint64_t element_count(const piece_row *r) {
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < r->rank; i++) count *= r->dims[i].extent;
+    return count;
 }
 
 /* Elements [first, first + count) of a constant. */
@@ -1008,6 +1009,7 @@ static void make_bytes(const file *f, const piece_row *r, uint64_t first, uint64
     make_elements(f, r, at, count, to);
     memset(to + count * size, 0, (size_t)(bytes - count * size));
 }
+#endif
 
 /* The plan of that number, in memory of its own. */
 static cml_status open_plan(file *f, uint32_t number, plan *p) {
