@@ -18,6 +18,8 @@ GOOD_RATIO = 1.02
 _TRIED_ITEMS, _LEAST_TRIES = 10_000, 40
 #: above this many tensors a try takes too long for a load
 _MAX_ITEMS_FOR_TRIES = 600
+#: steps for which most tensors of a network in bands live at the most
+_BRIEF = 16
 #: arenas that are tried, as multiples of the lower bound
 _CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
 
@@ -202,24 +204,54 @@ def _improve(
 def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, dict[str, int]]:
     """Arena size and offsets when each item in turn takes the tightest gap that holds it, within
     a segment where there are some."""
-    placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, item), sorted by offset
-    offsets: dict[str, int] = {}
+    placed = _Placed()
     peak = 0
     for item in items:
-        offset = _tightest_gap(item, [p for p in placed if p[2].overlaps(item)], segment)
-        offsets[item.name] = offset
+        offset = _tightest_gap(item, placed.beside(item), segment)
+        placed.add(item, offset)
         peak = max(peak, offset + item.nbytes)
-        placed.append((offset, offset + item.nbytes, item))
-        placed.sort(key=lambda p: p[:2])
-    return peak, offsets
+    return peak, placed.offsets
 
 
-def _tightest_gap(
-    item: Lifetime, neighbours: Sequence[tuple[int, int, Lifetime]], segment: int
-) -> int:
+class _Placed:
+    """Items with their offsets. Those that live for a few steps are found by these."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self._brief: dict[int, list[Lifetime]] = {}
+        self._long: list[Lifetime] = []
+        self._all: list[Lifetime] = []
+
+    def add(self, item: Lifetime, offset: int) -> None:
+        self.offsets[item.name] = offset
+        self._all.append(item)
+        if not _is_brief(item):
+            self._long.append(item)
+            return
+        for step in range(item.first, item.last + 1):
+            self._brief.setdefault(step, []).append(item)
+
+    def beside(self, item: Lifetime) -> list[tuple[int, int]]:
+        """Where those begin and end that live at the same time, in order."""
+        if _is_brief(item):
+            steps = range(item.first, item.last + 1)
+            found = {other.name: other for step in steps for other in self._brief.get(step, ())}
+            found |= {other.name: other for other in self._long if other.overlaps(item)}
+            others: Iterable[Lifetime] = found.values()
+        else:
+            others = [other for other in self._all if other.overlaps(item)]
+        offsets = self.offsets
+        return sorted((offsets[o.name], offsets[o.name] + o.nbytes) for o in others)
+
+
+def _is_brief(item: Lifetime) -> bool:
+    return item.last - item.first < _BRIEF
+
+
+def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int]], segment: int) -> int:
     end = 0
     best_offset, best_gap = -1, -1
-    for start, stop, _ in neighbours:
+    for start, stop in neighbours:
         end = _whole(end, item.nbytes, segment)
         gap = start - end
         if gap >= item.nbytes and (best_offset < 0 or gap < best_gap):

@@ -10,13 +10,15 @@ where they do not raise the least memory that the network needs, its kernels' sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from cml_engine.graph import Fact, Graph, Node
 from cml_engine.layout import PLAIN, words
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.planning.plan_memory import Lifetime, lower_bound
+from cml_engine.planning.plan_memory import Lifetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,57 @@ def find_views(
     """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
     ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
     views: dict[str, PartPlace] = {}
-    bound = lower_bound(items)
+    alive = _Alive(items)
     for node in graph.nodes:
         found = {
             name: view
             for name, view in _parts(graph, node, layouts, alias)
             if name not in views and 4 * view.offset % alignment == 0
         }
-        with_them = lower_bound(merged(items, views | found)) if found else bound + 1
-        if with_them <= bound:
-            views |= found
-            bound = with_them
+        together = views | found if found else views
+        if found and alive.joined([(name, whole(together, name)[0]) for name in found]):
+            views = together
     return views
+
+
+class _Alive:
+    """Bytes alive at each step, while parts of tensors move into their wholes."""
+
+    def __init__(self, items: Sequence[Lifetime]) -> None:
+        self._items = {item.name: item for item in items}
+        begin = min((item.first for item in items), default=0)
+        count = max((item.last for item in items), default=0) - begin + 1
+        self._begin, self._bytes = begin, np.zeros(count, np.int64)
+        for item in items:
+            self._add(item, 1)
+        self._most = self._bytes.max(initial=0)
+
+    def _add(self, item: Lifetime, sign: int) -> None:
+        self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
+
+    def joined(self, pairs: Sequence[tuple[str, str]]) -> bool:
+        """Moves each part into its whole, if the fullest step has no more bytes then."""
+        before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}
+        after = dict(before)
+        for part, root in pairs:
+            if part in after and root in after:
+                gone, kept = after.pop(part), after[root]
+                lives = min(gone.first, kept.first), max(gone.last, kept.last)
+                after[root] = replace(kept, first=lives[0], last=lives[1])
+        self._replace(before, after)
+        if self._bytes.max(initial=0) > self._most:
+            self._replace(after, before)
+            return False
+        self._most = self._bytes.max(initial=0)
+        return True
+
+    def _replace(self, before: Mapping[str, Lifetime], after: Mapping[str, Lifetime]) -> None:
+        for item in before.values():
+            self._add(item, -1)
+            del self._items[item.name]
+        for item in after.values():
+            self._add(item, 1)
+            self._items[item.name] = item
 
 
 def is_view_copy(

@@ -22,6 +22,8 @@ class Rewriting:
     of: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     joins: list[str] = field(default_factory=list)
+    #: by title of a node of a band: what nodes have in common whose dispatches are alike
+    alike: dict[str, object] = field(default_factory=dict)
 
     def add_run(self, run: Run, count: int) -> None:
         """The nodes of a run, in so many bands."""
@@ -82,6 +84,10 @@ class Rewriting:
     def _add(self, node: Node, of: Node) -> None:
         self.nodes.append(node)
         self.titles[node.title] = of.title
+        names = (*node.reads, *node.outputs)
+        shapes = tuple(self.facts[n].shape if n in self.facts else n for n in names)
+        same = tuple(map(names.index, names))
+        self.alike[node.title] = of.title, repr(node.attrs), shapes, same
 
     def _slice(self, name: str, want: Want, begin: int, node: Node) -> str:
         assert want.span is not None

@@ -83,12 +83,6 @@ class Run:
         """In how many bands it can be computed."""
         return min(-(-self.inside[n].extent // self.inside[n].rows.step) for n in self.results)
 
-    def extent(self, k: int) -> int:
-        """Rows of the results of a node that is computed in bands."""
-        rule = self.chart.rules[k]
-        assert rule is not None
-        return rule.extent
-
     def band(self, number: int, count: int) -> Band:
         """One of so many bands."""
         results = {name: self._share(name, number, count) for name in self.results}

@@ -16,7 +16,7 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Dispatch, Kernel, OpSpec
 from cml_engine.planning.check_dispatches import check_dispatches
 from cml_engine.planning.lower.costs import node_cost
-from cml_engine.planning.lower.draft import Draft
+from cml_engine.planning.lower.draft import Draft, LoweredNode
 from cml_engine.planning.lower.options import PlanOptions
 from cml_engine.planning.sibling import Sibling
 
@@ -36,12 +36,36 @@ def add_dispatches(
     }:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
-        if node.outputs[0] not in uploaded:
-            lower_node(draft, graph, node, limits, layouts, options, sibling)
+        if node.outputs[0] in uploaded:
+            continue
+        key = draft.alike.get(node.title)
+        if key in draft.lowered:
+            _repeat(draft, draft.lowered[key], node)
+            continue
+        count, scratch = len(draft.dispatches), set(draft.scratch)
+        lower_node(draft, graph, node, limits, layouts, options, sibling)
+        if key is not None:
+            added = {n: words for n, words in draft.scratch.items() if n not in scratch}
+            draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
     if unbound := [name for name in options.parts if name not in draft.parts]:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
         )
+
+
+def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
+    """Add what one node does to the draft, as the first of its kind did, with its own tensors."""
+    was, now = first.node, node
+    names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
+    for name, words in first.scratch.items():
+        names[name] = now.outputs[0] + name.removeprefix(was.outputs[0])
+        draft.scratch[names[name]] = words
+    for _, kernel, dispatch, cost in first.launches:
+        for name in dispatch.tensors:
+            draft.parts[names.get(name, name)] = draft.parts[name]
+        tensors = tuple(names.get(name, name) for name in dispatch.tensors)
+        draft.dispatches.append((node, kernel, replace(dispatch, tensors=tensors), cost))
+    draft.chosen[node.title] = draft.chosen.get(was.title, [])
 
 
 def lower_node(

@@ -22,6 +22,15 @@ Array = np.ndarray[Any, Any]
 Launch = tuple[Node, Kernel, Dispatch, Cost]
 
 
+@dataclass(frozen=True, slots=True)
+class LoweredNode:
+    """A node, and what it added to a draft."""
+
+    node: Node
+    launches: list[Launch]
+    scratch: dict[str, int]
+
+
 @dataclass
 class Draft:
     """A plan in the making: dispatches still name tensors, nothing has a place."""
@@ -37,6 +46,10 @@ class Draft:
     #: by title of an operator: its kernels, by name and themselves; those that it must have
     chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
     pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    #: by title of an operator: a key that operators share whose dispatches are alike, but for the
+    #: names of tensors; and by key the first of these
+    alike: Mapping[str, object] = field(default_factory=dict)
+    lowered: dict[object, LoweredNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
 """Operators in bands of rows: the same numbers, within a limit of memory."""
 
+import time
+from contextlib import suppress
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -17,10 +20,14 @@ from cml_engine.ops import load_families, registered
 from cml_engine.passes import optimize
 from cml_engine.planning.asked import asked_for
 from cml_engine.planning.bands.chart import chart_of
+from cml_engine.planning.bands.estimates import Bounds, Estimates
+from cml_engine.planning.bands.facts import RunFacts
 from cml_engine.planning.bands.rewrite import in_bands
 from cml_engine.planning.bands.run import Run
+from cml_engine.planning.bands.usage import Usage
+from cml_engine.planning.choose_storage import layouts_for
 from cml_engine.planning.decisions import decisions_of
-from cml_engine.planning.lower import PlanOptions
+from cml_engine.planning.lower import PlanOptions, drafted
 from cml_engine.planning.plan_graph import plan_graph
 from cml_engine.report.compare import compare
 from cml_engine.report.info import model_info
@@ -136,6 +143,69 @@ def test_the_arena_stays_within_its_limit(wide):
         assert all(run.count > 1 for run in plan.bands)
     assert plan.bands[0].again > 0 and plan.bands[0].nbytes < plan.bands[0].whole_bytes == peak
     assert [c.node for c in plan.choices] == [c.node for c in planned(wide).choices]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.95, 0.8, 0.6, 0.4]))
+def test_any_limit_is_held_or_refused_with_one_that_is_held(seed, share):
+    graph = optimize(random_maps(seed)[0])
+    limit = max(int(share * planned(graph).memory.peak), 1)
+    try:
+        assert planned(graph, limit).memory.peak <= limit
+    except InputError as error:
+        enough = int(error.message.split("the network takes ")[1].split()[0])
+        assert limit < enough and planned(graph, enough).memory.peak <= enough
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000))
+def test_runs_that_are_estimated_are_possible(seed):
+    graph = optimize(random_maps(seed)[0])
+    whole = drafted(graph, Limits(), layouts_for(graph, "float"))
+    kernels = {title: picks[0][0] for title, picks in whole.draft.chosen.items() if picks}
+    usage = Usage(whole, {})
+    facts = RunFacts(chart_of(graph, kernels, ()), usage, {})
+    for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():
+        for i, column in np.argwhere(nbytes < inf):
+            run = Run(facts.chart, begin, begin + 1 + int(i))
+            assert run.possible and run.most >= facts.counts[column]
+
+
+@pytest.mark.parametrize("share", [0.7, 0.3])
+def test_a_deep_network_is_planned_in_a_moment(share, tmp_path):
+    """233 operators: no plan is made of each run that could be."""
+    lines = [f"c{k} = relu(conv(c{k - 1}, one, 0.0)); " for k in range(1, 233)]
+    body = "c0 = relu(conv(image, first, 0.0));\n" + "\n".join(lines)
+    text = f"""version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(image) -> (c232)
+{{
+    image = external<scalar>(shape = [1, 3, 48, 48]);
+    first = variable<scalar>(shape = [8, 3, 1, 1], label = 'first');
+    one = variable<scalar>(shape = [8, 8, 1, 1], label = 'one');
+    {body}
+}}
+"""
+    graph = optimize(loaded(text, tmp_path))
+    limit = int(share * planned(graph).memory.peak)
+    begun = time.process_time()
+    with suppress(InputError):
+        assert planned(graph, limit).memory.peak <= limit
+    assert time.process_time() - begun < 5  # on a busy machine; 0.5 by itself
+
+
+def test_a_network_without_steps_has_a_limit_too():
+    text = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 16]);
+    y = reshape(x, shape = [4, 4]);
+}
+"""
+    graph = optimize(cml.load(cml.MemoryModel(text)))
+    assert not planned(graph, 256).steps
+    with pytest.raises(InputError, match="the network takes 256 "):
+        planned(graph, 255)
 
 
 def test_bands_have_the_kernels_of_the_whole(wide):
