@@ -9,6 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cli import main
+from cml_engine.files.atomic_write import COMPLETE
 from cml_engine.files.output_folder import OutputFolder, file_below, file_stem, name_problem
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.plan import KernelCode
@@ -102,6 +103,17 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
         (folder / name).symlink_to(outside / name)
     before = files(outside)
     assert run(command, given, folder, "--overwrite") == 2
+    assert "is a link, or lies behind one" in capsys.readouterr().err
+    assert files(outside) == before
+
+
+def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path, capsys):
+    """What a killed process left is moved into its place: only from the folder itself."""
+    folder, outside = tmp_path / "out", tmp_path / "outside"
+    assert run("convert", given, folder) == run("convert", given, outside) == 0
+    (folder / COMPLETE).symlink_to(outside)
+    before = files(outside)
+    assert run("convert", given, folder, "--overwrite") == 2
     assert "is a link, or lies behind one" in capsys.readouterr().err
     assert files(outside) == before
 

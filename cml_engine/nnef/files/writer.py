@@ -122,6 +122,7 @@ def _finish(path: Path) -> None:
     """Moves the files of a complete model to their places, the graph last. Other programs, which do
     not know ``COMPLETE``, find no graph until then, instead of a mixture of two models."""
     complete = path / COMPLETE
+    file_below(path, f"{COMPLETE}/{GRAPH_FILE}")  # through a link, another's files would be moved
     names = _names_in(complete)
     if GRAPH_FILE in names:
         (path / GRAPH_FILE).unlink(missing_ok=True)
