@@ -152,7 +152,8 @@ def pack_filter(conv: Conv, rows: int) -> Packing:
     """[row block][tap][band][4 in][rows]; what a row does not take of its band is zero."""
     shape, band = conv.shape, band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
-    if shape.groups > 1:
+    in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
+    if shape.groups > 1 and not in_own_blocks:
         return as_it_is(_pack_groups(conv, rows))
     source, out, inner = conv.filter_source()
     row = (row_blocks, out, rows), (rows, out, 1)
@@ -175,7 +176,7 @@ def _pack_groups(conv: Conv, rows: int) -> Array:
 def _pack_bytes(conv: Conv, rows: int) -> Packing:
     """[row block][tap][band][rows] as words of the four inputs of a block, for each row."""
     packing = pack_filter(conv, rows)
-    if conv.shape.groups > 1:
+    if len(packing.dims) == 1:
         fours = packing.source.reshape(-1, 4, rows).swapaxes(1, 2)
         return replace(as_it_is(fours), dtype=STORED[C4I8])
     *outer, (inputs, axis, _), row = packing.dims
