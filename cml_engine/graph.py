@@ -42,6 +42,18 @@ DTYPE_OF_KIND: Mapping[str, str] = {
 }
 
 
+#: Axes of NumPy's arrays, the largest extent, and the product of all extents that are not 0.
+_MAX_RANK, _MAX_EXTENT, _MOST = 32, 2**31 - 1, 2**59
+
+
+def can_be_shape(shape: Sequence[int]) -> bool:
+    """Returns True if an array can have the shape, whatever machine it is on. An empty one counts
+    too: NumPy refuses ``[0, 2**31, 2**31, 2**31]``."""
+    if len(shape) > _MAX_RANK or any(not 0 <= n <= _MAX_EXTENT for n in shape):
+        return False
+    return prod(max(n, 1) for n in shape) <= _MOST
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """The properties of a tensor that are known before it is computed: ``dtype`` (NNEF's name)

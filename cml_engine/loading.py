@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -243,6 +244,8 @@ def save(
 def _a_path(given: Any) -> Path:
     if not isinstance(given, str | PathLike):
         raise InputError(f"cannot save to {given!r}: wanted a path")
+    if "\0" in os.fspath(given):
+        raise InputError(f"cannot save to {os.fspath(given)!r}: no path has a NUL in it")
     return Path(given)
 
 

@@ -7,10 +7,49 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from cml_engine.errors import CmlError, InternalError
 
 _REPORT = "This is a fault of cml, not of the model: please report it. CML_DEBUG=1 shows where."
+
+
+#: Control characters but for line ends and tabs, the two that end a line or a text in Unicode, and
+#: those that turn the direction of what follows: a model's names must not steer the terminal.
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+
+
+def escaped(text: str) -> str:
+    """Returns a text for a terminal, control characters written as in Python."""
+    return text.translate(_CONTROLS)
+
+
+class Escaped(io.TextIOBase):
+    """A stream that escapes control characters in all that is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(escaped(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self._stream.encoding)
 
 
 def exit_code(command: Callable[[], int]) -> int:
@@ -20,7 +59,8 @@ def exit_code(command: Callable[[], int]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            return command()
+            with contextlib.redirect_stdout(Escaped(sys.stdout)):
+                return command()
         finally:  # what cannot be written is known here, and not after the end
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
@@ -61,7 +101,7 @@ def _described(error: Exception) -> str:
 
 def _end(code: int, message: str) -> int:
     with contextlib.suppress(OSError):  # where nobody can be told, the code says it
-        sys.stderr.write(f"cml: {message}\n")
+        sys.stderr.write(escaped(f"cml: {message}\n"))
         sys.stderr.flush()
     return code
 

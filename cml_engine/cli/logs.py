@@ -8,6 +8,8 @@ import logging
 import sys
 from collections.abc import Iterator
 
+from cml_engine.cli.exit_codes import escaped
+
 _PACKAGES = ("cml_engine", "scheduler")
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -16,7 +18,8 @@ class _ToStderr(logging.Handler):
     """A line for each record, on standard error as it is then."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"cml: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        said = f"cml: {record.levelname.lower()}: {record.getMessage()}"
+        print(escaped(said), file=sys.stderr)
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

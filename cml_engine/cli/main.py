@@ -14,7 +14,7 @@ from typing import Any
 
 from cml_engine import __version__, budget
 from cml_engine.cli import commands
-from cml_engine.cli.exit_codes import exit_code
+from cml_engine.cli.exit_codes import escaped, exit_code
 from cml_engine.cli.logs import add_option, logged
 from cml_engine.cli.options import CommandParser
 from cml_engine.plugins import load_file
@@ -77,4 +77,4 @@ def _limited(limits: str | None) -> Iterator[None]:
 
 
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"cml: notice: {message}", file=sys.stderr)
+    print(escaped(f"cml: notice: {message}"), file=sys.stderr)

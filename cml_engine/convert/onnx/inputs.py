@@ -12,12 +12,11 @@ from cml_engine.convert.onnx.model import ValueInfo
 from cml_engine.convert.onnx.tensors import element_dtype
 from cml_engine.convert.onnx.values import Value, kind_of
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
-from cml_engine.graph import Fact
+from cml_engine.graph import Fact, can_be_shape
 from cml_engine.nnef.warning import warn
 from cml_engine.ranges import check_inputs_exist, named_shapes
 
 Array = np.ndarray[Any, Any]
-_MAX_EXTENT = 1 << 31
 
 
 def bind_inputs(
@@ -129,7 +128,7 @@ def _shape(
             known = tuple(d if isinstance(d, int) else None for d in dims)
             raise _unknown(info, named, sample, file, known)
         found = tuple(d for d in dims if isinstance(d, int))
-    if any(not 0 <= n < _MAX_EXTENT for n in found):
+    if not can_be_shape(found):
         raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
     return found
 

@@ -14,14 +14,15 @@ from cml_engine.convert.onnx.model import OnnxNode
 from cml_engine.convert.onnx.rows import OnnxRow
 from cml_engine.convert.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.errors import NeedsConstant, ShapeError, UnsupportedOp
+from cml_engine.graph import can_be_shape
 
 if TYPE_CHECKING:
     from cml_engine.convert.onnx.emit import Emitter
 
 Array = np.ndarray[Any, Any]
 Operand = Value | float | int | bool
-#: Axes of NumPy's arrays, and elements of a tensor that is not empty.
-_MAX_RANK, _MOST = 32, 2**31 - 1
+#: Elements of a tensor.
+_MOST = 2**31 - 1
 
 
 class NodeInputs:
@@ -142,8 +143,7 @@ class NodeInputs:
 
     def checked_shape(self, shape: Sequence[int]) -> list[int]:
         """Returns a shape that a tensor of the network can have."""
-        is_possible = all(n >= 0 for n in shape) and len(shape) <= _MAX_RANK
-        if not is_possible or prod(max(n, 1) for n in shape) > _MOST:
+        if not can_be_shape(shape) or prod(shape) > _MOST:
             raise self.wrong(f"the shape {list(shape)[:8]}")
         return list(shape)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cml_engine.convert.onnx.protobuf import Field, Message
 from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
+from cml_engine.graph import can_be_shape
 from cml_engine.model_source import ModelSource, Outside, SourceFile, file_size, inner_name
 from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
 
@@ -39,8 +40,6 @@ _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 _EXTERNAL = 1
 #: the fields with values of their own type: float, int32, int64, double, uint64
 _TYPED = (4, 5, 7, 10, 11)
-#: Axes of NumPy's arrays, and the product of all extents that are not 0.
-_MAX_RANK, _MOST = 32, 1 << 59
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
@@ -175,8 +174,7 @@ def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
     parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
     dims = [extent for f in parts.of(1) for extent in f.listed()]
     name, raw = parts.text(8), [f.view() for f in parts.of(9)]
-    is_possible = len(dims) <= _MAX_RANK and all(0 <= n < 1 << 31 for n in dims)
-    if not is_possible or prod(max(n, 1) for n in dims) > _MOST:
+    if not can_be_shape(dims):
         raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
     return OnnxTensor(
         name=name,

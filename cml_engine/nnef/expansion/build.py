@@ -12,7 +12,7 @@ import numpy as np
 
 from cml_engine.budget import current
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
-from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes
+from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes, can_be_shape
 from cml_engine.integer.rule import RULE_VERSION
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Scope, Site
@@ -39,9 +39,6 @@ FLOAT_TAIL = "CML_float_tail"
 TRACT = "tract_"
 _DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "tdim": "integer",
                 "bool": "logical"}  # fmt: skip
-
-_MAX_RANK = 32
-_MAX_EXTENT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +232,8 @@ class DocumentBuilder:
 
 def _fact(bound: Bound, site: Site) -> Fact:
     shape = bound.values["shape"]
-    if len(shape) > _MAX_RANK or not all(0 <= extent < _MAX_EXTENT for extent in shape):
-        message = f"shape {shape[:8]} wants at most {_MAX_RANK} extents from 0 to {_MAX_EXTENT - 1}"
+    if not can_be_shape(shape):
+        message = f"no tensor can have the shape {shape[:8]}: wanted at most 32 extents below 2^31"
         raise site.error(ShapeError, message)
     dtype = bound.dtype or "scalar"
     if dtype not in NUMPY_DTYPE:

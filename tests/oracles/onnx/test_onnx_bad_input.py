@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -467,3 +467,54 @@ def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
     assert "cml: error: " in said and "did you mean Relu?" in said and "Traceback" not in said
     assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "out")]) == 2
     assert not Path(tmp_path / "out").exists()
+
+
+# -- names and shapes that steer what reads them -------------------------------------------------
+
+
+CONTROLS = ["\x1b[31mred\x1b[2J", "a\x07b", "\x9b31m", "a\u202eb", "a\rb", "\0"]
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize(
+    "command", ["info", "rank --backend cpu --runs 1", "validate --backend cpu", "run -i x=x.npy"]
+)
+def test_names_never_steer_the_terminal(name, command, tmp_path, capsys):
+    made = model([helper.make_node("Relu", [name], ["y"], name=name)], [value(name, [1, 4])], [Y])
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    command, *more = command.split()
+    with suppress(SystemExit):
+        main([command, str(tmp_path / "m.onnx"), *more])
+    out, err = capsys.readouterr()
+    assert (out + err).strip()
+    assert all(c == "\n" or c.isprintable() for c in out + err), (out + err).encode()
+
+
+EMPTY = [[0, *[2**31 - 1] * count] for count in (3, 8)]
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+def test_empty_shapes_that_no_array_has(shape):
+    """NumPy refuses them, with an error of its own."""
+    refused(model([node("Relu", "x", "y")], [value("x", shape)], [Y]), "shape")
+    refused(one("Relu"), "shape|extents", shapes={"x": tuple(shape)})
+    for op, inputs in (("Reshape", "e s"), ("Expand", "x s"), ("ConstantOfShape", "s")):
+        weights = {"s": np.array(shape), "e": np.zeros(0, np.float32)}
+        refused(one(op, inputs, weights), "shape|cannot|axes")
+    made = one("Add", "x w")
+    made.graph.initializer.append(tensor_of(shape))
+    refused(made, "the tensor 'w' has the shape")
+    text = (
+        "version 1.0;\ngraph g(x) -> (y)\n{{\n    x = external(shape = {});\n    y = relu(x);\n}}\n"
+    )
+    with pytest.raises(CmlError, match="no tensor can have the shape"):
+        cml.load(cml.MemoryModel(text.format(shape)))
+
+
+@pytest.mark.parametrize("name", ["m\0", "a\0b/m.onnx", "m\0.tgz"])
+def test_paths_with_a_nul(name, tmp_path):
+    graph = cml.load(one("Relu").SerializeToString())
+    with pytest.raises(cml.InputError, match="no path has a NUL"):
+        cml.save(graph, tmp_path / name)
+    with pytest.raises(CmlError):
+        cml.load(tmp_path / name)

@@ -17,6 +17,7 @@ from cml_engine.cli.common import (
     named_files,
     session_of,
 )
+from cml_engine.cli.exit_codes import escaped
 from cml_engine.cli.options import add_options
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
@@ -209,7 +210,7 @@ def _watched(
             dump.fixed(session.graph.constants)
         results = session.run(arrays, watch=watch)
     except NotFinite as error:
-        print(error, file=sys.stderr)
+        print(escaped(str(error)), file=sys.stderr)
     finally:
         if dump is not None:
             print(f"{len(dump)} tensors -> {dump.close()}")
