@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cml_engine.distributed.storing.strangers import check_array, check_chunk
+from cml_engine.distributed.storing.checks import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
 from cml_engine.graph import Fact

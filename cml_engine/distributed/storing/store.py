@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.distributed.storing.checks import check_array
 from cml_engine.distributed.storing.chunks import read_chunk, write_chunk
-from cml_engine.distributed.storing.strangers import check_array
 from cml_engine.distributed.work import Array, Cell, Layer, Unit
 
 #: the array of a layer with each unit's SHA-256, and how long one is

@@ -1,4 +1,4 @@
-"""Checks Zarr arrays of strangers before Zarr reads them.
+"""Checks Zarr arrays from elsewhere before Zarr reads them.
 
 Some codecs run programs out of the chunks, and every compressing one takes as much memory as a
 chunk says. So an array must hold numbers, in codecs that only compute, and a chunk may not unpack
