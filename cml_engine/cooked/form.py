@@ -17,6 +17,8 @@ SECTION_ALIGNMENT, TABLE_ALIGNMENT = 64, 8
 MOST_DIMENSIONS = 8
 #: bytes of a string and of a kernel's parameters, tensors of a kernel, inputs of a network
 MOST_TEXT, MOST_PARAMS, MOST_TENSORS, MOST_INPUTS = 4096, 65536, 64, 64
+#: FLOPs, bytes and rates
+MOST_AMOUNT = 1e300
 #: devices and factors of a first guess
 MOST_DEVICES, MOST_FACTORS = 64, 4096
 #: deflate makes nothing smaller than by this

@@ -228,8 +228,9 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
         found[role][name] = (
             np.frombuffer(data, kind).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
         )
-    if any({*names} != {*given} for names, given in zip(_ends(graph), found, strict=True)):
-        raise damaged("its golden pair does not have all inputs and outputs")
+    in_order = [*graph.inputs], [*graph.outputs]
+    if ([*found[0]], [*found[1]]) != in_order or count != sum(map(len, in_order)):
+        raise damaged("its golden pair does not have all inputs, then all outputs, in their order")
     return Golden(*found, tolerance)
 
 

@@ -187,7 +187,7 @@ def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, i
         if offset or nbytes:
             raise damaged(f"{what} has {nbytes} bytes of code in none")
         return None
-    if nbytes > packed * MOST_SMALLER:
+    if not 0 < nbytes <= packed * MOST_SMALLER:
         raise damaged(f"{what}: {packed} bytes cannot become {nbytes}")
     return code.span(offset, packed, what), nbytes
 

@@ -11,6 +11,7 @@ from cml_engine.cooked.artifact import Artifact
 from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN, CookedLimits
 from cml_engine.cooked.golden import read_golden
 from cml_engine.cooked.graph_text import read_graph
+from cml_engine.cooked.guess import check_guess
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.cooked.reader import Container, check_size, damaged
@@ -49,6 +50,7 @@ def load_cooked(
     file = Container(data, limits or (None if trusted else CookedLimits()))
     kernels = read_kernels(file, trusted)
     meta = _meta(file)
+    check_guess(file)
     plans = tuple(
         CookedPlan(file, file.section(PLAN, number), kernels) for number in range(file.count(PLAN))
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from cml_engine.cooked.form import (
     BINDING,
     DTYPES,
     LAYOUTS,
+    MOST_AMOUNT,
     MOST_BYTES,
     MOST_DIMENSIONS,
     MOST_INPUTS,
@@ -115,7 +115,7 @@ class CookedPlan:
             if offset % TABLE_ALIGNMENT or offset < PLAN_HEADER.size:
                 raise self._damaged(f"a table at {offset}")
             self._section.span(offset, count * size, f"plan '{self.profile}'")
-        if not all(isfinite(n) and n >= 0 for n in (self._flops, self._bytes)):
+        if not all(0 <= n <= MOST_AMOUNT for n in (self._flops, self._bytes)):
             raise self._damaged("its cost")
         if any(n > MOST_BYTES or n % 4 for n in self._sizes.values()):
             raise self._damaged("its memory")
@@ -156,9 +156,9 @@ class CookedPlan:
         code = self._kernel(kernel).kernel
         if not 0 < groups <= _MOST_GROUPS or reserved:
             raise self._damaged(f"{title} has {groups} workgroups")
-        if not all(isfinite(n) and n >= 0 for n in (flops, moved)):
+        if not all(0 <= n <= MOST_AMOUNT for n in (flops, moved)):
             raise self._damaged(f"the cost of {title}")
-        if count != code.tensors or not 0 < writes <= count:
+        if count != code.tensors or not 0 < writes <= count <= self.needs.bindings:
             raise self._damaged(f"{title} binds {count} tensors, its kernel has {code.tensors}")
         if nbytes != code.params_bytes:
             raise self._damaged(f"{title} has {nbytes} bytes of parameters")

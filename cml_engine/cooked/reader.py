@@ -22,7 +22,7 @@ from cml_engine.cooked.form import (
     Totals,
     aligned,
 )
-from cml_engine.errors import CorruptArtifact
+from cml_engine.errors import CorruptArtifact, StaleArtifact
 
 
 def damaged(what: str) -> CorruptArtifact:
@@ -125,7 +125,9 @@ def check_size(head: bytes | memoryview, size: int) -> int:
         raise damaged(f"it ends after {len(head)} bytes")
     _, version, _, nbytes, *_ = HEADER.unpack_from(head)
     if version != FORMAT:
-        raise damaged(f"it has format {version}, or another version of the engine made it")
+        raise StaleArtifact(
+            f"the cooked file has format {version}, this version reads {FORMAT}: cook it again"
+        )
     if nbytes != size:
         raise damaged(f"it states {nbytes:,} bytes and has {size:,}")
     return size

@@ -246,8 +246,13 @@ static int unpacked(const uint8_t *in, size_t packed, uint8_t *out, size_t size)
         if (b.missing || kind > 2) return 0;
         if (kind == 0 ? !stored_block(&b) : !coded_block(&b, kind == 2)) return 0;
     }
-    /* behind it is an Adler-32: the section's SHA-256 has said more than that */
-    return !b.missing && b.at == size && b.left == 4;
+    uint32_t low = 1, high = 0; /* the Adler-32 behind it */
+    for (size_t i = 0; i < size; i++) {
+        low = (low + out[i]) % 65521;
+        high = (high + low) % 65521;
+    }
+    const uint8_t sum[4] = {(uint8_t)(high >> 8), (uint8_t)high, (uint8_t)(low >> 8), (uint8_t)low};
+    return !b.missing && b.at == size && b.left == 4 && memcmp(b.in, sum, 4) == 0;
 }
 
 /* ------------------------------------------------------------------ code of strangers */
@@ -564,11 +569,13 @@ typedef struct golden_row {
 } golden_row;
 
 enum { MOST_SECTIONS = 256, MOST_TEXT = 4096, MOST_DEVICES = 64, MOST_FACTORS = 4096 };
+/* no more workgroups than a dispatch of two dimensions has */
+#define MOST_GROUPS_OF_STEP (65535u * 65535u)
 enum { MOST_INPUTS = 64, KERNEL_TRUSTED = 1, KERNEL_SUBGROUPS = 2, KERNEL_HALF = 4 };
 
 static int is_amount(double value) { return value >= 0 && value <= 1e300; }
 static int is_rate(double value) { return value >= 1e-9 && value <= 1e300; }
-static int is_power_of_two(uint32_t n) { return n != 0 && (n & (n - 1)) == 0; }
+static int is_alignment(uint32_t n) { return n >= 4 && n <= 4096 && (n & (n - 1)) == 0; }
 static int all_zero(const void *data, uint64_t size) {
     const uint8_t *p = data;
     while (size > 0 && p[size - 1] == 0) size--;
@@ -688,8 +695,34 @@ static cml_status open_file(file *f) {
     return end == size ? CML_OK : BAD(f, "there is something behind its last section");
 }
 
+/* The bytes of the UTF-8 letter at `p`; 0 if there is none. */
+static size_t letter_bytes(const uint8_t *p, size_t left) {
+    uint32_t code = p[0], least;
+    size_t count;
+    if (code < 0x80) return 1;
+    if (code >= 0xC2 && code < 0xE0) {
+        count = 2, code &= 0x1F, least = 0x80;
+    } else if (code >= 0xE0 && code < 0xF0) {
+        count = 3, code &= 0x0F, least = 0x800;
+    } else if (code >= 0xF0 && code < 0xF5) {
+        count = 4, code &= 0x07, least = 0x10000;
+    } else {
+        return 0;
+    }
+    if (count > left) return 0;
+    for (size_t i = 1; i < count; i++) {
+        if ((p[i] & 0xC0) != 0x80) return 0;
+        code = code << 6 | (p[i] & 0x3F);
+    }
+    return code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) ? 0 : count;
+}
+
 static int is_text(const file *f, text_row t) {
-    return is_inside(t.at, t.length, f->strings.size) && t.length <= MOST_TEXT;
+    if (!is_inside(t.at, t.length, f->strings.size) || t.length > MOST_TEXT) return 0;
+    const uint8_t *p = f->strings.data + t.at;
+    for (size_t left = t.length, n; left > 0; left -= n, p += n)
+        if ((n = letter_bytes(p, left)) == 0) return 0;
+    return 1;
 }
 
 static cml_text text_of(const file *f, text_row t) { /* of one that is a text */
@@ -702,7 +735,7 @@ static int is_code(const file *f, const code_row *c, uint64_t *end) {
     if (c->at != *end || !is_inside(c->at, c->packed, f->code.size)) return 0;
     *end += c->packed;
     /* nothing that is packed so becomes more than 1032 times as long */
-    return c->bytes > 0 && c->bytes / 1040 <= c->packed;
+    return c->bytes > 0 && c->bytes <= (uint64_t)c->packed * 1040;
 }
 
 static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
@@ -797,7 +830,7 @@ static int is_binding(const plan *p, binding b, uint32_t alignment) {
 static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout, uint32_t rank,
                     const uint32_t extents[8], cml_shape *to) {
     if (!is_text(f, name) || type > CML_LOGICAL || layout > CML_C4H || rank > 8 ||
-        !all_zero(extents + rank, 4 * (8 - rank)) || (layout != CML_PLAIN && rank < 2) ||
+        !all_zero(extents + rank, 4 * (8 - rank)) || (layout != CML_PLAIN && rank < 3) ||
         (layout == CML_C4H && type != CML_SCALAR))
         return 0;
     *to = (cml_shape){text_of(f, name), (cml_type)type, (cml_layout)layout, rank, {0}, 1, 4};
@@ -821,8 +854,9 @@ static cml_status open_places(file *f, const plan *p, part in, table_row table, 
         place *one = to->of + to->count;
         *one = (place){.at = {row->space, 0, row->at, row->bytes}, .among = to->bytes};
         if (!shape_of(f, row->name, row->type, row->layout, row->rank, row->extents, &one->shape) ||
-            row->zero != 0 || row->bytes != one->shape.bytes ||
-            (row->bytes > 0 && !is_binding(p, one->at, 4)))
+            row->zero != 0 || row->bytes != one->shape.bytes || row->space >= SPACES ||
+            row->at % p->row->storage_alignment != 0 ||
+            !is_inside(row->at, (row->bytes + 15) / 16 * 16, p->row->spaces[row->space]))
             return BAD(f, "input or output %u of '%.*s' is damaged", to->count, TEXT(p->profile));
         to->bytes += (row->bytes + 255) / 256 * 256;
     }
@@ -833,7 +867,8 @@ static int is_step(const file *f, const plan *p, const step_row *s) {
     if (s->kernel >= f->kernel_count) return 0;
     const kernel_row *k = f->kernels + s->kernel;
     int has_lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
-    return s->groups > 0 && is_inside(s->first_binding, s->bindings, p->row->bindings.count) &&
+    return s->groups > 0 && s->groups <= MOST_GROUPS_OF_STEP && s->written > 0 &&
+           is_inside(s->first_binding, s->bindings, p->row->bindings.count) &&
            s->bindings == k->tensors && s->written <= s->bindings && s->params == k->params &&
            s->bindings <= p->row->storage_buffers && has_lanes && s->zero == 0 &&
            is_amount(s->flops) && is_amount(s->bytes) && is_text(f, s->names[0]) &&
@@ -928,7 +963,6 @@ static int is_piece(const file *f, const plan *p, uint32_t number) {
            is_inside(r->matrix, 3 * POINTS * sizeof(double), f->values.size);
 }
 
-#ifndef CML_CORE_ONLY
 /* A number of the source as it becomes. */
 static void put_number(const piece_row *r, const uint8_t *source, uint64_t number, uint8_t *to) {
     const uint8_t *p = source + number * stored_size(r);
@@ -1009,7 +1043,6 @@ static void make_bytes(const file *f, const piece_row *r, uint64_t first, uint64
     make_elements(f, r, at, count, to);
     memset(to + count * size, 0, (size_t)(bytes - count * size));
 }
-#endif
 
 /* The plan of that number, in memory of its own. */
 static cml_status open_plan(file *f, uint32_t number, plan *p) {
@@ -1017,8 +1050,8 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
     TRY(section(f, "plan", number, RECORDS, &in));
     const plan_row *row = (const void *)in.data;
     if (in.size < sizeof *row || !is_text(f, row->profile) || row->zero != 0 || row->software > 1 ||
-        row->reserved != 0 || !all_zero(row->zeros, sizeof row->zeros) || !is_power_of_two(row->storage_alignment) ||
-        !is_power_of_two(row->uniform_alignment) || row->storage_alignment < 4 ||
+        row->reserved != 0 || !all_zero(row->zeros, sizeof row->zeros) || 
+        !is_alignment(row->storage_alignment) || !is_alignment(row->uniform_alignment) ||
         !is_amount(row->flops) || !is_amount(row->bytes) || row->inputs.count > MOST_INPUTS)
         return BAD(f, "the header of plan %u is damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
@@ -1036,8 +1069,10 @@ static cml_status open_plan(file *f, uint32_t number, plan *p) {
          is_binding(p, p->bindings[i], row->storage_alignment) &&
              p->bindings[i].bytes <= row->binding_size);
     EACH(f, "update", row->updates.count,
-         is_binding(p, p->updates[i].from, 4) && is_binding(p, p->updates[i].to, 4) &&
-             p->updates[i].from.space != p->updates[i].to.space);
+         is_binding(p, p->updates[i].from, row->storage_alignment) &&
+             is_binding(p, p->updates[i].to, row->storage_alignment) &&
+             p->updates[i].from.space != p->updates[i].to.space &&
+             p->updates[i].to.space != WEIGHTS);
     TRY(check_steps(f, p));
     EACH(f, "constant", row->pieces.count, is_piece(f, p, i));
     uint64_t bytes = row->spaces[ARENA] + row->spaces[WEIGHTS] + row->spaces[OWN] + row->params.count;
@@ -1100,41 +1135,75 @@ static cml_status open_guess(file *f, cml_text name) {
     return CML_OK;
 }
 
-static cml_status check_golden(file *f) {
-    part in;
+static int same_text(cml_text a, cml_text b) {
+    return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
+}
+
+/* Whether they are the same input or output, in whatever layout. */
+static int same_tensor(const cml_shape *a, const cml_shape *b) {
+    return same_text(a->name, b->name) && a->type == b->type && a->rank == b->rank &&
+           memcmp(a->extents, b->extents, sizeof a->extents) == 0;
+}
+
+static int same_tensors(const places *a, const places *b) {
+    if (a->count != b->count) return 0;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (!same_tensor(&a->of[i].shape, &b->of[i].shape)) return 0;
+    return 1;
+}
+
+/* Whether a row of the example is that tensor of the network. */
+static int is_golden(const file *f, const golden_row *row, uint32_t role, const place *of,
+                     uint64_t size) {
     cml_shape shape;
+    return row->role == role && row->zero == 0 &&
+           shape_of(f, row->name, row->type, 0, row->rank, row->extents, &shape) &&
+           same_tensor(&shape, &of->shape) && is_inside(row->at, shape.bytes, size);
+}
+
+/* The example has all inputs, then all outputs, in the order of the plans. */
+static cml_status check_golden(file *f, const plan *p) {
+    part in;
+    float tolerance;
     TRY(section(f, "golden", 0, IF_THERE, &in));
     if (in.data == NULL) return CML_OK;
     const uint32_t *count = (const void *)in.data; /* and the tolerance */
     const golden_row *rows = (const void *)(count + 2);
-    if (in.size < 8 || *count > (in.size - 8) / sizeof *rows)
+    uint32_t inputs = p->inputs.count;
+    if (in.size < 8 || *count > (in.size - 8) / sizeof *rows ||
+        *count != inputs + (uint64_t)p->outputs.count)
         return BAD(f, "its example is damaged");
+    memcpy(&tolerance, count + 1, sizeof tolerance);
+    if (!(tolerance >= 0) || isinf(tolerance)) return BAD(f, "its example has no tolerance");
     EACH(f, "tensor of its example", *count,
-         rows[i].role <= 1 && rows[i].zero == 0 &&
-             shape_of(f, rows[i].name, rows[i].type, 0, rows[i].rank, rows[i].extents, &shape) &&
-             is_inside(rows[i].at, shape.bytes, in.size));
+         is_golden(f, rows + i, i >= inputs,
+                   i < inputs ? p->inputs.of + i : p->outputs.of + (i - inputs), in.size));
     return CML_OK;
 }
 
 static cml_status check_all(file *f) {
     part unused;
-    plan p;
+    plan first, p;
     TRY(open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* those of tools too */
         TRY(section(f, f->sections[i].tag, f->sections[i].number, NEEDED, &unused));
     TRY(open_kernels(f));
-    for (uint32_t i = 0; i < 2 * f->kernel_count; i++) {
-        const kernel_row *k = f->kernels + i / 2;
-        void *code;
-        TRY(take_code(f, k, i % 2 ? &k->wgsl : &k->spirv, &code));
+    for (uint32_t i = 0; i < f->kernel_count; i++) { /* SPIR-V is for trusted files */
+        void *code = NULL;
+        TRY(take_code(f, f->kernels + i, &f->kernels[i].wgsl, &code));
         given_back(f->memory, code);
     }
-    for (uint32_t i = 0; i < f->plan_count; i++) TRY(open_plan(f, i, &p));
     if (f->plan_count == 0) return BAD(f, "it has no plan");
+    TRY(open_plan(f, 0, &first));
+    for (uint32_t i = 1; i < f->plan_count; i++) {
+        TRY(open_plan(f, i, &p));
+        if (!same_tensors(&p.inputs, &first.inputs) || !same_tensors(&p.outputs, &first.outputs))
+            return BAD(f, "its plans have other inputs or outputs than each other");
+    }
     if (f->most_bytes != f->totals.device_bytes || f->most_steps != f->totals.steps)
         return BAD(f, "its header states other totals than its plans have");
     TRY(section(f, "meta", 0, NEEDED, &unused));
-    TRY(check_golden(f));
+    TRY(check_golden(f, &first));
     return open_guess(f, (cml_text){"", 0});
 }
 
@@ -1903,10 +1972,6 @@ static double steady_now(cml_scheduler *s) { /* a clock that goes back is not be
     double now = now_of(s);
     if (now > s->last_ms && !isinf(now)) s->last_ms = now;
     return s->last_ms;
-}
-
-static int same_text(cml_text a, cml_text b) {
-    return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
 }
 
 static cml_text text_from(const char *data) { return (cml_text){data, strlen(data)}; }

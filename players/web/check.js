@@ -11,7 +11,7 @@ import { CmlError, CookedFile, Scheduler, load, planFrame, requestDevice } from 
 /** @typedef {import("./cml.js").Numbers} Numbers */
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
 
-const ARRAYS = [Float32Array, Int32Array, Uint32Array];
+const TYPES = ["scalar", "integer", "logical"], ARRAYS = [Float32Array, Int32Array, Uint32Array];
 
 /**
  * A file's golden input and the outputs that belong to it; null where it has none.
@@ -22,19 +22,23 @@ export async function goldenOf(file) {
   if (!file.table.has("golden")) return null;
   const view = await file.section("golden"), count = view.u32(0);
   view.need(4, 4 + 64 * count);
-  const tolerance = view.data.getFloat32(4, true);
+  const tolerance = view.data.getFloat32(4, true), { inputs, outputs } = file.plans[0];
+  const wanted = [...inputs, ...outputs];
+  if (!(tolerance >= 0 && tolerance < Infinity) || count !== wanted.length) {
+    throw new CmlError("CorruptArtifact", "section 'golden' has no tolerance, or other tensors than the network");
+  }
   /** @type {GoldenTensor[][]} */
   const found = [[], []];
-  for (let at = 8; at < 8 + 64 * count; at += 64) {
-    const role = view.u32(at + 8), Type = ARRAYS[view.u32(at + 12)], shape = view.shape(at + 16);
-    if (role > 1 || !Type) {
-      throw new CmlError("CorruptArtifact", "section 'golden': a tensor of no known kind");
-    }
+  wanted.forEach((place, i) => {
+    const at = 8 + 64 * i, name = file.text(view, at), shape = view.shape(at + 16);
+    const role = view.u32(at + 8), type = view.u32(at + 12);
     view.zeros(at + 52, 4);
-    const elements = shape.reduce((a, b) => a * b, 1);
-    const data = new Type(view.part(view.u64(at + 56), 4 * elements).slice().buffer);
-    found[role].push({ name: file.text(view, at), shape, data });
-  }
+    const fits = role === Number(i >= inputs.length) && TYPES[type] === place.type && name === place.name &&
+      String(shape) === String(place.shape);
+    if (!fits) throw new CmlError("CorruptArtifact", `section 'golden': '${name}' is not '${place.name}' of the network`);
+    const data = new ARRAYS[type](view.part(view.u64(at + 56), 4 * place.elements).slice().buffer);
+    found[role].push({ name, shape, data });
+  });
   return { tolerance, inputs: found[0], outputs: found[1] };
 }
 

@@ -122,8 +122,17 @@ class View {
   /** @param {number} at a number that is no infinity, not less than 0 */ f64(at) {
     this.need(at, 8);
     const value = this.data.getFloat64(at, true);
-    if (!(value >= 0 && value < Infinity)) throw corrupt(`${this.where}: ${value} at ${at} is no cost`);
+    if (!(value >= 0 && value <= 1e300)) throw corrupt(`${this.where}: ${value} at ${at} is no cost`);
     return value;
+  }
+  /** @param {number} at a number per millisecond, or a factor */ rate(at) {
+    const value = this.f64(at);
+    if (value < LEAST_COST) throw corrupt(`${this.where}: ${value} at ${at} is no rate`);
+    return value;
+  }
+  /** @param {number} at what a device must have: rounded where it is beyond all devices */ amount(at) {
+    this.need(at, 8);
+    return Number(this.data.getBigUint64(at, true));
   }
   /** @param {number} at @param {number} bytes which are reserved, and so zero */ zeros(at, bytes) {
     this.need(at, bytes);
@@ -203,6 +212,9 @@ async function unzip(packed, length, what) {
 
 /** @param {unknown} error */ const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
 
+/** Names, types and shapes of inputs or outputs. @param {TensorPlace[]} places */
+const endsOf = (places) => JSON.stringify(places.map(({ name, type, shape }) => [name, type, shape]));
+
 /** A cooked file whose header, table and used sections are as they should be. */
 export class CookedFile {
   /** @type {Map<string, {offset: number, bytes: number, hash: Uint8Array}[]>} */ table = new Map();
@@ -230,6 +242,11 @@ export class CookedFile {
     }
     if (!file.plans.length) throw corrupt("the file has no plan");
     file._checkTotals();
+    for (const plan of file.plans) {
+      for (const end of /** @type {const} */ (["inputs", "outputs"])) {
+        if (endsOf(plan[end]) !== endsOf(file.plans[0][end])) throw corrupt(`the plans have other ${end} than each other`);
+      }
+    }
     file._readMeta(await file.section("meta"));
     return file;
   }
@@ -239,8 +256,13 @@ export class CookedFile {
     } catch (error) {
       throw corrupt(`${view.where} is no JSON: ${said(error)}`);
     }
+    const { name, engine, rules, custom, half, integer = "0".repeat(64) } = Object(this.meta);
+    const fits = typeof name === "string" && typeof engine === "string" && Number.isInteger(rules) &&
+      Array.isArray(custom) && custom.every((one) => typeof one === "string") && typeof half === "boolean" &&
+      typeof integer === "string" && /^[0-9a-f]{64}$/.test(integer);
+    if (!fits) throw corrupt(`${view.where} lacks something`);
   }
-  get name() { return String(this.meta.name ?? "network"); }
+  get name() { return String(this.meta.name); }
   _checkTotals() {
     const { kernels, plans, totals } = this;
     const found = {
@@ -266,16 +288,16 @@ export class CookedFile {
     if (head.u64(16) !== length) throw corrupt(`the file has ${length} bytes, and says ${head.u64(16)}: it was cut`);
     if (count > MOST_SECTIONS) throw corrupt(`${count} sections are too many`);
     head.zeros(80, 16);
-    this.totals = { code_bytes: head.u64(56), device_bytes: head.u64(64), kernels: head.u32(72), steps: head.u32(76) };
+    this.totals = { code_bytes: head.amount(56), device_bytes: head.amount(64), kernels: head.u32(72), steps: head.u32(76) };
+    const table = head.part(HEADER, 64 * count);
+    if (!sameBytes(await sha256(table), head.part(24, 32))) {
+      throw corrupt("the table of sections is not what its hash says");
+    }
     for (const [name, most] of Object.entries(limits)) {
       const wanted = this.totals[/** @type {keyof Limits} */ (name)];
       if (wanted > most) {
         throw refused(`the file states ${wanted} ${name}, the limit is ${most}. If you trust it: limits: { ${name}: ${wanted} }`);
       }
-    }
-    const table = head.part(HEADER, 64 * count);
-    if (!sameBytes(await sha256(table), head.part(24, 32))) {
-      throw corrupt("the table of sections is not what its hash says");
     }
     const end = this._readRows(new View(table, "the table of sections"), count);
     if (end !== length) throw corrupt(`${length - end} bytes lie behind the last section`);
@@ -343,14 +365,14 @@ export class CookedFile {
       const spirv = { offset: view.u64(at + 56), packed: view.u32(at + 64), unpacked: view.u32(at + 68) };
       for (const one of [spirv, { offset, packed, unpacked }]) { // none is unpacked twice
         code.need(one.offset, one.packed);
-        if (one.packed ? one.offset !== end : one.offset || one.unpacked) {
+        if (one.packed ? one.offset !== end || !one.unpacked : one.offset || one.unpacked) {
           throw corrupt(`the code of kernel '${label}' does not lie behind that of the one before`);
         }
         end += one.packed;
       }
       if (flags > 7) throw corrupt(`kernel '${label}' has the unknown flags ${flags}`);
       const fits = paramsBytes % 16 === 0 && paramsBytes >= 16 && paramsBytes <= 65536 &&
-        tensors >= 1 && tensors <= 64 && unpacked <= 1040 * packed && spirv.unpacked <= 1040 * spirv.packed;
+        tensors >= 1 && tensors <= 64 && spirv.unpacked % 4 === 0 && unpacked <= 1040 * packed && spirv.unpacked <= 1040 * spirv.packed;
       if (!fits) throw corrupt(`kernel '${label}' is of no possible size`);
       const unpackedBytes = unpacked + spirv.unpacked;
       found.push({ label, paramsBytes, tensors, flags, offset, packed, unpacked, unpackedBytes });
@@ -370,23 +392,19 @@ export class CookedFile {
   async guess(device) {
     if (!this.has("guess")) return new FirstGuess();
     const view = await this.section("guess");
-    const devices = view.u32(0), factors = view.u32(4), first = 8 + 40 * devices;
-    if (devices > 64 || factors > 4096) throw corrupt("section 'guess' has too many rows");
-    view.need(0, first + 16 * factors);
-    for (let i = 0; i < devices; i++) {
-      const at = 8 + 40 * i;
-      const from = view.u32(at + 32), count = view.u32(at + 36);
-      if (from + count > factors) throw corrupt("section 'guess': factors lie outside of it");
-      if (!matches(this.text(view, at), device)) continue;
-      /** @type {Record<string, number>} */ const kernels = {};
-      for (let row = first + 16 * from; row < first + 16 * (from + count); row += 16) {
-        kernels[this.text(view, row)] = view.f64(row + 8);
-      }
-      const [flops, bytes, launch] = [8, 16, 24].map((field) => view.f64(at + field));
-      if (!flops || !bytes) throw corrupt("section 'guess': a device that does nothing");
-      return new FirstGuess(flops, bytes, launch, kernels);
-    }
-    return new FirstGuess();
+    const devices = view.u32(0), count = view.u32(4), first = 8 + 40 * devices;
+    if (devices > 64 || count > 4096) throw corrupt("section 'guess' has too many rows");
+    if (view.bytes.byteLength !== first + 16 * count) throw corrupt("section 'guess' has gaps");
+    const factors = Array.from({ length: count }, (_, i) =>
+      /** @type {const} */ ([this.text(view, first + 16 * i), view.rate(first + 16 * i + 8)]));
+    const found = Array.from({ length: devices }, (_, i) => {
+      const at = 8 + 40 * i, from = view.u32(at + 32), many = view.u32(at + 36);
+      if (from + many > count) throw corrupt("section 'guess': factors lie outside of it");
+      const kernels = Object.fromEntries(factors.slice(from, from + many));
+      const guess = new FirstGuess(view.rate(at + 8), view.rate(at + 16), view.f64(at + 24), kernels);
+      return { pattern: this.text(view, at), guess };
+    });
+    return found.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
   }
 }
 
@@ -567,12 +585,12 @@ class PlanReader {
     const software = view.u32(80);
     if (software > 1) throw corrupt(`${view.where}: ${software} is no kind of driver`);
     for (const alignment of [this.alignment, view.u32(44)]) {
-      if (alignment < 4 || alignment > 1 << 16 || alignment & (alignment - 1)) {
+      if (alignment < 4 || alignment > 4096 || alignment & (alignment - 1)) {
         throw corrupt(`${view.where}: ${alignment} is no alignment`);
       }
     }
     for (const bytes of this.sizes) {
-      if (bytes % 4 || bytes > 2 ** 48) throw corrupt(`${view.where}: a buffer of ${bytes} bytes`);
+      if (bytes % 4 || bytes > 2 ** 48 || bytes > view.amount(56)) throw corrupt(`${view.where}: a buffer of ${bytes} bytes`);
     }
     const inputs = this._rows(128, 80, (at) => this._tensor(at));
     if (inputs.length > 64) throw corrupt(`${this.view.where}: ${inputs.length} inputs`);
@@ -637,8 +655,8 @@ class PlanReader {
     return [
       atMost("minStorageBufferOffsetAlignment", this.alignment),
       atMost("minUniformBufferOffsetAlignment", view.u32(44)),
-      atLeast("maxStorageBufferBindingSize", view.u64(48)),
-      atLeast("maxBufferSize", Math.max(view.u64(56), ...this.sizes)),
+      atLeast("maxStorageBufferBindingSize", view.amount(48)),
+      atLeast("maxBufferSize", Math.max(view.amount(56), ...this.sizes)),
       atLeast("maxComputeInvocationsPerWorkgroup", view.u32(64)),
       atLeast("maxComputeWorkgroupStorageSize", view.u32(68)),
       atLeast("maxStorageBuffersPerShaderStage", view.u32(72)),
@@ -647,6 +665,7 @@ class PlanReader {
   /** @param {number} paramsBytes @returns {Step[]} */ _steps(paramsBytes) {
     const { view, file } = this;
     const bindings = this._rows(120, 24, (at) => this._binding(at));
+    if (bindings.some(({ bytes }) => bytes > view.amount(48))) throw corrupt(`${view.where}: a binding that is too large`);
     const paramsAt = view.u32(156), unit = view.u32(44);
     /** @type {Map<number, number>} parameter blocks */ const blocks = new Map();
     let end = 0, next = 0;
@@ -662,7 +681,8 @@ class PlanReader {
         end = params + bytes;
       }
       // bindings lie one behind the other, and parameters are a block of their own or one before
-      const fits = known && groups >= 1 && count === known.tensors && writes <= count && first === next &&
+      const fits = known && groups >= 1 && groups <= 65535 ** 2 && count === known.tensors && writes >= 1 &&
+        writes <= count && count <= view.u32(72) && (!(known.flags & 2) || view.u32(76) > 0) && first === next &&
         first + count <= bindings.length && bytes === known.paramsBytes && blocks.get(params) === bytes;
       next += count;
       view.zeros(at + 88, 8);
@@ -681,7 +701,7 @@ class PlanReader {
   }
   /** @param {number} at @returns {[Range, Range]} from and to */ _update(at) {
     const from = this._binding(at), to = this._binding(at + 24);
-    if (from.space === to.space) throw corrupt(`${this.view.where}: an update within one buffer`);
+    if (from.space === to.space || to.space === 1) throw corrupt(`${this.view.where}: an update within one buffer`);
     return [from, to];
   }
   /** @param {number} at @returns {Range} */ _binding(at) {
@@ -709,17 +729,18 @@ class PlanReader {
     const type = TYPES[view.u32(at + 8)], layout = LAYOUTS[view.u32(at + 12)];
     const shape = view.shape(at + 16);
     view.zeros(at + 72, 8);
-    if (!type || !layout || (layout !== "plain" && (shape.length < 2 || type !== "scalar"))) {
+    if (!type || !layout || (layout !== "plain" && (shape.length < 3 || type !== "scalar"))) {
       throw corrupt(`${view.where}: '${name}' is a tensor of no known kind`);
     }
     const elements = size(shape), bytes = view.u64(at + 64);
     const wanted = elements ? storedBytes(shape, layout) : 0;
     const offset = view.u64(at + 56);
-    if (bytes !== wanted || offset % 4) {
+    if (bytes !== wanted || offset % this.alignment) {
       throw corrupt(`${view.where}: '${name}' [${shape}] takes ${wanted} bytes, not ${bytes}`);
     }
     const space = view.u32(at + 52);
-    return this._inside({ name, type, layout, shape, elements, space, offset, bytes });
+    this._inside({ space, offset, bytes: roundUp(bytes, 16) });
+    return { name, type, layout, shape, elements, space, offset, bytes };
   }
 }
 

@@ -49,7 +49,7 @@ def test_every_byte_counts(cooked):
             continue  # enough of what nobody looks into
         damaged = bytearray(cooked)
         damaged[place] ^= 1 << place % 8
-        with pytest.raises(cml.CorruptArtifact):
+        with pytest.raises(cml.StaleArtifact if 8 <= place < 12 else cml.CorruptArtifact):
             cml.load_cooked(damaged, limits=ENDLESS)
 
 

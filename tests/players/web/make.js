@@ -148,11 +148,11 @@ export async function sections(how = {}) {
   const counts = [steps.length, bindings.length, 1, 1, 1, params.length, 2];
   const needs = {
     storage: ALIGN, uniform: 256, binding: BYTES, buffer: 4 * KEPT, invocations: 8, shared: 0,
-    tensors: 3, ...how.needs,
+    tensors: 3, lanes: 0, ...how.needs,
   };
   const plan = new Bytes();
   plan.u32(...strings.at("portable"), 0, 0).u64(4 * KEPT, 16, 4).u32(needs.storage, needs.uniform);
-  plan.u64(needs.binding, needs.buffer).u32(needs.invocations, needs.shared, needs.tensors, 0, 0, 0);
+  plan.u64(needs.binding, needs.buffer).u32(needs.invocations, needs.shared, needs.tensors, needs.lanes, 0, 0);
   plan.f64(3e3, 4e4).u64(15);
   let offset = 192;
   parts.forEach((part, i) => {
@@ -170,7 +170,7 @@ export async function sections(how = {}) {
   golden.raw(new Uint8Array(x.buffer)).raw(new Uint8Array(expected(x, 0).buffer));
   const guess = new Bytes().u32(1, 1, ...strings.at("")).f64(2e7, 4e6, 0.004).u32(0, 1);
   guess.u32(...strings.at("k")).f64(1.5);
-  const meta = new TextEncoder().encode(JSON.stringify({ name: "small", engine: "0" }));
+  const meta = new TextEncoder().encode(JSON.stringify({ name: "small", engine: "0", rules: 1, custom: [], half: false }));
   /** @type {[string, number, Uint8Array<ArrayBuffer>][]} */
   const made = [
     ["code", 0, new Uint8Array(code.all)], ["golden", 0, new Uint8Array(golden.all)],

@@ -192,7 +192,7 @@ test("a device with smaller limits, or without WGSL, says what is wanted", async
   const plain = /** @type {GPUDevice} */ (await (await navigator.gpu.requestAdapter())?.requestDevice());
   const kernels = KERNELS.map((kernel) => ({ ...kernel, flags: 6 }));
   for (const [how, text] of /** @type {[any, string][]} */ ([
-    [{ kernels }, "'subgroups'"], [{ kernels }, "'shader-f16'"],
+    [{ kernels, needs: { lanes: 4 } }, "'subgroups'"], [{ kernels, needs: { lanes: 4 } }, "'shader-f16'"],
     [{ needs: { tensors: 9 } }, "maxStorageBuffersPerShaderStage of at least 9, the device has 8"],
   ])) {
     const error = await raised(async () => await load(plain, await small(how)));
