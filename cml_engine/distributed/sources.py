@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cml_engine.budget import current
 from cml_engine.distributed.storing.checks import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.files import arrays as array_files
@@ -86,6 +87,7 @@ class ZarrChunks:
         places = zip(self._at(number), self.chunks, strict=True)
         array = _opened(self.place)
         check_array(array, self.place)  # again: it may have been written anew
+        _charge_chunk(array, self.place, self.chunks)
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
         try:
             check_chunk(array, self._at(number))
@@ -208,11 +210,17 @@ def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
             f"'{place}' has chunks of {list(chunks)}, the model's input '{name}' is {fact}: "
             "wanted chunks of that shape"
         )
+    _charge_chunk(array, place, chunks)
     if any(n % size for n, size in zip(shape, chunks, strict=True)):
         raise InputError(f"'{place}': {list(shape)} are no whole chunks of {list(chunks)}")
     return ZarrChunks(
         place, chunks, tuple(n // size for n, size in zip(shape, chunks, strict=True))
     )
+
+
+def _charge_chunk(array: Any, place: str, chunks: Sequence[int]) -> None:
+    """Charges what a chunk unpacks to; a few kilobytes may be gigabytes of zeros."""
+    current().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

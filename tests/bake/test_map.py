@@ -420,3 +420,15 @@ def test_the_cluster_of_this_machine_listens_on_this_machine_only():
             if found.status == psutil.CONN_LISTEN
         }
     assert listening == {"127.0.0.1"}
+
+
+def test_chunks_of_gigabytes_of_zeros_are_refused(tmp_path, monkeypatch) -> None:
+    """Some kilobytes of a Zarr array may be a chunk of 20 MB, which the limits of loads bound."""
+    place, shape = tmp_path / "x.zarr", (1, 5_000_000)
+    zarr.create_array(str(place), data=np.ones(shape, np.float32), chunks=shape)
+    facts = {"x": Fact("scalar", shape)}
+    source = open_source(str(place), facts)
+    monkeypatch.setenv("CML_LOAD_LIMITS", "memory=10M")
+    for read in (lambda: source.read(0, facts), lambda: open_source(str(place), facts)):
+        with pytest.raises(InputError, match=r"a chunk of '.*x.zarr' needs 20,000,000 bytes"):
+            read()
