@@ -7,6 +7,8 @@
 
 // F: the floats, I: the integers.
 //
+// cml_integer_numbers: 0 has no sign. Some drivers turn F(I(a)) into trunc(a), which keeps that of -0.
+//
 // cml_rule_scaled: a sum times mantissa / 2^exponent, halves up. `code` is mantissa * 64 + exponent.
 // The mantissa has 15 bits, so both halves of the sum times it fit; the shift is of 17 bits or more,
 // and what would be less is shifted left before, which has been proven to fit.
@@ -26,7 +28,7 @@
     F cml_requantize(F a, F code, F low, F high) { \
         return cml_requantize(I(a), code, low, high); \
     } \
-    F cml_integer_numbers(F a, F scale) { return F(I(a)) * scale; } \
+    F cml_integer_numbers(F a, F scale) { return select(I(a) == I(0), F(0.0), F(I(a)) * scale); } \
     F cml_requantize_signed(I a, F code, F negative, F low, F high) { \
         return cml_requantize(a, select(a < I(0), negative, code), low, high); \
     } \
