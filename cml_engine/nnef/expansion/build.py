@@ -233,7 +233,7 @@ class DocumentBuilder:
 def _fact(bound: Bound, site: Site) -> Fact:
     shape = bound.values["shape"]
     if not can_be_shape(shape):
-        message = f"no tensor can have the shape {shape[:8]}: wanted at most 32 extents below 2^31"
+        message = f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647"
         raise site.error(ShapeError, message)
     dtype = bound.dtype or "scalar"
     if dtype not in NUMPY_DTYPE:

@@ -507,7 +507,7 @@ def test_empty_shapes_that_no_array_has(shape):
     text = (
         "version 1.0;\ngraph g(x) -> (y)\n{{\n    x = external(shape = {});\n    y = relu(x);\n}}\n"
     )
-    with pytest.raises(CmlError, match="no tensor can have the shape"):
+    with pytest.raises(CmlError, match="shape .* wants at most 32 extents"):
         cml.load(cml.MemoryModel(text.format(shape)))
 
 
