@@ -161,7 +161,7 @@ test("inputs are checked when they are handed in", async (gpu) => {
 test("a kernel that does not compile is named, with the reason", async (gpu) => {
   const { wgsl: whole } = KERNELS[0];
   for (const wgsl of [
-    "fn main() { nonsense }", "", whole.replace("gid.y", "gid.q"), whole.replace("fn main", "fn other"),
+    "fn main() { nonsense }", "// nothing", whole.replace("gid.y", "gid.q"), whole.replace("fn main", "fn other"),
     whole.replace("binding(4)", "binding(9)"), whole.replace("size(8)", "size(1 << 20)"),
     whole.replace("a: u32, b: u32", "a: array<vec4<u32>, 64>"), whole.replace("read_write", "read"),
     `enable nothing_known;${whole}`, whole.replace("array<f32>", "texture_2d<f32>"),
