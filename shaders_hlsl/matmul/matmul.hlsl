@@ -130,6 +130,23 @@ static uint a_at[HELD];
 static uint b_at[COLS];
 static float cml_sum[ROWS * COLS];
 
+// Adds the products of a number of each row with one of each column.
+void multiply(float x[HELD], float w[COLS])
+{
+    [ForceUnroll]
+    for (uint i = 0; i < ROWS; i++) {
+#ifdef SHARE
+        float y = WaveReadLaneAt(x[i / SHARERS], i % SHARERS);
+#else
+        float y = x[i];
+#endif
+        [ForceUnroll]
+        for (uint j = 0; j < COLS; j++) {
+            cml_sum[i * COLS + j] = mad(y, w[j], cml_sum[i * COLS + j]);
+        }
+    }
+}
+
 // Adds the products of A and B from `k` to `k + STEP - 1`.
 void add_products(uint k)
 {
@@ -154,6 +171,9 @@ void add_products(uint k)
 #endif
     [ForceUnroll]
     for (uint c = 0; c < STEP; c++) {
+        float y[HELD];
+        [ForceUnroll]
+        for (uint h = 0; h < HELD; h++) { y[h] = x[h][c]; }
         float w[COLS];
 #if defined(B_VECTOR)
         [ForceUnroll]
@@ -171,18 +191,7 @@ void add_products(uint k)
         [ForceUnroll]
         for (uint l = 0; l < COLS; l++) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
 #endif
-        [ForceUnroll]
-        for (uint i = 0; i < ROWS; i++) {
-#ifdef SHARE
-            float y = WaveReadLaneAt(x[i / SHARERS][c], i % SHARERS);
-#else
-            float y = x[i][c];
-#endif
-            [ForceUnroll]
-            for (uint j = 0; j < COLS; j++) {
-                cml_sum[i * COLS + j] = mad(y, w[j], cml_sum[i * COLS + j]);
-            }
-        }
+        multiply(y, w);
     }
 }
 
