@@ -17,6 +17,18 @@
 #define INPUT NUMBER
 #include "conv_line.hlsli"
 
+// The products of a channel's inputs with vector `i` of a line of taps.
+void add_vector(NUMBER4 f, NUMBER x[SPAN], int i) {
+    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        int at = i % VECTORS * 4 * COLUMNS + j;
+        NUMBER v = x[j * STRIDE + i / VECTORS];
+        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+            int to = at + row * COLUMNS;
+            cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
+        }}
+    }}
+}
+
 // The products of a channel's inputs with a line of taps, which begins at vector `w`.
 void add_line(NUMBER x[SPAN], uint w) {
 #if SHARE
@@ -32,14 +44,7 @@ void add_line(NUMBER x[SPAN], uint w) {
 #else
         NUMBER4 f = T1[w + i];
 #endif
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
-            int at = i % VECTORS * 4 * COLUMNS + j;
-            NUMBER v = x[j * STRIDE + i / VECTORS];
-            {[ForceUnroll] for (int row = 0; row < 4; row++) {
-                int to = at + row * COLUMNS;
-                cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
-            }}
-        }}
+        add_vector(f, x, i);
     }}
 }
 

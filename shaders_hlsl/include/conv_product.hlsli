@@ -56,6 +56,25 @@ void cml_add_result(int o, int column, NUMBER4 sums) {
     {[ForceUnroll] for (int i = 0; i < 4; i++) { cml_sum[at + i * COLUMNS] += sums[i]; }}
 }
 
+// Adds the products of vector `i` of a block of the filter.
+void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
+    {[ForceUnroll] for (int j = 0; j < STEPS; j++) {
+        int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
+#if DOT4
+        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+            int to = at + row * COLUMNS;
+            cml_sum[to] = dot4add_i8packed(f[row], x[j], cml_sum[to]);
+        }}
+#else
+        NUMBER v = x[j][i / VECTORS];
+        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+            int to = at + row * COLUMNS;
+            cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
+        }}
+#endif
+    }}
+}
+
 // Adds the products of four input channels, whose filter begins at vector `w`, to a phase's columns.
 void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
@@ -71,21 +90,7 @@ void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #else
         FILTER f = T1[w + i];
 #endif
-        {[ForceUnroll] for (int j = 0; j < STEPS; j++) {
-            int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
-#if DOT4
-            {[ForceUnroll] for (int row = 0; row < 4; row++) {
-                int to = at + row * COLUMNS;
-                cml_sum[to] = dot4add_i8packed(f[row], x[j], cml_sum[to]);
-            }}
-#else
-            NUMBER v = x[j][i / VECTORS];
-            {[ForceUnroll] for (int row = 0; row < 4; row++) {
-                int to = at + row * COLUMNS;
-                cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
-            }}
-#endif
-        }}
+        multiply_vector(f, x, i, phase);
     }}
 }
 
