@@ -196,6 +196,8 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
         return np.asarray((got != wanted) & ~np.isnan(allowed))
     with np.errstate(invalid="ignore"):
         far = np.abs(got.astype(np.float64) - wanted) > allowed
+    exact = (allowed == 0) & ~np.isnan(wanted)  # to the bit: 0 has a sign
+    far |= exact & (np.signbit(got) != np.signbit(wanted))
     return np.asarray(((_kind(got) != _kind(wanted)) | far) & ~np.isnan(allowed))
 
 

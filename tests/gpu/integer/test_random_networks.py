@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 
 import cml_engine as cml
+from cml_engine.planning.lower import PlanOptions
 from tests import fuzz
 
 CASES = 36
@@ -76,6 +77,17 @@ def test_a_view_of_an_input(view, gpu):
 @pytest.mark.parametrize("lines", PROLOGUES)
 def test_elementwise_operators_before_a_convolution(lines, gpu):
     check_alike(f"{lines} y = conv(a, filters, 0.0);", gpu)
+
+
+@pytest.mark.parametrize("lines", ["y = copy(x);", "y = neg(x);", "y = relu(x);"])
+def test_outputs_of_zero_have_no_sign(lines, gpu):
+    """Wherever the words of the output lie, packed or not."""
+    graph, sample = quantized(lines)
+    zeros = {"x": np.where(sample["x"] > 0, np.float32(-0.0), np.float32(0.0))}
+    for keep in (False, True):
+        options = cml.CompileOptions(plan=PlanOptions(keep=keep))
+        (got,) = cml.Session(graph, gpu, options).run(zeros).values()
+        assert not got.view(np.uint32).any()
 
 
 def test_cases_are_the_same_in_every_run_and_not_alike():
