@@ -22,7 +22,7 @@ PLACES = {
     "scheduler": "cml_engine/scheduler",
     "shaders_hlsl": "cml_engine/shaders_hlsl",
     "demo_game": "cml_engine/demo_game",
-    "players/web": "cml_engine/web/player",
+    "players/web": "cml_engine/cooked/web/player",
 }
 _FROM = re.compile(r"^(\s*from )((?:scheduler|demo_game)\b[\w.]* import )", re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*)(import (?:scheduler|demo_game))$", re.MULTILINE)

@@ -60,9 +60,9 @@ def collect(workload: Workload) -> Facts | str:
 
 def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
     """Load, plan and make ready, with the time of each."""
+    from cml_engine.compiler.optimize import optimize
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.passes import optimize
-    from cml_engine.session import CompileOptions, make_plan
+    from cml_engine.runtime.session import CompileOptions, make_plan
 
     load_families()
     gpu = Gpu()
@@ -89,9 +89,9 @@ def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
 
 def first_divergence(graph: Any, gpu: Any, inputs: Mapping[str, Array]) -> str:
     """What ``cml validate`` says."""
-    from cml_engine.backends.shadow import shadow_run
-    from cml_engine.passes import optimize
-    from cml_engine.report.validation import Validation
+    from cml_engine.compiler.optimize import optimize
+    from cml_engine.runtime.shadow import shadow_run
+    from cml_engine.tools.report.validation import Validation
 
     return Validation.of(graph.name, gpu.name, shadow_run(optimize(graph), gpu, inputs)).first
 

@@ -28,15 +28,15 @@ from benchmarks.contenders import CONTENDERS, Unavailable, Workload
 from benchmarks.models import AGENTS, MODELS
 from benchmarks.ncnn.int8 import Int8Network
 from benchmarks.turns import Turn, elapsed, in_turns, ratio
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Graph
-from cml_engine.integer.check import random_words
+from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.report.integer_memory import IntegerMemory
+from cml_engine.runtime.integer_check import random_words
+from cml_engine.tools.report.integer import IntegerMemory
 from examples.upscale import assets
 
 Array = np.ndarray[Any, Any]

@@ -21,7 +21,7 @@ from benchmarks.ncnn.transformers import GPT, VIT, Transformer
 from benchmarks.ncnn.write import write_ncnn
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Graph
+from cml_engine.ir.graph import Graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
 from examples.upscale import assets, pictures

@@ -32,7 +32,7 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
     import numpy as np
 
     import cml_engine as cml
-    from cml_engine.convert import graph_builder
+    from cml_engine.formats import graph_builder
 
     make, random = graph_builder(), np.random.default_rng(0)
     x = skip = make.input("x", (1, channels, _SIDE, _SIDE))
@@ -73,10 +73,10 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
     """Print milliseconds by phase; the operators, and what comes before packing."""
     begin = time.perf_counter()
     import cml_engine as cml
+    from cml_engine.compiler.optimize import optimize
     from cml_engine.ops import load_families
     from cml_engine.ops.declaration.lowering import Lowering
-    from cml_engine.passes import optimize
-    from cml_engine.session import CompileOptions, make_plan
+    from cml_engine.runtime.session import CompileOptions, make_plan
 
     load_families()
     rows = {"import the engine and its operators": [_since(begin)]}

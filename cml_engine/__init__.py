@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from cml_engine.budget import LoadLimits
+from cml_engine.compiler.integer.quantizer.quantize import quantize
+from cml_engine.compiler.passes.rules import Match, Rule, register_rule
 from cml_engine.cooked.form import CookedLimits
 from cml_engine.cooked.load import load_cooked
 from cml_engine.errors import (
@@ -25,10 +26,11 @@ from cml_engine.errors import (
     ModelError,
     StaleArtifact,
 )
-from cml_engine.graph import Attrs, Fact, Graph, Slider
-from cml_engine.integer.quantizer.quantize import quantize
-from cml_engine.loading import load, save
-from cml_engine.model_source import ModelSource
+from cml_engine.formats.loading import load, save
+from cml_engine.io.budget import LoadLimits
+from cml_engine.io.model_source import ModelSource
+from cml_engine.ir.graph import Attrs, Fact, Graph, Slider
+from cml_engine.ir.textures import TextureInput
 from cml_engine.nnef import MemoryModel
 from cml_engine.ops import (
     Case,
@@ -42,10 +44,8 @@ from cml_engine.ops import (
     same_as,
     unregister,
 )
-from cml_engine.passes.rules import Match, Rule, register_rule
-from cml_engine.session import CompileOptions, Session
-from cml_engine.textures.inputs import TextureInput
-from cml_engine.tiling.run import run_tiled
+from cml_engine.runtime.session import CompileOptions, Session
+from cml_engine.runtime.tiling import run_tiled
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

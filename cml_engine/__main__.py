@@ -2,6 +2,6 @@
 
 import sys
 
-from cml_engine.cli import main
+from cml_engine.tools.cli import main
 
 sys.exit(main())

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
-from cml_engine.files.atomic_write import write_atomically
-from cml_engine.ranges import BUDGET_MS, TIMES, Real, Whole
+from cml_engine.errors.arguments import BUDGET_MS, TIMES, Real, Whole
+from cml_engine.io.atomic_write import write_atomically
 from demo_game import STARTED
 from demo_game.reporting.report import RunReport, plain_table, table
 from demo_game.world.sun import LIGHTS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import kept_names, load_chain
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest, world_hash

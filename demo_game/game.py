@@ -21,7 +21,7 @@ from cml_engine import (
     operators_per_frame,
     plan_frame,
 )
-from cml_engine.panel import OperatorTimes
+from cml_engine.tools.panel import OperatorTimes
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
 from demo_game.cores import keep_apart

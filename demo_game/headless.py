@@ -14,7 +14,7 @@ import wgpu
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality

@@ -48,8 +48,8 @@ def checked_share(name: str, value: Any) -> float:
 
 
 def ranges() -> Any:
-    """The readers of :mod:`cml_engine.ranges`, which comes with NumPy."""
-    from cml_engine import ranges as found
+    """The readers of :mod:`cml_engine.errors.arguments`, which comes with NumPy."""
+    from cml_engine.errors import arguments as found
 
     return found
 

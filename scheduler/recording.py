@@ -33,14 +33,14 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, whole or not at all."""
-        from cml_engine.files.atomic_write import write_atomically
+        from cml_engine.io.atomic_write import write_atomically
 
         write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Inverse of :meth:`save`; ``ValueError`` for another file."""
-        from cml_engine.files.json import read_json
+        from cml_engine.io.json import read_json
 
         try:
             data = read_json(path)

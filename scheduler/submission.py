@@ -37,6 +37,6 @@ def accepted(
 
 def _on_gpu(inputs: Mapping[str, Any]) -> frozenset[str]:
     """Inputs that are not host arrays."""
-    from cml_engine.textures.inputs import on_device  # the scheduler comes without NumPy
+    from cml_engine.ir.textures import on_device  # the scheduler comes without NumPy
 
     return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

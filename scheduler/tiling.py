@@ -110,8 +110,8 @@ def submit_tiled(
 ) -> TiledJob:
     """As :func:`cml_engine.run_tiled`, within the budget of frames; ``options`` are those of
     :meth:`FrameScheduler.submit` for each tile's job."""
-    from cml_engine.session import Session  # the scheduler comes without NumPy
-    from cml_engine.tiling.tiles import Tiles
+    from cml_engine.runtime.session import Session  # the scheduler comes without NumPy
+    from cml_engine.runtime.tiling import Tiles
 
     ranges().an_object(FrameScheduler, scheduler, "scheduler")
     ranges().an_object(Session, session, "session")

@@ -1,6 +1,6 @@
 """Tuning in a running game: kernels are measured in what the other networks leave of the budget.
 
->>> bench = cml_engine.tuning.Bench(session, again=False)               # doctest: +SKIP
+>>> bench = cml_engine.runtime.tuning.Bench(session, again=False)               # doctest: +SKIP
 >>> tuning = Tuning(scheduler, bench)                                   # doctest: +SKIP
 >>> tuning.observe(scheduler.end_frame())       # in every frame        # doctest: +SKIP
 """
@@ -25,7 +25,7 @@ _MOST_VAIN = 8
 
 
 class Workbench(Protocol):
-    """The choices to measure: :class:`cml_engine.tuning.Bench`."""
+    """The choices to measure: :class:`cml_engine.runtime.tuning.Bench`."""
 
     candidates: Sequence[Any]
 
@@ -38,7 +38,7 @@ class Workbench(Protocol):
         ...
 
     def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
-        """Returns the :class:`cml_engine.tuning.Trial` that selects what is timed next and
+        """Returns the :class:`cml_engine.runtime.tuning.Trial` that selects what is timed next and
         decides."""
         ...
 
@@ -82,7 +82,7 @@ class Tuning:
 
     Parameters
     ----------
-    rounds : for each option, see :class:`cml_engine.tuning.Trial`.
+    rounds : for each option, see :class:`cml_engine.runtime.tuning.Trial`.
     priority : of the jobs; 0 is only what the game's own leave of a frame.
     """
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.cooked import cook
-from cml_engine.session import random_inputs
+from cml_engine.runtime.session import random_inputs
 from scheduler.tools.commands import cooked_guesses
 from tests.fixtures import no_compiler
 from tests.players.building import build

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.convert.onnx.export import onnx_parts
-from cml_engine.convert.onnx.export.forms import export_rows
 from cml_engine.errors import UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Graph
+from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.onnx.export import onnx_parts
+from cml_engine.formats.onnx.export.forms import export_rows
+from cml_engine.ir.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
-from cml_engine.ranges import ONNX_OPSET
 from tests.generate import Numbers, random_call
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 

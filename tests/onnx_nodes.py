@@ -24,7 +24,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, NeedsConstant, UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Graph
+from cml_engine.ir.graph import NUMPY_DTYPE, Graph
 from tests.onnx_wheels import StoredCase, stored_cases
 
 Array = np.ndarray[Any, Any]
@@ -258,8 +258,8 @@ MARK = "<!-- {} -->"
 
 def operator_table() -> str:
     """The rows of the importer, a line for each operator and range of opsets."""
-    from cml_engine.convert.onnx import operators  # noqa: F401
-    from cml_engine.convert.onnx.rows import all_rows
+    from cml_engine.formats.onnx import operators  # noqa: F401
+    from cml_engine.formats.onnx.rows import all_rows
 
     lines = ["| operator | opsets | becomes |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| {r.qualified} | {r.opsets} | {r.nnef} |" for r in all_rows())])

@@ -19,7 +19,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from scheduler.executor import Slice
 
 _TEXT = """version 1.0;

@@ -20,7 +20,7 @@ from typing import Any
 import cml_engine as cml
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.session import random_inputs
+from cml_engine.runtime.session import random_inputs
 from scheduler.executor import Slice
 
 #: frames until the last times are here

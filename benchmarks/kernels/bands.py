@@ -14,10 +14,10 @@ import numpy as np
 
 import cml_engine as cml
 from benchmarks.turns import in_turns, ratio
+from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
-from cml_engine.graph import Graph
-from cml_engine.plan import Plan
-from cml_engine.session import CompileOptions, random_inputs
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session import CompileOptions, random_inputs
 
 _HEAD = (
     "| network | limit | arena MiB | bands | computed twice | dispatches | best ms | "

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import cml_engine as cml
 from benchmarks.turns import in_turns, ratio
-from cml_engine.graph import Graph
-from cml_engine.passes import NAMES
-from cml_engine.session import CompileOptions
+from cml_engine.compiler.optimize import NAMES
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session import CompileOptions
 from tests.fixtures.graphs import BLOCKS
 
 #: left out one at a time, then all together

@@ -17,19 +17,19 @@ import numpy as np
 
 from benchmarks.kernels.controls import Control
 from benchmarks.turns import elapsed, in_turns
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Graph
-from cml_engine.layout import C4
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.layout import C4
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.plan import Plan
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.testing import case_graph
+from cml_engine.tools.testing import case_graph
 
 Array = np.ndarray[Any, Any]
 #: what is timed, and its FLOPs (of a copy, bytes)

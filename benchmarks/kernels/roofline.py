@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cml_engine.compiler.plan import Step
 from cml_engine.ops.declaration.spec import Cost
-from cml_engine.plan import Step
 
 #: a kernel that takes more than three times as long as any of its limits lets it has another one:
 #: the instructions around its products, which no peak is measured of

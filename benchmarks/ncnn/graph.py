@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.ncnn.model import Array, NcnnParts
-from cml_engine.graph import Graph, Node
+from cml_engine.ir.graph import Graph, Node
 
 _UNARY = {"abs": 0, "floor": 2, "sqr": 4, "sqrt": 5, "rsqrt": 6, "log2": 8}
 _BINARY = {"add": 0, "sub": 1, "mul": 2, "div": 3}

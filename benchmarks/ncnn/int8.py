@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.contenders import Array, Inputs, Workload, ncnn_net, run_ncnn
 from benchmarks.ncnn.model import flagged, plain
-from cml_engine.convert.ncnn.files.bin import WeightReader
-from cml_engine.convert.ncnn.files.param import MAGIC, NcnnLayer, read_param
-from cml_engine.model_source import file_source
+from cml_engine.formats.ncnn.bin import WeightReader
+from cml_engine.formats.ncnn.param import MAGIC, NcnnLayer, read_param
+from cml_engine.io.model_source import file_source
 
 #: before weights of 8 bits
 _FLAG = struct.pack("<I", 0x000D4B38)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.plan import Finished, Plan, Step
 from cml_engine.cooked.form import SUBGROUPS, Totals
 from cml_engine.cooked.golden import Golden
 from cml_engine.cooked.kernels import Cooked, digest_of
@@ -14,11 +16,9 @@ from cml_engine.cooked.reader import damaged
 from cml_engine.errors import CmlError, StaleArtifact, UnsupportedOp
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_key, step_params
-from cml_engine.graph import Graph
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import is_registered
-from cml_engine.passes.infer import infer_facts
-from cml_engine.plan import Finished, Plan, Step
 
 T = TypeVar("T")
 

@@ -10,6 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
+from cml_engine.compiler.integer.digest import model_digest
+from cml_engine.compiler.integer.gas import gas_of
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.asked import NOTHING_DECIDED, Decide, checked
+from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.form import META, PLAN, RULES
 from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
@@ -19,21 +28,12 @@ from cml_engine.cooked.plan_out import write_plan
 from cml_engine.cooked.profiles import PROFILES, Profile
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import an_object, flag, some_of
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_keys
-from cml_engine.graph import Graph
-from cml_engine.integer.digest import model_digest
-from cml_engine.integer.gas import gas_of
+from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.passes import optimize
-from cml_engine.plan import Plan
-from cml_engine.planning.asked import NOTHING_DECIDED, Decide, checked
-from cml_engine.planning.choose_storage import Storage
-from cml_engine.planning.lower import PlanOptions
-from cml_engine.planning.plan_graph import plan_graph
-from cml_engine.ranges import an_object, flag, some_of
-from cml_engine.tuning.tables import shipped_table
 
 
 def cook(

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from struct import Struct
 
-from cml_engine.budget import OverBudget
-from cml_engine.model_source import Bytes
+from cml_engine.io.budget import OverBudget
+from cml_engine.io.model_source import Bytes
 
 MAGIC = b"\x89CML\r\n\x1a\n"
 FORMAT = 2

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
-from cml_engine.backends.cpu import CpuProgram, as_stated, last_uses, run_node
+from cml_engine.compiler.integer.lines import lines_of
 from cml_engine.cooked.form import (
     DTYPES,
     GOLDEN,
@@ -20,12 +19,11 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
+from cml_engine.cpu.cpu import CpuProgram, as_stated, last_uses, run_node
 from cml_engine.errors import CmlError
-from cml_engine.graph import NUMPY_DTYPE, Fact, Graph
-from cml_engine.integer.lines import lines_of
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.ops.declaration.registry import lookup
 
-Array = np.ndarray[Any, Any]
 _ALIGNMENT = 16
 #: inputs that are tried before a network counts as one that magnifies every rounding
 _TRIES = 3

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.budget import current
 from cml_engine.cooked.form import GRAPH, MOST_DIMENSIONS
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.values import read_values
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import CmlError, InputError, Source
-from cml_engine.files.json import parse_json
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.io.budget import current
+from cml_engine.io.json import parse_json
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Epilogue, Fact, Graph, Node
 
-Array = np.ndarray[Any, Any]
 #: types of constants, by the name that the file has
 _TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
 _FIELDS = {

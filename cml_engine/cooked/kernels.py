@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cml_engine.compiler.plan import KernelCode
 from cml_engine.cooked.form import (
     ALL_FLAGS,
     CODE,
@@ -35,7 +36,6 @@ from cml_engine.gpu.shaders.hlsl import (
     digest,
     for_naga,
 )
-from cml_engine.plan import KernelCode
 
 _MAGIC = 0x07230203
 #: SPIR-V's instruction that names a capability, and the numbers of some

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cml_engine.budget import load_budget
 from cml_engine.cooked.artifact import Artifact
 from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN, CookedLimits
 from cml_engine.cooked.golden import read_golden
@@ -16,11 +15,12 @@ from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.cooked.reader import Container, check_size, damaged
 from cml_engine.errors import InputError
-from cml_engine.files.json import parse_json
-from cml_engine.graph import Graph
-from cml_engine.model_source import Bytes, ModelSource, SourceFile
+from cml_engine.errors.arguments import an_object, flag
+from cml_engine.io.budget import load_budget
+from cml_engine.io.json import parse_json
+from cml_engine.io.model_source import Bytes, ModelSource, SourceFile
+from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
-from cml_engine.ranges import an_object, flag
 
 
 def load_cooked(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.compiler.plan import Binding, Finished, Memory, Plan, Step, TensorPlace
 from cml_engine.cooked.form import (
     BINDING,
     DTYPES,
@@ -30,13 +31,11 @@ from cml_engine.cooked.kernels import Cooked
 from cml_engine.cooked.reader import Container, Section, damaged
 from cml_engine.cooked.values import Pieces, read_pieces
 from cml_engine.errors import Source
-from cml_engine.graph import Fact
-from cml_engine.layout import PLAIN, words
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.layout import PLAIN, words
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Cost
-from cml_engine.plan import Binding, Finished, Memory, Plan, Step, TensorPlace
 
-Array = np.ndarray[Any, Any]
 _POWERS = {1 << n for n in range(2, 13)}
 #: no more workgroups than a dispatch of two dimensions has
 _MOST_GROUPS = 65535 * 65535

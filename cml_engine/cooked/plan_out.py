@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from cml_engine.compiler.plan import Binding, Plan, Step, StepWork, TensorPlace
 from cml_engine.cooked.form import (
     BINDING,
     DTYPES,
@@ -23,8 +24,7 @@ from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.shaders.steps import step_params
-from cml_engine.layout import words
-from cml_engine.plan import Binding, Plan, Step, StepWork, TensorPlace
+from cml_engine.ir.layout import words
 
 #: shared memory of a workgroup that the engine's kernels keep within
 _MOST_SHARED = 16384

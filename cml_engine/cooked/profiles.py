@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cml_engine.limits import Limits
+from cml_engine.ir.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

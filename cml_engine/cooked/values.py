@@ -22,9 +22,9 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.errors import InputError
+from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.packing import PackedArray, Packing, as_it_is
 
-Array = np.ndarray[Any, Any]
 #: how numbers are stored, by their number in the file: as bits of 1, 2 and 4 bytes, which are taken
 #: as they are, and as integers, which become 32-bit floats or integers
 STORED = ("uint8", "uint16", "uint32", "int8", "uint8", "int16", "uint16")

@@ -21,7 +21,7 @@ from cml_engine.cooked.form import (
     aligned,
 )
 from cml_engine.cooked.values import Values
-from cml_engine.model_source import Bytes
+from cml_engine.io.model_source import Bytes
 
 
 class Strings:

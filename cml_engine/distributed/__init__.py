@@ -12,8 +12,7 @@ from cml_engine.distributed.progress import shown
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import InputSource
-from cml_engine.distributed.storing.creating import manifest_of
-from cml_engine.distributed.storing.store import Store
+from cml_engine.distributed.store import Store, manifest_of
 from cml_engine.distributed.work import (
     ANY_DEVICE,
     Cell,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.ranges import Whole
+from cml_engine.errors.arguments import Whole
 
 WORKERS = Whole(1, 100_000)
 #: for runs of days: what Dask remembers, which grows for an hour, is short; and it looks

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Graph
+from cml_engine.ir.graph import Graph
 
 
 def graph_digest(graph: Graph) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine import __version__
+from cml_engine.compiler.plugins import load_file
 from cml_engine.cooked import load_cooked
 from cml_engine.distributed.cluster import need_extra, usual_workers
 from cml_engine.distributed.digest import graph_digest
@@ -29,12 +30,10 @@ from cml_engine.distributed.sources import (
     open_source,
     read_checked,
 )
-from cml_engine.distributed.storing.creating import manifest_of
-from cml_engine.distributed.storing.store import RECORD
+from cml_engine.distributed.store import RECORD, manifest_of
 from cml_engine.distributed.window import Progress
 from cml_engine.distributed.work import (
     ANY_DEVICE,
-    Array,
     Cell,
     Coordinate,
     Layer,
@@ -44,11 +43,10 @@ from cml_engine.distributed.work import (
     Watch,
 )
 from cml_engine.errors import CmlError, InputError
-from cml_engine.files.output_folder import name_problem
-from cml_engine.graph import NUMPY_DTYPE, Graph
-from cml_engine.plugins import load_file
-from cml_engine.ranges import Whole, an_object, one_of
-from cml_engine.session import CompileOptions, Session, random_inputs
+from cml_engine.errors.arguments import Whole, an_object, one_of
+from cml_engine.io.output_folder import name_problem
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
+from cml_engine.runtime.session import CompileOptions, Session, random_inputs
 
 #: inputs that are tried at once
 BATCHES = (1, 2, 4, 8, 16)

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cml_engine.budget import current
-from cml_engine.distributed.storing.checks import check_array, check_chunk
+from cml_engine.distributed.checks import check_array, check_chunk
 from cml_engine.errors import InputError
-from cml_engine.files import arrays as array_files
-from cml_engine.graph import Fact
-from cml_engine.session import check_inputs
+from cml_engine.io import arrays as array_files
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import Array, Fact
+from cml_engine.runtime.session import check_inputs
 
-Array = np.ndarray[Any, Any]
 Facts = Mapping[str, Fact]
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cml_engine.files.arrays import check_place
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.arrays import check_place
+from cml_engine.io.atomic_write import write_atomically
 
 #: units that are traced, the first of a run: more no viewer opens
 MOST = 1000

@@ -14,9 +14,8 @@ from itertools import product
 from math import prod
 from typing import Any, Protocol
 
-import numpy as np
+from cml_engine.ir.graph import Array
 
-Array = np.ndarray[Any, Any]
 #: the ``device`` of work whose results are equal bit by bit on all: integers
 ANY_DEVICE = "any device: integers"
 #: called with each node of a network and its results

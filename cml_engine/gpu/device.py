@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.errors.arguments import an_object, flag, text
 from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
@@ -28,12 +29,11 @@ from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
-from cml_engine.limits import Limits
-from cml_engine.live.turns import turns
-from cml_engine.ranges import an_object, flag, text
+from cml_engine.gpu.turns import turns
+from cml_engine.ir.limits import Limits
 
 if TYPE_CHECKING:
-    from cml_engine.memory import MemorySource
+    from cml_engine.ir.memory import MemorySource
 
 _log = logging.getLogger(__name__)
 #: features taken where the adapter has them; none is required
@@ -80,7 +80,7 @@ class Device:
         if adapter is not None:
             text(adapter, "adapter")
         if memory is not None and not callable(getattr(memory, "allocate", None)):
-            raise InputError(f"memory: wanted a cml_engine.memory.MemorySource, got {memory!r}")
+            raise InputError(f"memory: wanted a cml_engine.ir.memory.MemorySource, got {memory!r}")
         if device is not None and adapter is not None:
             raise InputError("a device and an adapter's name: give one of them")
         quicken_start()

@@ -10,7 +10,7 @@ from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.memory.tensors import GpuTensor, tensor_in
 from cml_engine.gpu.textures.kernels import kernels_of
 from cml_engine.gpu.timing.frame_timer import FrameTimer
-from cml_engine.graph import Fact
+from cml_engine.ir.graph import Fact
 
 
 class Gpu(Device):
@@ -24,7 +24,7 @@ class Gpu(Device):
     device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
         limits it was made with. Without it a device is requested; :class:`DeviceError` if there
         is none.
-    memory : the host's own allocator (:class:`cml_engine.memory.MemorySource`); without it our
+    memory : the host's own allocator (:class:`cml_engine.ir.memory.MemorySource`); without it our
         heaps.
     budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
     adapter : a part of the name of the GPU to take, as ``cml devices`` shows them; without it the

@@ -1,4 +1,4 @@
-"""NNEF 1.0.5 models: text and files <-> :class:`cml_engine.graph.Graph`.
+"""NNEF 1.0.5 models: text and files <-> :class:`cml_engine.ir.graph.Graph`.
 
 ``load`` reads a model (lexer -> parser -> build/lower/evaluate -> weights), ``save`` writes one.
 """
@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-
-from cml_engine.budget import load_budget
 from cml_engine.errors import ModelError
-from cml_engine.graph import Graph, Shapes
-from cml_engine.model_source import Bytes, ModelSource, shown
+from cml_engine.io.budget import load_budget
+from cml_engine.io.model_source import Bytes, ModelSource, shown
+from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef.expansion.build import Built, DocumentBuilder, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
-from cml_engine.nnef.files.memory import MemoryModel
+from cml_engine.nnef.files.memory_model import MemoryModel
 from cml_engine.nnef.files.names import QUANT_FILE
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.random_weights import RandomWeights
@@ -111,7 +108,7 @@ class NnefModel:
             notes=(*built.graph.notes, *notes),
         )
 
-    def _weights(self, built: Built) -> Mapping[str, np.ndarray[Any, Any]]:
+    def _weights(self, built: Built) -> Mapping[str, Array]:
         variables = built.variables
         files, self._files = self._files, None
         if files is None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import cml_engine as cml
 from cml_engine.distributed import Report, StorePlan, bake, need_extra, shown, usual_workers
-from cml_engine.files.atomic_write import write_atomically
-from cml_engine.ranges import Real, Whole
+from cml_engine.errors.arguments import Real, Whole
+from cml_engine.io.atomic_write import write_atomically
 
 SEEDS = Whole(0, 2**31 - 1)
 BLOCKS = Whole(1, 64)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.ranges import Real, Whole
+from cml_engine.errors.arguments import Real, Whole
 from demo_game.chain import load_chain
 from demo_game.lockstep.connection import Connection, accept, join, listen
 from demo_game.lockstep.play import Player, play

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cml_engine.memory import MemoryStats, mib
+from cml_engine.ir.memory import MemoryStats, mib
 
 #: categories with a column of their own; all others share one
 _COLUMNS = ("weights", "activations", "render")

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from imgui_bundle import ImVec2, imgui, implot
 
 import cml_engine as cml
-from cml_engine.panel import drawing, palette
-from cml_engine.panel.drawing import RankingPanel, TimelinePanel
+from cml_engine.tools.panel import drawing, palette
+from cml_engine.tools.panel.drawing import RankingPanel, TimelinePanel
 from demo_game.overlay import theme, welcome
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.keys import KEYS

@@ -7,8 +7,8 @@ from pathlib import Path
 import imgui_bundle
 from imgui_bundle import ImVec2, ImVec4, imgui, implot
 
-from cml_engine.panel import palette
-from cml_engine.panel.palette import Colour
+from cml_engine.tools.panel import palette
+from cml_engine.tools.panel.palette import Colour
 
 _FONT = Path(imgui_bundle.__file__).parent / "assets" / "fonts" / "Roboto" / "Roboto-Regular.ttf"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import cml_engine as cml
 from cml_engine import FrameReport, FrameScheduler, Job
-from cml_engine.panel import Key, OperatorTime
+from cml_engine.tools.panel import Key, OperatorTime
 from demo_game.reporting.telemetry import Telemetry
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imgui_bundle import ImVec2, imgui
 
-from cml_engine.panel import drawing, palette
+from cml_engine.tools.panel import drawing, palette
 from demo_game.reporting.telemetry import Controls
 
 _LINES = (

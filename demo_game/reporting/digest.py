@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.integer.digest import RULE_VERSION, model_digest
+from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
 from demo_game.agents import MadeTile
 from demo_game.chain import DRAWN, Chain
 from demo_game.world.exact_noise import WORLD_VERSION

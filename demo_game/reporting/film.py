@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 
 Array = np.ndarray[Any, Any]
 #: pictures in a second, and seconds

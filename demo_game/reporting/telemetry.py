@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cml_engine import FrameReport
-from cml_engine.panel import Key, OperatorTime
+from cml_engine.tools.panel import Key, OperatorTime
 
 #: frames that the graphs show
 HISTORY = 240

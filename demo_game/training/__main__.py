@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from demo_game.training.data import Sample
 from demo_game.training.evaluate import Errors, errors
 from demo_game.training.export import export, imported

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from cml_engine.nnef import write_tensor
 from demo_game.training.networks import AGENTS
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from demo_game.training.data import Sample
 from demo_game.training.torch_ops import Agent
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.plugins import load_file
-from cml_engine.testing import check, time_in_turns
+from cml_engine.compiler.plugins import load_file
+from cml_engine.tools.testing import check, time_in_turns
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "cross_product.nnef"

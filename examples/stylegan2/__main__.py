@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.files import arrays as array_files
+from cml_engine.io import arrays as array_files
 from examples.measure import at_once, in_slices
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Array, Config, random_parameters

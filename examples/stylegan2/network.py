@@ -24,7 +24,7 @@ from math import sqrt
 import numpy as np
 
 from cml_engine import Graph
-from cml_engine.convert import graph_builder
+from cml_engine.formats import graph_builder
 from examples.stylegan2.parameters import Array, Config
 
 _GAIN = sqrt(2)

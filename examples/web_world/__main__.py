@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cml_engine.cooked import cook
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import READ, READS_TILE, Chain, load_chain
 from demo_game.world.tile import TileId
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.files import arrays as array_files
-from cml_engine.plugins import load_file
-from cml_engine.testing import check
+from cml_engine.compiler.plugins import load_file
+from cml_engine.io import arrays as array_files
+from cml_engine.tools.testing import check
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "out"

@@ -309,7 +309,7 @@ class CostModel:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
         """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
-        from cml_engine.files.json import finite
+        from cml_engine.io.json import finite
 
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
@@ -325,7 +325,7 @@ class CostModel:
 
     def save(self, path: Path) -> None:
         """Write the table, whole or not at all."""
-        from cml_engine.files.atomic_write import write_atomically
+        from cml_engine.io.atomic_write import write_atomically
 
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
@@ -333,7 +333,7 @@ class CostModel:
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
         """The table in that file, or an empty one with that first guess where there is none. One
         that cannot be used is named in a warning."""
-        from cml_engine.files.json import read_json
+        from cml_engine.io.json import read_json
 
         try:
             return cls.from_json(read_json(path), share)
@@ -349,7 +349,7 @@ class CostModel:
 
 
 def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
-    from cml_engine.files.json import finite
+    from cml_engine.io.json import finite
 
     curve = _Curve()
     for count, ms, samples, spread in rows:

@@ -56,7 +56,7 @@ class FirstGuess:
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
         """Reads a shipped file or the result of :meth:`to_json`; raises ``ValueError`` if
         numbers are missing."""
-        from cml_engine.files.json import finite
+        from cml_engine.io.json import finite
 
         try:
             return cls(

@@ -16,7 +16,7 @@ def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from cml_engine.files.atomic_write import write_atomically
+    from cml_engine.io.atomic_write import write_atomically
 
     figure, axes = pyplot.subplots(
         len(outcomes), 1, sharex=True, figsize=(10, 2 * len(outcomes)), squeeze=False

@@ -46,7 +46,7 @@ def write_trace(
     places: Mapping[str, str] | None = None,
 ) -> None:
     """Write the trace as one JSON object; ``about`` is kept in it for people."""
-    from cml_engine.files.atomic_write import write_atomically
+    from cml_engine.io.atomic_write import write_atomically
 
     data = {
         "traceEvents": trace_events(reports, names, memory, places),

@@ -1,4 +1,4 @@
-// Four numbers stored in 16 or 8 bits each (cml_engine/layout.py). Arithmetic is on float4, which they
+// Four numbers stored in 16 or 8 bits each (cml_engine/ir/layout.py). Arithmetic is on float4, which they
 // become, and out of which they are made, wherever one is assigned to the other.
 //
 // Half4 is two words rather than HLSL's half4: that needs a feature which a host's device seldom asks for,

@@ -1,4 +1,4 @@
-// The functions behind the elementwise operators (cml_engine/ops/elementwise/operators.py).
+// The functions behind the elementwise operators (cml_engine/ops/elementwise/elementwise.py).
 //
 // Vulkan allows sin, cos, asin, acos and atan errors that show in a network (2^-11 for sin), HLSL
 // has no inverse hyperbolics, and its pow knows no negative bases. So what is here is built from

@@ -1,5 +1,5 @@
 // Real numbers in a buffer become the words of an integer network's input: a thread for each block of
-// four channels, which lies packed (cml_engine/layout.py). The numbers are those that NumPy makes
+// four channels, which lies packed (cml_engine/ir/layout.py). The numbers are those that NumPy makes
 // where they come from the host. Of the parameters:
 // sizes    channels, positions, where the numbers begin, words of a block
 // scale    one over the scale, the least and the largest word

@@ -18,9 +18,7 @@ from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
 from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.cluster import THREADS, connected
-from cml_engine.distributed.storing.chunks import KEYS
-from cml_engine.distributed.storing.creating import prepare
-from cml_engine.distributed.storing.store import Store
+from cml_engine.distributed.store import KEYS, Store, prepare
 from cml_engine.distributed.watch import PATIENCE_S, Watch
 from cml_engine.distributed.window import ATTEMPTS
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
@@ -344,7 +342,7 @@ def test_xarray_reads_it(client, place, work):
 @pytest.mark.parametrize("size", [17, 1 << 26])
 def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
     """Found before its memory is taken: two kilobytes may unpack to gigabytes."""
-    from cml_engine.distributed.storing.chunks import _encoded, read_chunk
+    from cml_engine.distributed.store import _encoded, read_chunk
 
     (tmp_path / "c").write_bytes(_encoded(np.ones(size, np.uint8), packed=True))
     tracemalloc.start()

@@ -15,13 +15,14 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
-from cml_engine import InputError, cli
+from cml_engine import InputError
 from cml_engine.distributed import map_network
 from cml_engine.distributed.cluster import connected
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import NetworkWork, _graphs
 from cml_engine.distributed.sources import Items, ZarrChunks, open_source
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.tools import cli
 from tests.fixtures.models import write_model
 
 pytest.importorskip("distributed")
@@ -170,7 +171,7 @@ def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng)
 
 def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> None:
     from cml_engine.distributed.map import NetworkMaker
-    from cml_engine.session import CompileOptions, Session
+    from cml_engine.runtime.session import CompileOptions, Session
 
     graph = cml.load(net)
     graphs = _graphs(graph, (1, 2, 4))

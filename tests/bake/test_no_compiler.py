@@ -15,7 +15,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.distributed import map_network
-from cml_engine.session import random_inputs
+from cml_engine.runtime.session import random_inputs
 from demo_game.bake.__main__ import main
 from demo_game.chain import MODELS, kept_names, load_chain
 from demo_game.maker import TileMaker

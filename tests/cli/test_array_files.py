@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.cli import main
 from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
-from cml_engine.files import arrays as array_files
-from cml_engine.files import png as png_files
-from cml_engine.files.sample_sets import sample_shape
-from cml_engine.graph import Fact
+from cml_engine.io import arrays as array_files
+from cml_engine.io import png as png_files
+from cml_engine.io.arrays import sample_shape
+from cml_engine.ir.graph import Fact
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 4, 5

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.cli import main
-from cml_engine.cli.main import parser
 from cml_engine.nnef.files.tensor_file import write_tensor
+from cml_engine.tools.cli import main
+from cml_engine.tools.cli.main import parser
 from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -248,7 +248,7 @@ def test_unknown_commands_and_missing_models_exit_with_two(tmp_path, capsys):
 
 
 def test_our_own_faults_are_kept_apart_from_the_model_s(abc, capsys, monkeypatch):
-    monkeypatch.setattr("cml_engine.cli.common.load", lambda path: 1 / 0)
+    monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda path: 1 / 0)
     monkeypatch.delenv("CML_DEBUG", raising=False)
     assert main(["info", str(abc)]) == 1
     said = capsys.readouterr().err

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import cli, ranges
-from cml_engine.cli.main import parser
 from cml_engine.errors import InputError, InternalError
+from cml_engine.errors import arguments as ranges
+from cml_engine.tools import cli
+from cml_engine.tools.cli.main import parser
 from tests.fixtures.models import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,8 @@ graph small(x) -> (y)
 """
 #: a fault is planted where each command asks for what it works on: most for a model
 PLACES = {
-    "devices": "cml_engine.cli.commands.checking.devices._rows",
-    "ops": "cml_engine.report.operators.operator_table",
+    "devices": "cml_engine.tools.cli.commands.devices._rows",
+    "ops": "cml_engine.tools.report.operators.operator_table",
 }
 REPORT = "please report it"
 FAULTS = [
@@ -94,7 +95,7 @@ def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_p
         def fail(*_, fault=fault, **__):
             raise fault
 
-        monkeypatch.setattr(PLACES.get(command, "cml_engine.cli.common.load"), fail)
+        monkeypatch.setattr(PLACES.get(command, "cml_engine.tools.cli.common.load"), fail)
         found, out, err = end(capsys, arguments(command, model))
         assert (found, out) == (code, ""), fault
         assert says in err and "Traceback" not in err and bool(err) == bool(says)
@@ -104,7 +105,7 @@ def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_p
 
 def test_faults_of_ours_are_shown_where_they_are_asked_for(model, monkeypatch):
     monkeypatch.setenv("CML_DEBUG", "1")
-    monkeypatch.setattr("cml_engine.cli.common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["info", str(model)])
 
@@ -199,7 +200,7 @@ def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
 
 
 def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, monkeypatch):
-    monkeypatch.setattr("cml_engine.cli.common.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["simulate", str(model), "--plot", "x.png"]) == 2
     assert "--plot needs matplotlib" in capsys.readouterr().err

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
-from cml_engine.cli.commands.models import cook as cook_command
-from cml_engine.cli.common import load_model
-from cml_engine.cli.main import parser
 from cml_engine.gpu.shaders import compilers
+from cml_engine.tools.cli import main
+from cml_engine.tools.cli.commands import cook as cook_command
+from cml_engine.tools.cli.common import load_model
+from cml_engine.tools.cli.main import parser
 from tests.fixtures.cooked import changed, small_inputs, small_model
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import plugins
-from cml_engine.cli import main
+from cml_engine.compiler import plugins
 from cml_engine.ops import registered
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model, write_model_abc
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from cml_engine.cli import main
-from cml_engine.loading import save
+from cml_engine.formats.loading import save
+from cml_engine.tools.cli import main
 from tests.fixtures.graphs import Net
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.cli import main
 from cml_engine.errors import InputError
-from cml_engine.files import arrays as array_files
-from cml_engine.files.named import NamedFile, named_file
-from cml_engine.graph import Fact
+from cml_engine.io import arrays as array_files
+from cml_engine.io.named import NamedFile, named_file
+from cml_engine.ir.graph import Fact
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 5, 7

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.cli import main
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 TEXT = """\

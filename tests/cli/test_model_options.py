@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model, write_model_abc
 
 TEXT = """version 1.0;

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
-from cml_engine.files.atomic_write import COMPLETE
-from cml_engine.files.output_folder import OutputFolder, file_below, file_stem, name_problem
+from cml_engine.compiler.plan import KernelCode
 from cml_engine.gpu.shaders.dump import dump_kernel
-from cml_engine.plan import KernelCode
+from cml_engine.io.atomic_write import COMPLETE
+from cml_engine.io.output_folder import OutputFolder, file_below, file_stem, name_problem
+from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 TEXT = """\

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
-from cml_engine.report.folder import sections
+from cml_engine.tools.cli import main
+from cml_engine.tools.report.folder import sections
 from tests.fixtures.models import write_model
 
 MODEL = """\

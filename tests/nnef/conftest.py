@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cml_engine import nnef
-from cml_engine.graph import Graph
+from cml_engine.ir.graph import Graph
 from cml_engine.nnef.expansion.signatures import standard_fragments
 from tests.fixtures import models
 

@@ -14,10 +14,10 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import nnef
-from cml_engine.cli import main
-from cml_engine.convert.ncnn.ncnn_model import LAYERS, REFUSED
 from cml_engine.errors import CmlError, InputError, ModelError
-from cml_engine.graph import Fact, Graph
+from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
+from cml_engine.ir.graph import Fact, Graph
+from cml_engine.tools.cli import main
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 
 Array = np.ndarray[Any, Any]
@@ -320,7 +320,7 @@ def test_a_failed_conversion_leaves_what_was_there(
     def refuse(path: object) -> Graph:
         raise ModelError("it cannot be read back")
 
-    monkeypatch.setattr("cml_engine.loading.load", refuse)
+    monkeypatch.setattr("cml_engine.formats.loading.load", refuse)
     assert main(words) == 2
     assert "it cannot be read back" in capsys.readouterr().err
     assert (tmp_path / "out" / "graph.nnef").read_bytes() == before

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cml_engine.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.errors import CmlError, ModelError
-from cml_engine.graph import Graph
+from cml_engine.io.budget import LoadLimits, OverBudget, load_budget
+from cml_engine.ir.graph import Graph
 
 Load = Callable[..., Graph]
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
 from cml_engine.errors import CmlError, InputError, ModelError, ShapeError
 from cml_engine.nnef.files.tensor_file import write_tensor
+from cml_engine.tools.cli import main
 
 HEAD = (
     "version 1.0;\n"

@@ -10,7 +10,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.expansion.signatures import standard_fragments
 from tests.fixtures.models import MODEL_ABC

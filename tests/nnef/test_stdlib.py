@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import UnsupportedOp
-from cml_engine.graph import Graph
+from cml_engine.ir.graph import Graph
 from cml_engine.nnef import signature, standard_signatures
 from cml_engine.nnef.expansion.signatures import standard_fragments
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cml_engine.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.errors import NnefSyntaxError
+from cml_engine.io.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef.expansion.signatures import standard_source
 from cml_engine.nnef.text.ast import Binary, Literal, Name
 from cml_engine.nnef.text.expressions import ExpressionParser

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.convert.ncnn.ncnn_model import LAYERS
 from cml_engine.errors import InternalError
-from cml_engine.loading import save_checked
+from cml_engine.formats.loading import save_checked
+from cml_engine.formats.ncnn.ncnn_model import LAYERS
 from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
 
 pytest.importorskip("ncnn")

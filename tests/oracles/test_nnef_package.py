@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cml_engine import nnef
-from cml_engine.model_source import FolderSource, SourceFile
+from cml_engine.io.model_source import FolderSource, SourceFile
 from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
 from cml_engine.nnef.files.writer import to_text
 

@@ -8,7 +8,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
-from cml_engine.session import random_inputs
+from cml_engine.runtime.session import random_inputs
 from scheduler.tools.commands import cooked_guesses
 from tests import cooked_networks
 from tests.fixtures.cooked import chain, counter, small_inputs, small_model

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.shaders import compilers
-from cml_engine.passes import optimize
-from cml_engine.planning.lower import PlanOptions
-from cml_engine.planning.plan_graph import plan_graph
-from cml_engine.tuning.tables import shipped_table
 from tests.fixtures.cooked import (
     BAD_CONSTANTS,
     counter,

@@ -11,8 +11,8 @@ import pytest
 
 import cml_engine as cml
 import demo_game.operators  # noqa: F401 - registers the game's own operators
-from cml_engine import cli
-from cml_engine.web import Picture, picture_of
+from cml_engine.cooked.web import Picture, picture_of
+from cml_engine.tools import cli
 from tests.fixtures.models import write_model
 from tests.players.deno import ROOT, find_deno, run_deno
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import budget
-from cml_engine.budget import Budget, LoadLimits, OverBudget, current, load_budget
-from cml_engine.cli.main import main
-from cml_engine.files import arrays
-from cml_engine.files.sample_sets import read_samples
+from cml_engine.io import arrays, budget
+from cml_engine.io.arrays import read_samples
+from cml_engine.io.budget import Budget, LoadLimits, OverBudget, current, load_budget
+from cml_engine.tools.cli.main import main
 
 
 def test_limits_are_read_from_a_text(monkeypatch: pytest.MonkeyPatch) -> None:

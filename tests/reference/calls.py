@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.cpu.compare import Comparison, compare
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 from cml_engine.ops import is_registered, load_families, lookup
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.report.compare import Comparison, compare
-from cml_engine.testing import case_graph
+from cml_engine.tools.testing import case_graph
 from tests.fixtures import texts
 from tests.reference.formulas import FORMULAS, wanted
 

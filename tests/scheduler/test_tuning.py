@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cml_engine import FrameScheduler, Tuning, VirtualClock
-from cml_engine.tuning.trial import Trial
+from cml_engine.runtime.tuning.trial import Trial
 from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
 
 BUDGET = 2.0

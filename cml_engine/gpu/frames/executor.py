@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import wgpu
 
+from cml_engine.compiler.plan import StepWork
 from cml_engine.errors import DeviceError
+from cml_engine.errors.arguments import an_object
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.jobs import JobExecutor
@@ -27,10 +29,8 @@ from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
-from cml_engine.live.turns import turns
-from cml_engine.plan import StepWork
-from cml_engine.ranges import an_object
-from cml_engine.textures.outputs import TextureTarget
+from cml_engine.gpu.turns import turns
+from cml_engine.ir.textures import TextureTarget
 
 #: slices of a frame that are timed one by one
 MAX_GROUPS = 12

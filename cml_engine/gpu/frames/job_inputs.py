@@ -7,14 +7,14 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
+from cml_engine.compiler.plan import TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.outputs import Result
 from cml_engine.gpu.program.device_inputs import check_on_device, refuse_own_memory
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Fact
-from cml_engine.plan import TensorPlace
-from cml_engine.textures.inputs import on_device
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.textures import on_device
 
 
 class _Promised(Protocol):

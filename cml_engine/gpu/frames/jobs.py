@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from cml_engine.compiler.plan import StepWork
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
@@ -18,8 +19,7 @@ from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.device_inputs import Load, loads_of
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.kernels import kernels_of
-from cml_engine.plan import StepWork
-from cml_engine.textures.inputs import TextureInput
+from cml_engine.ir.textures import TextureInput
 
 
 class JobExecutor:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import wgpu
 
+from cml_engine.compiler.plan import RESULT_ALIGNMENT, TensorPlace
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors.arguments import text
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
@@ -17,8 +19,6 @@ from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
-from cml_engine.plan import RESULT_ALIGNMENT, TensorPlace
-from cml_engine.ranges import text
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import wgpu
 
+from cml_engine.compiler.plan import StepWork
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.textures.copies import TexturePacker
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
-from cml_engine.plan import StepWork
-from cml_engine.textures.outputs import TextureTarget
+from cml_engine.ir.textures import TextureTarget
 
 
 class TextureCopies:

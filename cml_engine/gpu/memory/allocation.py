@@ -10,7 +10,7 @@ import wgpu
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.native import device_errors
-from cml_engine.memory import MemoryRange
+from cml_engine.ir.memory import MemoryRange
 
 
 class Home(Protocol):

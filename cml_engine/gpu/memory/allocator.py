@@ -17,12 +17,12 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors.arguments import Whole, text
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.heaps import guarded
 from cml_engine.gpu.memory.pressure import Pressure
 from cml_engine.gpu.memory.textures import TextureAccount, close_when_destroyed
-from cml_engine.memory import MemoryRange, MemorySource, checked_category, texture_bytes
-from cml_engine.ranges import Whole, text
+from cml_engine.ir.memory import MemoryRange, MemorySource, checked_category, texture_bytes
 
 _Usage = wgpu.BufferUsage
 HEAP_BYTES = 64 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.gpu.memory.heaps import Heaps
-from cml_engine.memory import Ledger, MemorySource, MemoryStats, checked_budget, leak_report
+from cml_engine.ir.memory import Ledger, MemorySource, MemoryStats, checked_budget, leak_report
 
 _log = logging.getLogger(__name__)
 _LIMITS = (

@@ -9,7 +9,7 @@ import wgpu
 
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.native import raise_if_lost
-from cml_engine.memory import FreeList, HeapStats
+from cml_engine.ir.memory import FreeList, HeapStats
 
 _Usage = wgpu.BufferUsage
 #: buffers that the host maps are mapped whole, so they are never shared
@@ -23,7 +23,7 @@ _BUDGET_PART = 8
 
 
 class HeapRange:
-    """A range of a heap (``cml_engine.memory.MemoryRange``)."""
+    """A range of a heap (``cml_engine.ir.memory.MemoryRange``)."""
 
     __slots__ = ("_heap", "_heaps", "buffer", "nbytes", "offset")
 
@@ -56,7 +56,7 @@ class _Heap:
 
 
 class Heaps:
-    """The engine's own :class:`cml_engine.memory.MemorySource`.
+    """The engine's own :class:`cml_engine.ir.memory.MemorySource`.
 
     Heaps are kept apart by usage and category: WebGPU refuses a buffer that is used in two ways
     at once, and copies within one buffer. The first heap of a class is small and every further
@@ -82,7 +82,7 @@ class Heaps:
     def allocate(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str
     ) -> HeapRange:
-        """See :class:`cml_engine.memory.MemorySource`."""
+        """See :class:`cml_engine.ir.memory.MemorySource`."""
         key = (usage, category)
         whole = bool(usage & _MAPPABLE) or nbytes > self._heap_bytes
         heaps = self._classes.setdefault(key, [])

@@ -14,7 +14,7 @@ from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.books import Books
 from cml_engine.gpu.memory.segments import Segments
-from cml_engine.memory import MemorySource, checked_budget, exhausted_message, mib
+from cml_engine.ir.memory import MemorySource, checked_budget, exhausted_message, mib
 
 _log = logging.getLogger(__name__)
 #: what jobs and models may give back

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import wgpu
 
+from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import Whole, an_object
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
-from cml_engine.graph import Fact
-from cml_engine.layout import PLAIN
-from cml_engine.plan import Binding, TensorPlace
-from cml_engine.ranges import Whole, an_object
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.layout import PLAIN
 
 #: WebGPU copies whole words
 _WORD = 4

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import NUMPY_DTYPE, Fact
-from cml_engine.integer.arrays import words_of
-from cml_engine.layout import BLOCKED, STORED, WHOLE, packed_words
-from cml_engine.plan import TensorPlace
-
-Array = np.ndarray[Any, Any]
+from cml_engine.compiler.plan import TensorPlace
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
+from cml_engine.ir.layout import BLOCKED, STORED, WHOLE, packed_words
+from cml_engine.ops.common.integer_arrays import words_of
 
 
 def to_words(array: Array, place: TensorPlace) -> Array:
@@ -42,7 +40,7 @@ def empty(fact: Fact) -> Array:
 
 
 def block(array: Array) -> Array:
-    """A tensor ``[N, C, spatial…]`` as c4 (``cml_engine/layout.py``)."""
+    """A tensor ``[N, C, spatial…]`` as c4 (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = array.shape
     blocks = -(-channels // 4)
     padded = np.zeros((batch, blocks * 4, *spatial), array.dtype)
@@ -51,7 +49,7 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """A tensor of that (NCHW) shape out of its c4 numbers (``cml_engine/layout.py``)."""
+    """A tensor of that (NCHW) shape out of its c4 numbers (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4

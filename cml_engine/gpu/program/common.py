@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import wgpu
 
+from cml_engine.compiler.plan import Plan
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.memory.segments import Segments
 from cml_engine.gpu.shaders.steps import Variant, step_keys
-from cml_engine.layout import stored_bytes
-from cml_engine.plan import Plan
+from cml_engine.ir.graph import Array
+from cml_engine.ir.layout import stored_bytes
 
 _Usage = wgpu.BufferUsage
 TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
@@ -23,7 +23,6 @@ TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
 EVERYTHING = 1 << 62
 _CHUNK_NUMBERS = 16 << 10
 
-Array = np.ndarray[Any, Any]
 Chunks = Iterator[tuple[int, Array]]
 
 

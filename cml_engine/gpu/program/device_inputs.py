@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 import wgpu
 
+from cml_engine.compiler.plan import Binding, Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.program.entering import NumbersLoad, Waiting, readable
 from cml_engine.gpu.program.residency import Residency
 from cml_engine.gpu.textures.loads import Target, TextureLoad
-from cml_engine.graph import Fact
-from cml_engine.plan import Binding, Plan
-from cml_engine.textures.inputs import TextureInput, on_device
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.textures import TextureInput, on_device
 
 #: a step before a network's own
 Load = TextureLoad | NumbersLoad

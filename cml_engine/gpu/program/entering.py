@@ -9,14 +9,14 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.compiler.plan import Binding, StepWork, TensorPlace
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
 from cml_engine.gpu.textures.loads import Target
-from cml_engine.layout import block_words
-from cml_engine.plan import Binding, StepWork, TensorPlace
+from cml_engine.ir.layout import block_words
 
 _NOTHING = (0, 0, 0, 0)
 _WORD = 4

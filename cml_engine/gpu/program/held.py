@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 
+from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.program.residency import Arena, Residency
-from cml_engine.plan import Plan
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
 
 
 class Held:

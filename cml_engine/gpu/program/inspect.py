@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.program.uniforms import RANGE_SLOTS
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.plan import Binding, TensorPlace
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
 
 
 def run_ranges(

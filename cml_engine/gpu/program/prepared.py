@@ -11,17 +11,17 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.device import SLICE_BYTES, Device
 from cml_engine.gpu.native import device_error
 from cml_engine.gpu.pipelines import Pipeline
 from cml_engine.gpu.program.common import Chunks, Common, write_chunks
-from cml_engine.gpu.program.memory import ProgramMemory
 from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints, printing_keys
+from cml_engine.gpu.program.program_memory import ProgramMemory
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.gpu.shaders.steps import Variant
-from cml_engine.plan import Plan, Step
 
 #: frames that a model stays on the device for the job that it was prepared for
 _GRACE_FRAMES = 240

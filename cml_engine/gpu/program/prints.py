@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.program.common import TENSOR_USAGE
@@ -19,7 +20,6 @@ from cml_engine.gpu.program.uniforms import RANGE_SLOTS
 from cml_engine.gpu.shaders.hlsl import ShaderKey, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown
 from cml_engine.gpu.shaders.steps import Variant
-from cml_engine.plan import Plan, Step
 
 #: lines of one step in one run
 _MOST_LINES = 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import wgpu
 
+from cml_engine.compiler.plan import Plan, StepWork, TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
@@ -20,9 +20,7 @@ from cml_engine.gpu.program.preparation import OnProgress
 from cml_engine.gpu.program.prepared import PreparedProgram
 from cml_engine.gpu.program.readback import Readback
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.plan import Plan, StepWork, TensorPlace
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
 
 
 class Successor(Protocol):

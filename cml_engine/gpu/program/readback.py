@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import wgpu
 
+from cml_engine.compiler.plan import Binding, Plan
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
-from cml_engine.plan import Binding, Plan
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
 
 
 class Readback:

@@ -6,12 +6,12 @@ import weakref
 from threading import RLock
 from typing import Any
 
+from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.memory.segments import Segments
 from cml_engine.gpu.program.common import TENSOR_USAGE, Common, free
-from cml_engine.plan import Plan
 
 _PREFIX = "shared:"
 Arena = Allocation | Segments

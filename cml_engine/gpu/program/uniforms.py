@@ -8,10 +8,10 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.compiler.plan import Plan, Step
 from cml_engine.gpu.device import SLICE_BYTES, Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.shaders.steps import step_params
-from cml_engine.plan import Plan, Step
 
 #: ranges of workgroups that one submit may hold
 RANGE_SLOTS = 256

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cml_engine.errors import InputError
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Graph, Node
-from cml_engine.planning.reuse import VARIABLES, sources_of
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ir.reuse import VARIABLES, sources_of
 
 
 def run_watched(

@@ -14,8 +14,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from cml_engine.files.atomic_write import write_atomically
-from cml_engine.files.folders import cache_folder
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.folders import cache_folder
 
 #: SPIR-V, or the text of WGSL
 Code = bytes | str

@@ -24,7 +24,7 @@ from typing import Protocol
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.shaders import slang
 from cml_engine.gpu.shaders.includes import included
-from cml_engine.once import Once
+from cml_engine.ops.common.once import Once
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
 
 _LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")

@@ -17,7 +17,7 @@ from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
 from cml_engine.gpu.shaders.params import parse_params
-from cml_engine.layout import PACKED_TYPES
+from cml_engine.ir.layout import PACKED_TYPES
 from cml_engine.ops.declaration.defines import WGSL_ONLY
 from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
 from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cml_engine.compiler.plan import KernelCode, Plan, Step
 from cml_engine.errors import OperatorError
 from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
 from cml_engine.gpu.shaders.params import parse_params
-from cml_engine.plan import KernelCode, Plan, Step
 
 #: what a pipeline is built of: HLSL, or code from a cooked file
 Variant = ShaderKey | KernelCode

@@ -8,7 +8,7 @@ import wgpu
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.textures.formats import TextureFormat, known_format
+from cml_engine.ir.textures import TextureFormat, known_format
 
 _Usage = wgpu.TextureUsage
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.compiler.plan import StepWork
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
@@ -15,10 +16,7 @@ from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.common import TENSOR_USAGE
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
-from cml_engine.plan import StepWork
-from cml_engine.textures.formats import TextureFormat
-from cml_engine.textures.images import Planes, by_channel, planes
-from cml_engine.textures.outputs import TextureTarget
+from cml_engine.ir.textures import Planes, TextureFormat, TextureTarget, by_channel, planes
 
 #: WebGPU copies rows of a multiple of so many bytes
 ROW_BYTES = 256

@@ -14,11 +14,11 @@ from typing import Any
 
 import wgpu
 
+from cml_engine.compiler.plan import StepWork
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
-from cml_engine.plan import StepWork
 
 #: pixels of a workgroup
 GROUP = 64

@@ -6,15 +6,14 @@ from typing import Any, Protocol
 
 import wgpu
 
+from cml_engine.compiler.plan import Binding, StepWork
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
-from cml_engine.graph import Fact
-from cml_engine.plan import Binding, StepWork
-from cml_engine.textures.images import by_channel, planes
-from cml_engine.textures.inputs import TextureInput
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.textures import TextureInput, by_channel, planes
 
 #: the modes of ``textures/load.hlsl``
 _MODES = {None: 0, "nearest": 0, "bilinear": 1, "area": 2}

@@ -8,10 +8,10 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors.arguments import TIMES, some_names, text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
-from cml_engine.ranges import TIMES, some_names, text
 
 
 class FrameTimer:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.budget import current
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
-from cml_engine.graph import NUMPY_DTYPE, Fact, Graph, Shapes, can_be_shape
-from cml_engine.integer.rule import RULE_VERSION
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
+from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Scope, Site
 from cml_engine.nnef.expansion.externals import Externals
@@ -22,9 +22,8 @@ from cml_engine.nnef.expansion.lower import FragmentEvaluator
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
-from cml_engine.nnef.text.ast import Document, Name
+from cml_engine.nnef.text.ast import Document, Name, assigned_names, is_flat
 from cml_engine.nnef.text.lexer import SourceText
-from cml_engine.nnef.text.walk import assigned_names, is_flat
 from cml_engine.nnef.warning import warn
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
@@ -250,7 +249,7 @@ def _datum_type(text: str, site: Site) -> str:
     return kind
 
 
-def _filled(fact: Fact, values: Sequence[Any], site: Site) -> np.ndarray[Any, Any]:
+def _filled(fact: Fact, values: Sequence[Any], site: Site) -> Array:
     if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
         raise site.error(ShapeError, "a value does not fit in 32 bits")
     with np.errstate(over="ignore"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, ModelError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Graph, Node, numbered_name
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Graph, Node, numbered_name
 from cml_engine.nnef.expansion.build import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -33,8 +33,6 @@ from cml_engine.nnef.text.ast import (
 )
 from cml_engine.nnef.text.lexer import KEYWORDS
 from cml_engine.nnef.text.parser import parse_fragments
-
-Array = np.ndarray[Any, Any]
 
 #: Unlabelled constants of at most so many elements are written into the text.
 _INLINE = 256

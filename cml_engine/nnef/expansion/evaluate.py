@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from cml_engine.budget import OverBudget, current
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
+from cml_engine.io.budget import OverBudget, current
 from cml_engine.nnef.expansion import arithmetic
 from cml_engine.nnef.expansion.values import (
     TensorRef,

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cml_engine.errors import InputError, OpenShape, Source
-from cml_engine.graph import Shapes
+from cml_engine.errors.arguments import named_shapes
+from cml_engine.ir.graph import Shapes
 from cml_engine.nnef.expansion.evaluate import Site
-from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Literal, Name
+from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Literal, Name, expressions
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
-from cml_engine.nnef.text.walk import expressions
-from cml_engine.ranges import named_shapes
 
 #: tract's symbol for the extent along which a stream goes on.
 STREAMING = "S"

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, located
-from cml_engine.graph import Attrs, Fact, Graph, Node, place_of, unused_name
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, place_of, unused_name
 from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 
-Array = np.ndarray[Any, Any]
 #: the text of a graph with input ``x`` and output ``y`` -> that graph
 BuildText = Callable[[str], Graph]
 

@@ -33,10 +33,9 @@ from cml_engine.nnef.expansion.signatures import (
     standard_source,
     unknown_operator,
 )
-from cml_engine.nnef.text.ast import Fragment
+from cml_engine.nnef.text.ast import Fragment, called_operators
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_fragment
-from cml_engine.nnef.text.walk import called_operators
 from cml_engine.nnef.warning import warn
 
 

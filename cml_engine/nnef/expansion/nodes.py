@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cml_engine.budget import current
 from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.bind import Bound
 from cml_engine.nnef.expansion.evaluate import Exact, Site, Target, spread
 from cml_engine.nnef.expansion.signatures import Signature
@@ -32,7 +32,7 @@ class NodeBuilder:
         self._infer = infer
         self.nodes: list[Node] = []
         self.facts: dict[str, Fact] = {}
-        self.constants: dict[str, np.ndarray[Any, Any]] = {}
+        self.constants: dict[str, Array] = {}
         self.sources: dict[str, Source] = {}
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
@@ -92,7 +92,7 @@ class NodeBuilder:
         self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
         return TensorRef(name, dtype)
 
-    def add_constant(self, name: str, array: np.ndarray[Any, Any], source: Source) -> None:
+    def add_constant(self, name: str, array: Array, source: Source) -> None:
         self._budget.charge_bytes(array.nbytes, f"the constant '{name}'", source)
         array.flags.writeable = False
         dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
@@ -214,7 +214,7 @@ def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
     return None if shape is None else (len(value), *shape)
 
 
-def literal_array(value: Value, dtype: str, site: Site) -> np.ndarray[Any, Any]:
+def literal_array(value: Value, dtype: str, site: Site) -> Array:
     """A number or truth value as the engine holds it."""
     if dtype == "integer" and not -_INT32 <= value < _INT32:
         raise site.error(ShapeError, f"{value} does not fit in 32 bits")
@@ -222,7 +222,7 @@ def literal_array(value: Value, dtype: str, site: Site) -> np.ndarray[Any, Any]:
         return np.array(value, NUMPY_DTYPE[dtype])
 
 
-def literal_name(array: np.ndarray[Any, Any]) -> str:
+def literal_name(array: Array) -> str:
     """A literal's tensor name: its text (``0.5``, ``-1``, ``true``), which no identifier equals."""
     if array.dtype == np.bool_:
         return "true" if array else "false"

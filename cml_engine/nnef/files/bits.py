@@ -5,17 +5,15 @@ Widths of whole bytes are little-endian; others form one stream of bits, the mos
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from cml_engine.ir.graph import Array
 
 #: Items unpacked at a time (a multiple of 8, so that chunks end at bytes): one byte per bit.
 _CHUNK = 1 << 17
 
 
-def unpack(
-    packed: np.ndarray[Any, Any], bits: int, count: int, signed: bool
-) -> np.ndarray[Any, Any]:
+def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
     """``count`` integers as int64 or uint64."""
     values = np.empty(count, np.uint64)
     for start in range(0, count, _CHUNK):
@@ -28,7 +26,7 @@ def unpack(
     return (values.view(np.int64) ^ top) - top
 
 
-def pack(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+def pack(values: Array, bits: int) -> Array:
     """The low ``bits`` of each integer, as bytes."""
     unsigned = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
     parts = [
@@ -38,18 +36,18 @@ def pack(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
-def _unpack_chunk(packed: np.ndarray[Any, Any], bits: int, count: int) -> np.ndarray[Any, Any]:
+def _unpack_chunk(packed: Array, bits: int, count: int) -> Array:
     if bits % 8 == 0:
         table = packed.reshape(count, bits // 8).astype(np.uint64)
         shifts = np.arange(0, bits, 8, dtype=np.uint64)
     else:
         table = np.unpackbits(packed, count=count * bits).reshape(count, bits).astype(np.uint64)
         shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
-    found: np.ndarray[Any, Any] = np.bitwise_or.reduce(table << shifts, axis=1)
+    found: Array = np.bitwise_or.reduce(table << shifts, axis=1)
     return found
 
 
-def _pack_chunk(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+def _pack_chunk(values: Array, bits: int) -> Array:
     if bits % 8 == 0:
         shifts = np.arange(0, bits, 8, dtype=np.uint64)
         return (values[:, None] >> shifts).astype(np.uint8).reshape(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from cml_engine.errors import Source, TensorFileError
-from cml_engine.files.output_folder import name_problem
+from cml_engine.io.output_folder import name_problem
 
 GRAPH_FILE = "graph.nnef"
 QUANT_FILE = "graph.quant"

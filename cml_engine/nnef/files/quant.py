@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import TensorFileError, located
-from cml_engine.graph import Attrs, Quantization, place_of
+from cml_engine.ir.graph import Array, Attrs, Quantization, place_of
 from cml_engine.nnef.files.tensor_file import StoredTensor
 from cml_engine.nnef.text.ast import ArrayExpr, Call, Expr, Literal, TupleExpr
 from cml_engine.nnef.text.expressions import ExpressionParser
@@ -61,7 +61,7 @@ def parse_quant(text: str) -> dict[str, Attrs]:
     return QuantParser(SourceText(text, "graph.quant")).document()
 
 
-def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> np.ndarray[Any, Any]:
+def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
     """Stored integers as the float32 values that they stand for."""
     if attrs is None:
         attrs = _from_header(stored, file)
@@ -86,7 +86,7 @@ class _Arguments:
         self._stored = stored
         self._file = file
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
+    def array(self, name: str) -> Array:
         if name not in self._attrs:
             raise self._error(f"{self._attrs['op']} wants '{name}'")
         try:
@@ -122,12 +122,12 @@ class _Arguments:
         return TensorFileError(f"'{self._file}': quantisation of it in graph.quant: {message}")
 
 
-def _zero_point(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = (q - given.array("zero_point")) * given.array("scale")
+def _zero_point(q: Array, given: _Arguments) -> Array:
+    found: Array = (q - given.array("zero_point")) * given.array("scale")
     return found
 
 
-def _min_max(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+def _min_max(q: Array, given: _Arguments) -> Array:
     symmetric = given.flag("symmetric", False)
     if given.signed:
         q = q + (2.0 ** (given.bits - 1) - symmetric)
@@ -135,21 +135,21 @@ def _min_max(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]
     return _scaled(q, steps, given)
 
 
-def _linear(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+def _linear(q: Array, given: _Arguments) -> Array:
     return _scaled(q, 2.0**given.bits - 1, given)
 
 
-def _scaled(q: np.ndarray[Any, Any], steps: float, given: _Arguments) -> np.ndarray[Any, Any]:
+def _scaled(q: Array, steps: float, given: _Arguments) -> Array:
     low, high = given.array("min"), given.array("max")
-    found: np.ndarray[Any, Any] = q / steps * (high - low) + low
+    found: Array = q / steps * (high - low) + low
     return found
 
 
-def _logarithmic(q: np.ndarray[Any, Any], given: _Arguments) -> np.ndarray[Any, Any]:
+def _logarithmic(q: Array, given: _Arguments) -> Array:
     """The last code stands for the highest power of two, ``ceil(log2(max))``."""
     with np.errstate(divide="ignore"):
         top = np.ceil(np.log2(given.array("max")))
-    found: np.ndarray[Any, Any] = 2.0 ** (q - (2.0**given.bits - 1) + top)
+    found: Array = 2.0 ** (q - (2.0**given.bits - 1) + top)
     return found
 
 

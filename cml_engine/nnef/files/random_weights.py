@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from cml_engine.budget import current
-from cml_engine.graph import NUMPY_DTYPE, Node
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node
 from cml_engine.nnef.expansion.build import Variable
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.nnef.files.tensor_file import Header, ItemType, StoredTensor
-
-Array = np.ndarray[Any, Any]
 
 _ITEMS = {
     "scalar": (ItemType.FLOAT, 32),

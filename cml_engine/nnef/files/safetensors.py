@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.budget import current
 from cml_engine.errors import InputError, TensorFileError
-from cml_engine.graph import is_whole
-from cml_engine.model_source import Bytes, FolderSource, SourceFile
+from cml_engine.io.budget import current
+from cml_engine.io.model_source import Bytes, FolderSource, SourceFile
+from cml_engine.ir.graph import is_whole
 from cml_engine.nnef.expansion.build import Variable
 from cml_engine.nnef.files.tensor_file import Blob, Header, ItemType, MemoryBlob, StoredTensor
 

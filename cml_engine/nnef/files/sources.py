@@ -6,7 +6,6 @@ import re
 from io import BytesIO
 from pathlib import Path
 
-from cml_engine.budget import current
 from cml_engine.errors import (
     CmlError,
     InputError,
@@ -15,8 +14,9 @@ from cml_engine.errors import (
     Source,
     TensorFileError,
 )
-from cml_engine.files.atomic_write import COMPLETE
-from cml_engine.model_source import (
+from cml_engine.io.atomic_write import COMPLETE
+from cml_engine.io.budget import current
+from cml_engine.io.model_source import (
     Bytes,
     FolderSource,
     ModelSource,

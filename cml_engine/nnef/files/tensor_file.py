@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from cml_engine.errors import TensorFileError
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.ir.graph import Array
 from cml_engine.nnef.files import bits as bit_packing
 
 HEADER_SIZE = 128
@@ -72,7 +73,7 @@ class Blob(Protocol):
         """The first bytes."""
         ...
 
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
         """``count`` items from ``offset`` on."""
         ...
 
@@ -103,7 +104,7 @@ class StoredTensor:
     """A tensor as its file holds it."""
 
     header: Header
-    values: np.ndarray[Any, Any]
+    values: Array
 
 
 class MemoryBlob:
@@ -119,7 +120,7 @@ class MemoryBlob:
     def head(self, count: int) -> bytes:
         return self.data[:count]
 
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
         return np.frombuffer(self.data, dtype, count, offset)
 
 
@@ -152,9 +153,7 @@ def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
     return StoredTensor(header, _items(blob, header).reshape(header.shape))
 
 
-def tensor_bytes(
-    array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
-) -> bytes:
+def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = None) -> bytes:
     """A whole tensor file. By default floats and integers keep their width, bools take 1 bit."""
     array = np.asarray(array)
     item, bits = _stored_as(array, bits, item)
@@ -166,20 +165,20 @@ def tensor_bytes(
     return _HEADER.pack(*fields) + payload
 
 
-def tensor_file_size(array: np.ndarray[Any, Any]) -> int:
+def tensor_file_size(array: Array) -> int:
     """How long ``tensor_bytes`` of an array are."""
     return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
 
 
 def write_tensor(
-    path: Path, array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
+    path: Path, array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> None:
     """Write a tensor file; its folder is made where it is missing."""
     write_atomically(path, tensor_bytes(array, bits, item))
 
 
 def _stored_as(
-    array: np.ndarray[Any, Any], bits: int | None = None, item: ItemType | None = None
+    array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> tuple[ItemType, int]:
     """What a file would hold an array as."""
     if array.ndim > MAX_RANK:
@@ -234,7 +233,7 @@ def _check_size(blob: Blob, header: Header) -> None:
         raise _bad(blob, f"{word}: {header} wants {total:,} bytes, got {blob.size:,}")
 
 
-def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
+def _items(blob: Blob, header: Header) -> Array:
     bits, item, count = header.bits, header.item, header.size
     if header.blocks:
         return _of_blocks(blob, header)
@@ -248,7 +247,7 @@ def _items(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
     return bit_packing.unpack(packed, bits, count, item.is_signed)
 
 
-def _of_blocks(blob: Blob, header: Header) -> np.ndarray[Any, Any]:
+def _of_blocks(blob: Blob, header: Header) -> Array:
     """The values of Q4_0 items, as float32."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
@@ -265,7 +264,7 @@ def _item_of(dtype: np.dtype[Any]) -> ItemType:
     return kinds[dtype.kind]
 
 
-def _payload(array: np.ndarray[Any, Any], item: ItemType, bits: int) -> bytes:
+def _payload(array: Array, item: ItemType, bits: int) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     if item is ItemType.BOOL:
         logical = flat.astype(bool)
@@ -279,7 +278,7 @@ def _payload(array: np.ndarray[Any, Any], item: ItemType, bits: int) -> bytes:
     return bit_packing.pack(flat, bits).tobytes()
 
 
-def _check_fits(flat: np.ndarray[Any, Any], bits: int, signed: bool) -> None:
+def _check_fits(flat: Array, bits: int, signed: bool) -> None:
     if flat.dtype.kind not in "iu":
         raise TensorFileError(f"integer items want an integer array, got {flat.dtype}")
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)

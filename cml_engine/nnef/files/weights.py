@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from cml_engine.budget import current
 from cml_engine.errors import ModelError, Source, TensorFileError
-from cml_engine.graph import Attrs, Fact
-from cml_engine.model_source import ModelSource, Outside, file_size
+from cml_engine.io.budget import current
+from cml_engine.io.model_source import ModelSource, Outside, file_size
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.nnef.expansion.build import Built, Variable
 from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import dequantize
@@ -28,7 +28,6 @@ from cml_engine.nnef.files.tensor_file import (
 )
 from cml_engine.nnef.warning import warn
 
-Array = np.ndarray[Any, Any]
 #: of values that no line of ``graph.quant`` changes
 _ANY_LINE = ""
 

@@ -9,14 +9,12 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import BinaryIO
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.files.atomic_write import COMPLETE, PARTIAL, sweep, write_atomically
-from cml_engine.files.output_folder import check_new_file, check_new_folder, file_below
-from cml_engine.graph import Attrs, Graph
+from cml_engine.io.atomic_write import COMPLETE, PARTIAL, sweep, write_atomically
+from cml_engine.io.output_folder import check_new_file, check_new_folder, file_below
+from cml_engine.ir.graph import Array, Attrs, Graph
 from cml_engine.nnef.expansion.compose import Composed, compose, expression
 from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes
@@ -105,7 +103,7 @@ def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
             path.rmdir()
 
 
-def _item(composed: Composed, label: str, values: np.ndarray[Any, Any]) -> ItemType | None:
+def _item(composed: Composed, label: str, values: Array) -> ItemType | None:
     """Stored integers say that they are; everything else is what its array is."""
     if label not in composed.quantized:
         return None

@@ -19,8 +19,7 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Unary,
 )
-from cml_engine.nnef.text.cursor import TokenCursor
-from cml_engine.nnef.text.lexer import Token, unquote
+from cml_engine.nnef.text.lexer import Token, TokenCursor, unquote
 
 #: How tightly the operators bind; all of them group from the left.
 PRECEDENCE = {

@@ -18,13 +18,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 import numpy as np
 
-from cml_engine.once import Once
-
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
+from cml_engine.ops.common.once import Once
 
 #: multiply-adds of a block: a millisecond's fraction, far more than it takes to hand it over
 _BLOCK = 1 << 22

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from cml_engine.errors import InternalError, ShapeError
-from cml_engine.graph import Fact
-from cml_engine.layout import BLOCKED, PLAIN
+from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.layout import BLOCKED, PLAIN
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 

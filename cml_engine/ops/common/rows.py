@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.common.window import WindowAxis
 from cml_engine.ops.declaration.traits import Need, Rows, RowsOf, Span
 

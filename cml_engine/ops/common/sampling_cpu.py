@@ -8,18 +8,15 @@ are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.window import window_of
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu
 from cml_engine.ops.pooling.cpu import pad_window, taps_of
-
-Array = np.ndarray[Any, Any]
 
 
 def prepare_max_pool(

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Fact
+from cml_engine.ir.graph import Array, Fact
 
 #: NNEF's tensor files hold at most so many extents
 MAX_RANK = 8
@@ -27,7 +24,7 @@ def fact_of(dtype: str, shape: Sequence[int]) -> Fact:
     return Fact(dtype, tuple(int(x) for x in shape))
 
 
-def fact_from(array: np.ndarray[Any, Any]) -> Fact:
+def fact_from(array: Array) -> Fact:
     """The fact of an array that is there."""
     return Fact(_DTYPE_OF_KIND[array.dtype.kind], array.shape)
 

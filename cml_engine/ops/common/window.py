@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 
 #: what lies around a tensor; a pool may leave it out besides
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")

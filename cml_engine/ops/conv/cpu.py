@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.conv.shapes import ConvAxis, ConvShape, conv_shape, deconv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 
-Array = np.ndarray[Any, Any]
 #: floats of one stretch of windows: 4 MB; smaller ones wake BLAS's threads too often
 _STRETCH = 1 << 20
 #: products this deep are worth a matrix of their own for each row of taps

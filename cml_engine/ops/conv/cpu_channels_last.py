@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply, share
 from cml_engine.ops.conv.cpu import conv_cpu, convolve, pad_border
 from cml_engine.ops.conv.cpu_winograd import Winograd, pays
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu
-
-Array = np.ndarray[Any, Any]
 
 #: floats of a depthwise filter repeated for each position of a row (2 MB)
 _MOST_WEIGHTS = 1 << 19

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.conv.cpu import convolve, pad_border
 from cml_engine.ops.conv.shapes import ConvShape
 from cml_engine.ops.declaration.scratch import Scratch
-
-Array = np.ndarray[Any, Any]
 
 #: The transforms for the points 0, 2/3, -2/3, 3/2, -3/2 and infinity. Those of the input and of the
 #: output are multiplied, point by point, by what makes them whole numbers, and the filter's divided

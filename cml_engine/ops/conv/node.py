@@ -6,18 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
-from typing import Any
 
-import numpy as np
-
-from cml_engine.graph import Node
-from cml_engine.layout import C4, C4H, C4U8, STORED, VECTOR_TYPE, whole_layout
+from cml_engine.ir.graph import Array, Node
+from cml_engine.ir.layout import C4, C4H, C4U8, STORED, VECTOR_TYPE, whole_layout
 from cml_engine.ops.conv.shapes import ConvAxis, ConvShape
 from cml_engine.ops.declaration.defines import WGSL_ONLY, word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.packing import Packing
-
-Array = np.ndarray[Any, Any]
 
 #: threads of a workgroup, where a kernel has no reason for others; a software driver runs few as
 #: well, and wastes less

@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from cml_engine.layout import C4, C4I8, C4U8, STORED, VECTOR_TYPE, block_words
+from cml_engine.ir.graph import Array
+from cml_engine.ir.layout import C4, C4I8, C4U8, STORED, VECTOR_TYPE, block_words
 from cml_engine.ops.conv.node import GROUP, Conv, band_of, first_block, is_depthwise
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.packing import Packing, as_it_is
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
-
-Array = np.ndarray[Any, Any]
 
 _BLOCKS = Kernel(
     "conv/conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP, trusted=True

@@ -8,15 +8,12 @@ values").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
-
-Array = np.ndarray[Any, Any]
 
 
 def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from cml_engine.errors import DeviceError
-from cml_engine.graph import DTYPE_OF_KIND, Attrs, Fact, Node
-from cml_engine.layout import BLOCKED, HLSL_TYPE
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Node
+from cml_engine.ir.layout import BLOCKED, HLSL_TYPE
+from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.text.ast import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
@@ -31,8 +29,6 @@ from cml_engine.ops.declaration.in_parts import (
 )
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-
-Array = np.ndarray[Any, Any]
 
 #: dimensions of a tensor that a kernel can ask for: as many as a tensor can have
 _DIMS = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from cml_engine.errors import CmlError, OperatorError, Source
-from cml_engine.graph import is_whole
+from cml_engine.ir.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
 from cml_engine.ops.declaration.spec import EXACT, Case, Half, Kernel, OpSpec, Tolerance, not_stated

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Epilogue, Fact, Graph, Node
-from cml_engine.integer.rule import FLOAT_BOUND
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node
+from cml_engine.ir.integer_rule import FLOAT_BOUND
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of, lookup
-
-Array = np.ndarray[Any, Any]
 
 #: a longer chain is rare, and each step is registers of the producer's kernel
 MAX_STEPS = 5

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Attrs
 from cml_engine.ops.declaration.expression import Term, parse, wide_hlsl
 
-Array = np.ndarray[Any, Any]
 LETTERS = "abcde"
 
 

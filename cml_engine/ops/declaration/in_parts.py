@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.graph import Node
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Node
+from cml_engine.ir.limits import Limits
 
 #: parts that a caller may ask for
 MOST_PARTS = 8

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cml_engine.errors import InputError, OperatorError, ShapeError
-from cml_engine.graph import (
+from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
+    Array,
     Attrs,
     Epilogue,
     Fact,
@@ -19,8 +20,8 @@ from cml_engine.graph import (
     Node,
     is_whole,
 )
-from cml_engine.layout import BLOCKED, PLAIN, VECTOR_TYPE, stored_bytes, words
-from cml_engine.limits import Limits
+from cml_engine.ir.layout import BLOCKED, PLAIN, VECTOR_TYPE, stored_bytes, words
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
@@ -28,7 +29,6 @@ from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import GROUP, Cost, Dispatch, Kernel
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 #: how often all loops of one thread together may turn. Mesa's software driver counts the turns of

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
+
 #: extent, axis of the source, step: a dimension of the result moves so far along that axis
 PackedDim = tuple[int, int, int]
 

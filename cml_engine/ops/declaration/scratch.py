@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from cml_engine.ir.graph import Array
+
 #: weights, and what was made of them, by the way it is done and their identity
 Prepared = dict[tuple[str, int], tuple[Array, Array]]
 

@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.ir.graph import Array, Attrs, Fact, Node
 from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
 
-Array = np.ndarray[Any, Any]
 #: ``infer(attrs, *input facts) -> Fact`` (or a list of facts where there are several results)
 Infer = Callable[..., "Fact | Sequence[Fact]"]
 #: ``cpu(attrs, *input arrays) -> array`` (or a list of arrays)
@@ -106,7 +105,7 @@ class Kernel:
     threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` gives the number
         of threads. Without either there is a thread for each element of the first result.
     group : threads per workgroup, the shader's ``GROUP``.
-    layouts : which memory layouts (``cml_engine/layout.py``) the kernel takes. ``"plain"``: only
+    layouts : which memory layouts (``cml_engine/ir/layout.py``) the kernel takes. ``"plain"``: only
         plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
         where the channels are a multiple of four). ``"copies"``: likewise, and where they are not:
         lanes that are zeros stay so. ``"each"``: likewise, but feature maps of one

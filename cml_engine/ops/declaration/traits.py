@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+from cml_engine.ir.graph import Array, Attrs, Fact, Node
 
-from cml_engine.graph import Attrs, Fact, Node
-
-Array = np.ndarray[Any, Any]
 #: some rows of a tensor: the first, and the one behind the last
 Span = tuple[int, int]
 #: axis d of what is transposed is axis ``order[d]`` of what it was made of

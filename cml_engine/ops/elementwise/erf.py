@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
 
 import numpy as np
 
+from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.ops.elementwise.row import Row, declare
 
-Array = np.ndarray[Any, Any]
 #: erf(5) differs from 1 by 1.5e-12; between knots of this distance the cubic is off by 2e-9
 _END, _KNOTS = 5.0, 320
 #: elements at a time: a dozen arrays of them stay in a cache

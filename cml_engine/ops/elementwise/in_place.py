@@ -8,15 +8,12 @@ temporary: ``np.where`` takes ten times as long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.broadcast import left_view
 from cml_engine.ops.declaration.formula import Formula
-
-Array = np.ndarray[Any, Any]
 
 _ZERO = np.float32(0)
 #: floats of a block (256 KB)

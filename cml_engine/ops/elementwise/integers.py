@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import EXACT
 from cml_engine.ops.elementwise.row import Row, declare
 
-Array = np.ndarray[Any, Any]
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _EDGES = tuple(
     np.array(values, np.int32)

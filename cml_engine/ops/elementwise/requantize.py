@@ -1,7 +1,7 @@
 """The rule of integer inference (docs/integer.md) as elementwise operators: sums become words.
 
 Words and sums are whole numbers in floats. Integer networks are made of these operators when they
-are compiled (``cml_engine/integer/``); no model's text has them.
+are compiled (``cml_engine/compiler/integer/``); no model's text has them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs
-from cml_engine.integer import arrays
-from cml_engine.integer.rule import Multiplier
+from cml_engine.ir.graph import Array, Attrs
+from cml_engine.ir.integer_rule import Multiplier
+from cml_engine.ops.common import integer_arrays as arrays
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel
 from cml_engine.ops.declaration.traits import Traits
 from cml_engine.ops.elementwise.row import ROWS, Row, declare, kernel_of
 from cml_engine.ops.movement import shuffle
-
-Array = np.ndarray[Any, Any]
 
 _RANDOM = np.random.default_rng(17)
 _WORD = {"low": -127.0, "high": 127.0}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Node
-from cml_engine.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
+from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
@@ -32,8 +32,6 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
 )
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
-
-Array = np.ndarray[Any, Any]
 
 _GROUP = 64
 #: elements (or vectors of four) per thread, and dimensions per walk

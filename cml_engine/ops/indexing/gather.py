@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import InputError, ShapeError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
-from cml_engine.layout import HLSL_TYPE
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
+from cml_engine.ir.layout import HLSL_TYPE
 from cml_engine.ops.common.shapes import check_axis, check_type, check_word, fact_of
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -27,7 +26,6 @@ from cml_engine.ops.declaration.spec import (
     gathered_cost,
 )
 
-Array = np.ndarray[Any, Any]
 _ITEMS = 4
 
 

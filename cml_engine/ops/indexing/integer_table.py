@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
-from cml_engine.integer import arrays
-from cml_engine.integer.rule import LARGE_TABLE, SMALL_TABLE
+from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.integer_rule import LARGE_TABLE, SMALL_TABLE
+from cml_engine.ops.common import integer_arrays as arrays
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
 
-Array = np.ndarray[Any, Any]
 _ITEMS = 4
 
 

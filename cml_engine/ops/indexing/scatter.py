@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import InputError, ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_axis, check_type, check_word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
@@ -33,7 +32,6 @@ from cml_engine.ops.declaration.spec import (
 from cml_engine.ops.indexing.scatter_gpu import ELEMENTS, REDUCTIONS, ROWS
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
 
-Array = np.ndarray[Any, Any]
 _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 

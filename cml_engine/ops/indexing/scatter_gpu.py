@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.ir.graph import Array
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
 
-Array = np.ndarray[Any, Any]
 #: what happens to a place, in the kernels' order
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 #: threads that keep a GPU, or a driver that runs shaders on the CPU, busy

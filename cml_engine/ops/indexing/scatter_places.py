@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.broadcast import contiguous_strides
 
-Array = np.ndarray[Any, Any]
 #: ``places(attrs, indices, the input's shape)``: of each update its slot, and how many slots
 PlacesOf = Callable[[Attrs, Array, tuple[int, ...]], tuple[Array, int]]
 

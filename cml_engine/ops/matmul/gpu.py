@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Fact, Node
-from cml_engine.layout import C4, C4H, HALF, VECTOR_TYPE
+from cml_engine.ir.graph import Array, Fact, Node
+from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -25,7 +25,6 @@ PARAMS = (
     "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "
     "b_n:u b_k:u b_vectors:u bias_stride:u batch_shape:u6 a_batch:u6 b_batch:u6 " + EPILOGUE_PARAMS
 )
-Array = np.ndarray[Any, Any]
 
 
 #: a CPU runs 8 threads as one vector: with no others to wait for, a barrier costs it nothing

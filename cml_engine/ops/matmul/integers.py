@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.broadcast import broadcast_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
@@ -32,7 +32,6 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
 )
 
-Array = np.ndarray[Any, Any]
 _WORDS = (-(2**31), 2**31 - 1, "integer")
 _INTEGERS = {f"T{i}_TYPE": "int" for i in range(3)}
 

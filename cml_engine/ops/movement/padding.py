@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
 from cml_engine.ops.common.rows import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
 from cml_engine.ops.common.window import BORDERS, WindowAxis
@@ -30,7 +30,6 @@ from cml_engine.ops.declaration.spec import (
 from cml_engine.ops.declaration.traits import Need, Order, Rows, Traits
 from cml_engine.ops.movement.strided import strides
 
-Array = np.ndarray[Any, Any]
 _RANKS = (1, 2, 3, 8)
 _ITEMS = 8
 

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.rows import scaled
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
 from cml_engine.ops.declaration.traits import Rows, Traits
-
-Array = np.ndarray[Any, Any]
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact, Node
-from cml_engine.layout import PLAIN, words
+from cml_engine.ir.graph import Array, Attrs, Fact, Node
+from cml_engine.ir.layout import PLAIN, words
 from cml_engine.ops.common.rows import same_rows
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.declaration.lowering import Lowering
@@ -38,7 +38,6 @@ from cml_engine.ops.movement.strided import (
     strides,
 )
 
-Array = np.ndarray[Any, Any]
 #: first index, count and step of one axis
 Range = tuple[int, int, int]
 

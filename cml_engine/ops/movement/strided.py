@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from cml_engine.layout import block_words
+from cml_engine.ir.layout import block_words
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_length, check_type
 from cml_engine.ops.common.window import (
     GEOMETRY,
@@ -38,7 +38,6 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
 )
 
-Array = np.ndarray[Any, Any]
 _PARAMS = f"n:u channels:u {GEOMETRY}"
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.movement.padding import border_index
-
-Array = np.ndarray[Any, Any]
 
 
 def _window(attrs: Attrs, x: Array) -> Window:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from cml_engine.graph import Fact, Node
-from cml_engine.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
+from cml_engine.ir.graph import Fact, Node
+from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.defines import word

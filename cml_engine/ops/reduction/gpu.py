@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.graph import Fact
-from cml_engine.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
 from cml_engine.ops.common.broadcast import (
     Shape,
     Walk,

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import isqrt, prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import InputError, ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -28,7 +27,6 @@ from cml_engine.ops.declaration.spec import (
     gathered_cost,
 )
 
-Array = np.ndarray[Any, Any]
 #: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
 _LONG_LINE, _CHUNK = 4096, 1024
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isqrt, prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -28,7 +27,6 @@ from cml_engine.ops.declaration.spec import (
     Random,
 )
 
-Array = np.ndarray[Any, Any]
 _COUNT = Fact("integer", (1,))
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_type, check_word
 from cml_engine.ops.declaration.defines import numbers
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import POSITION, Case, Cost, Dispatch, Kernel, OpSpec, Random
 
-Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")
 BORDERS = ("constant", "replicate", "reflect")
 #: values that meet in a result, on each axis

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance
 
-Array = np.ndarray[Any, Any]
 METHODS = ("nearest", "linear", "cubic")
 COORDINATES = ("symmetric", "asymmetric", "aligned")
 ROUNDINGS = ("half_down", "half_up", "floor", "ceil")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
@@ -32,7 +32,6 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
 )
 
-Array = np.ndarray[Any, Any]
 METHODS = ("symmetric", "asymmetric", "aligned")
 #: coordinates are clamped to +-LIMIT: single precision counts no further one by one
 LIMIT = 2.0**24

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_type, check_word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import POSITION, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.resampling.roi import LIMIT, check_inputs, items
 
-Array = np.ndarray[Any, Any]
 MODES = ("avg", "max")
 
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from imgui_bundle import ImVec4, imgui
 
-from cml_engine.panel import drawing, palette
+from cml_engine.tools.panel import drawing, palette
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import FrameView
 from demo_game.reporting.telemetry import Controls

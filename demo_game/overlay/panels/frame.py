@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from imgui_bundle import ImVec2, ImVec4, imgui, implot
 
-from cml_engine.panel import drawing, palette
+from cml_engine.tools.panel import drawing, palette
 from demo_game.overlay.frame_lanes import (
     LANES,
     FrameSummary,

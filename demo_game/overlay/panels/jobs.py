@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cml_engine.panel import drawing, palette
+from cml_engine.tools.panel import drawing, palette
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.view import FrameView
 

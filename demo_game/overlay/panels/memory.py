@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from imgui_bundle import ImVec2, ImVec4, imgui
 
-from cml_engine.panel import drawing, palette
-from cml_engine.panel.palette import Colour
+from cml_engine.tools.panel import drawing, palette
+from cml_engine.tools.panel.palette import Colour
 from demo_game.overlay.layout import Layout
 from demo_game.overlay.memory_rows import CATEGORIES, MemoryRows, OwnerRow, limit_lines, memory_rows
 from demo_game.overlay.view import FrameView

@@ -7,7 +7,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import RangeError
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Attrs
 from cml_engine.nnef.files.tensor_file import ItemType, MemoryBlob, read_header
 from tests.fixtures.integer.networks import IntegerNet, line
 

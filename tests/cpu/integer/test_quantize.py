@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import cli
+from cml_engine.compiler.integer.gas import gas_of
+from cml_engine.compiler.optimize import optimize
 from cml_engine.cooked.cook import cook
-from cml_engine.integer.gas import gas_of
-from cml_engine.passes import optimize
-from cml_engine.report.integer import IntegerInfo
+from cml_engine.tools import cli
+from cml_engine.tools.report.integer import IntegerInfo
 from tests.fixtures.graphs import Net
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import cli
-from cml_engine.graph import Graph
-from cml_engine.integer.digest import run_digest
-from cml_engine.integer.lowering.network import lowered
+from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.ir.graph import Graph
+from cml_engine.tools import cli
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
@@ -91,7 +91,7 @@ def test_nothing_is_rounded_behind_it(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_gpu_is_compared_before_it(gpu: cml.Gpu) -> None:
-    from cml_engine.integer.check import check_bits, random_words
+    from cml_engine.runtime.integer_check import check_bits, random_words
 
     graph = classifier()
     made, _ = cml.quantize(graph, samples_of(graph), sixteen=[], float_tail=True)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import passes
-from cml_engine.inspection import passes as checking
-from cml_engine.inspection.passes import check_passes
+from cml_engine.compiler import passes
+from cml_engine.runtime import inspection as checking
+from cml_engine.runtime.inspection import check_passes
 from tests.fixtures.graphs import BLOCKS, Net, random_graph, random_maps
 
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.passes import optimize
-from cml_engine.passes.infer import infer_facts
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.report.info import PORTABLE, model_info
-from cml_engine.testing import full_attrs
+from cml_engine.tools.report.info import PORTABLE, model_info
+from cml_engine.tools.testing import full_attrs
 
 load_families()
 Array = np.ndarray[Any, Any]

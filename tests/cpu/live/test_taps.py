@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.graph import Graph
-from cml_engine.passes import NAMES
+from cml_engine.compiler.optimize import NAMES
+from cml_engine.ir.graph import Graph
 from tests.fixtures.graphs import BLOCKS, random_graph
 
 #: the graph as it is written

@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from cml_engine.live.turns import Turns
-from cml_engine.passes import optimize
+from cml_engine.compiler.optimize import optimize
+from cml_engine.gpu.turns import Turns
 from tests.fixtures.graphs import Net
 
 
@@ -27,7 +27,7 @@ def working(turns: Turns) -> Thread:
 
 
 def test_it_stands_still_until_the_frame_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cml_engine.live.turns._LONGEST_S", 60.0)
+    monkeypatch.setattr("cml_engine.gpu.turns._LONGEST_S", 60.0)
     turns = Turns()
     turns.end_frame()
     turns.begin_frame()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
 from cml_engine.nnef.expansion.extensions import extension_source
+from cml_engine.tools.cli import main
 from tests.fixtures import texts
 from tests.fixtures.models import write_model
 from tests.generate import Numbers, random_call

@@ -42,7 +42,7 @@ def test_a_fault_is_noticed_and_taken_back(tree):
 
 
 def test_what_is_no_fault_survives(tree, monkeypatch):
-    harmless = Fault("none", "cml_engine/report/compare.py", "Whether two", "whether two", COMPARE)
+    harmless = Fault("none", "cml_engine/cpu/compare.py", "Whether two", "whether two", COMPARE)
     assert plant.judge(harmless, tree).why == "no test fails"
     monkeypatch.setattr(plant, "FAULTS", (harmless,))
     monkeypatch.setattr(plant, "campaign", lambda *a: [plant.FaultOutcome(harmless, 0, why="so")])
@@ -53,7 +53,7 @@ def test_what_does_not_start_or_fit_proves_nothing(tree, monkeypatch):
     fault = next(f for f in FAULTS if f.name.startswith("compare: whole numbers"))
     monkeypatch.setattr(plant, "run", lambda tests, root: (2, [], "SyntaxError"))
     assert "do not run" in plant.judge(fault, tree).why
-    gone = Fault("g", "cml_engine/report/compare.py", "not there", "", COMPARE)
+    gone = Fault("g", "cml_engine/cpu/compare.py", "not there", "", COMPARE)
     assert "stand 0 times" in plant.judge(gone, tree).why
 
 

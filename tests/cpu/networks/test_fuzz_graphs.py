@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.graph import Graph, Node
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import full_attrs
+from cml_engine.tools.testing import full_attrs
 from tests import fuzz
 from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
 
 CASES = 24
 #: the module, which the package's function of that name hides
-AFFINE = importlib.import_module("cml_engine.passes.fold_affine")
+AFFINE = importlib.import_module("cml_engine.compiler.passes.fold_affine")
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.backends.cpu import CpuProgram
-from cml_engine.graph import Attrs
+from cml_engine.compiler.optimize import STAGES, optimize
+from cml_engine.compiler.passes.rules import Rule, register_rule, unregister_rule
+from cml_engine.compiler.plugins import load_file
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.ir.graph import Attrs
 from cml_engine.ops import load_families, lookup
-from cml_engine.passes import STAGES, optimize
-from cml_engine.passes.rules import Rule, register_rule, unregister_rule
-from cml_engine.plugins import load_file
-from cml_engine.session import CompileOptions
+from cml_engine.runtime.session import CompileOptions
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 
 load_families()

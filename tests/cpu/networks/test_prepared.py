@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.common import blas
 from cml_engine.ops.conv import cpu_channels_last as conv_last_cpu
@@ -16,8 +17,7 @@ from cml_engine.ops.conv.shapes import conv_shape
 from cml_engine.ops.declaration.registry import lookup, registered
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import EXACT
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import case_graph, full_attrs
+from cml_engine.tools.testing import case_graph, full_attrs
 
 load_families()
 PREPARED = [name for name, spec in registered().items() if spec.prepare]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.convert.texture_layout import channels_last
 from cml_engine.errors import InputError
+from cml_engine.formats.texture_layout import channels_last
 
 TEXT = """version 1.0;
 graph net(image, depth, vector) -> (bright, mask, label, copied)

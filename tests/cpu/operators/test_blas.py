@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cml_engine.loading import load
+from cml_engine.formats.loading import load
 from cml_engine.ops.common import blas
 from cml_engine.ops.common.blas import multiply, one_thread, openblas
-from cml_engine.session import Session, random_inputs
+from cml_engine.runtime.session import Session, random_inputs
 
 MODEL = Path(__file__).parents[3] / "demo_game" / "models" / "upres.nnef"
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES, conv_case, deconv_case
+from cml_engine.ops.conv.conv import infer_conv, infer_deconv
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
-from cml_engine.ops.conv.operators import infer_conv, infer_deconv
 from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 from tests.reference.naive import border_index
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
-from cml_engine.layout import C4, PLAIN
+from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops import load_families
 from cml_engine.ops.common.broadcast import broadcast_shapes, collapse, left_view, walk
 from cml_engine.ops.declaration.registry import lookup

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.matmul import operators as _matmul  # noqa: F401
+from cml_engine.ops.matmul import matmul as _matmul  # noqa: F401
 from cml_engine.ops.matmul.tiles import choose_tile
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops import lookup
-from cml_engine.ops.movement import operators as _movement  # noqa: F401
+from cml_engine.ops.movement import movement as _movement  # noqa: F401
 from cml_engine.ops.movement import slicing as _slicing  # noqa: F401
 
 

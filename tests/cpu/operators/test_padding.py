@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.movement.padding import border_index
 from tests.reference import naive

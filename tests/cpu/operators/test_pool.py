@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-import cml_engine.ops.pooling.operators  # noqa: F401
+import cml_engine.ops.pooling.pooling  # noqa: F401
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.common.window import resolve_reverse, resolve_window
 from cml_engine.ops.declaration.registry import lookup
 from tests.reference.naive import border_index

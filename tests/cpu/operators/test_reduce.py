@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-import cml_engine.ops.reduction.operators  # noqa: F401
+import cml_engine.ops.reduction.reduction  # noqa: F401
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.declaration.registry import lookup
 
 SHAPES = [((2, 3, 4), [1]), ((2, 3, 4), [2, 0]), ((3, 2, 2, 2), [1, 3]), ((4,), []), ((), [])]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.resampling import operators as _resample  # noqa: F401
+from cml_engine.ops.resampling import resampling as _resample  # noqa: F401
 
 SHAPES = [((1, 2, 5), [3]), ((2, 1, 3, 4), [2, 3]), ((1, 1, 2, 3, 2), [2, 1, 4])]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cml_engine import ModelError
-from cml_engine.graph import Attrs, Fact, Node
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.graph import Attrs, Fact, Node
 from cml_engine.ops import load_families, lookup
-from cml_engine.passes.infer import infer_node
 
 load_families()
 

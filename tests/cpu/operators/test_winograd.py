@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.backends.cpu import CpuProgram
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.cpu.cpu import CpuProgram
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, register
 from cml_engine.ops.conv import cpu_winograd as winograd_cpu
 from cml_engine.ops.conv.cases import conv_case
@@ -17,10 +18,9 @@ from cml_engine.ops.conv.shapes import conv_shape
 from cml_engine.ops.declaration.registry import formula_of, lookup, unregister
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import OpSpec, same_as
+from cml_engine.ops.elementwise.elementwise import in_place
 from cml_engine.ops.elementwise.in_place import apply_in_place
-from cml_engine.ops.elementwise.operators import in_place
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import full_attrs
+from cml_engine.tools.testing import full_attrs
 
 load_families()
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.program import inspect
-from cml_engine.integer.digest import run_digest
-from cml_engine.limits import Limits
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, lower
+from cml_engine.ir.limits import Limits
 from tests.fixtures import no_compiler
 from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net

@@ -45,9 +45,9 @@ class Stopwatch:
 def measure(cooked: bool) -> dict[str, float]:
     """In this process: the agents until they could run."""
     import cml_engine as cml
+    from cml_engine.compiler.plan import KernelCode
     from cml_engine.gpu import device
     from cml_engine.gpu.shaders.hlsl import ShaderKey
-    from cml_engine.plan import KernelCode
     from demo_game.agents import Agents
     from demo_game.chain import load_chain
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.testing import check, check_graph
+from cml_engine.tools.testing import check, check_graph
 from demo_game.agents import tile_input
 from demo_game.chain import MODELS
 from demo_game.operators.scatter import CANDIDATES, VERTICES

@@ -11,8 +11,8 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 from cml_engine import FrameReport, FrameScheduler
-from cml_engine.panel.drawing.ranking import details
-from cml_engine.panel.operators import OperatorTimes
+from cml_engine.tools.panel.drawing.ranking import details
+from cml_engine.tools.panel.operators import OperatorTimes
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
 from demo_game.overlay import FrameView, Overlay

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import cml_engine as cml
-from cml_engine.distributed.storing.creating import prepare
-from cml_engine.distributed.storing.store import Store
+from cml_engine.distributed.store import Store, prepare
 from demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cells
 from demo_game.bake.region import Region
 from demo_game.chain import load_chain

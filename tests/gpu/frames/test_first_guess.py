@@ -8,11 +8,11 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import CostModel
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import full_attrs
+from cml_engine.tools.testing import full_attrs
 from scheduler.planning.first_guess import FirstGuess
 
 load_families()

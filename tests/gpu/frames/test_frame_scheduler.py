@@ -10,7 +10,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.graph import Fact
+from cml_engine.ir.graph import Fact
 from tests.fixtures.frames.host import Host, conv_net, creations, native_objects
 from tests.fixtures.memory import held_bytes
 

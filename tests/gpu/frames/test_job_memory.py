@@ -10,7 +10,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.graph import Fact
+from cml_engine.ir.graph import Fact
 from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
 from tests.fixtures.memory import held_bytes
 

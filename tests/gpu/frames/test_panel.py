@@ -10,8 +10,8 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 import cml_engine as cml
-from cml_engine.panel import Panel
-from cml_engine.panel.operators import OperatorTimes
+from cml_engine.tools.panel import Panel
+from cml_engine.tools.panel.operators import OperatorTimes
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import SCALED, write_model
 

@@ -11,11 +11,11 @@ import pytest
 import wgpu
 
 import cml_engine as cml
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import InputError
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.textures import FORMATS
 from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_facts
-from cml_engine.textures.formats import FORMATS
 from tests.fixtures.frames.host import Host, creations, native_objects
 
 load_families()

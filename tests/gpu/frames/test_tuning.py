@@ -11,18 +11,19 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, Tuning
-from cml_engine.cli import main
-from cml_engine.files.folders import tuning_file
+from cml_engine.compiler import tuning_tables as tables
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.pipelines import PipelineCache
-from cml_engine.graph import Fact, Graph, Node
+from cml_engine.io.folders import tuning_file
+from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.passes.infer import infer_facts
-from cml_engine.planning.lower import PlanOptions
-from cml_engine.session import CompileOptions
-from cml_engine.testing import full_attrs
-from cml_engine.tuning import Bench, tables, tune
-from cml_engine.tuning.tables import Record, save
+from cml_engine.runtime.session import CompileOptions
+from cml_engine.runtime.tuning import Bench, tune
+from cml_engine.tools.cli import main
+from cml_engine.tools.testing import full_attrs
 from tests.fixtures.models import write_model
 
 load_families()

@@ -104,8 +104,8 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
     imgui.get_io().set_ini_filename("")
     imgui.get_io().display_size = 800, 600
     imgui.get_io().backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
-    exec(block("from cml_engine.panel"), page)
-    assert len(re.findall(r"# \d:", blocks()["from cml_engine.panel import Panel"])) == 3
+    exec(block("from cml_engine.tools.panel"), page)
+    assert len(re.findall(r"# \d:", blocks()["from cml_engine.tools.panel import Panel"])) == 3
     for _ in range(30):
         page["frame_with_a_panel"]()
     assert imgui.get_draw_data().total_vtx_count > 500

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.integer.check import random_words
-from cml_engine.integer.digest import run_digest
+from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.runtime.integer_check import random_words
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 

@@ -3,8 +3,8 @@
 import pytest
 
 import cml_engine as cml
-from cml_engine.integer.check import check_bits, random_words
-from cml_engine.integer.digest import run_digest
+from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.runtime.integer_check import check_bits, random_words
 from demo_game.chain import load_chain
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest

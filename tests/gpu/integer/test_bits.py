@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.errors import InputError, RangeError
-from cml_engine.layout import C4I8
+from cml_engine.ir.layout import C4I8
 from cml_engine.ops.declaration.choice import Pick, VariantTable
-from cml_engine.passes import optimize
-from cml_engine.planning.lower import PlanOptions
-from cml_engine.testing import check_graph
+from cml_engine.tools.testing import check_graph
 from tests.fixtures.integer.calls import CALLS, STEP
 from tests.fixtures.integer.networks import IntegerNet, line, random_words
 

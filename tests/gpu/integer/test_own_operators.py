@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
-from cml_engine.graph import Graph
-from cml_engine.integer.check import check_bits, random_words
-from cml_engine.integer.lowering.network import lowered
-from cml_engine.plugins import load_file
-from cml_engine.testing import check
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.integer_check import check_bits, random_words
+from cml_engine.tools.testing import check
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line

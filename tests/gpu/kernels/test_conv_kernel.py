@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.errors import InputError, ShapeError
-from cml_engine.graph import Attrs, Epilogue, Fact
-from cml_engine.layout import C4
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Attrs, Epilogue, Fact
+from cml_engine.ir.layout import C4
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case, deconv_case
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.elementwise.row import ROWS
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.planning.plan_graph import plan_graph
-from cml_engine.testing import case_graph, check_graph
+from cml_engine.tools.testing import case_graph, check_graph
 
 PORTABLE = Limits()
 LAYOUTS = ({}, {"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
@@ -151,7 +151,7 @@ def test_a_wrong_slope_would_be_noticed(gpu, rng):
     name = graph.nodes[0].epilogues[0].inputs[0]
     changed = graph.constants[name].copy()
     changed[0, 3] += 0.5
-    from cml_engine.testing import reference
+    from cml_engine.tools.testing import reference
 
     wrong = reference(graph.with_(constants={**graph.constants, name: changed}), inputs)
     right = reference(graph, inputs)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
-from cml_engine.files.folders import cache_folder
 from cml_engine.gpu.pipelines import PipelineCache
 from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
 from cml_engine.gpu.shaders.steps import step_keys
-from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.plugins import load_file
-from cml_engine.testing import Case, check
+from cml_engine.io.folders import cache_folder
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.tools.testing import Case, check
 
 ROOT = Path(__file__).resolve().parents[3]
 CROSS = ROOT / "examples/cross_product"

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import cml_engine.ops.elementwise.operators  # noqa: F401
-from cml_engine.layout import C4
-from cml_engine.limits import Limits
+import cml_engine.ops.elementwise.elementwise  # noqa: F401
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.ir.layout import C4
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
 from cml_engine.ops.elementwise.row import ROWS
-from cml_engine.planning.lower import lower
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.tools.testing import case_graph, check_on_gpu
 
 EDGES = np.array(
     [np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 88, -88, 89, 1e20, -1e20, 1e-20, 3.4e38, 0.5, 2],

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.layout import C4, C4H
-from cml_engine.limits import Limits
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.ir.layout import C4, C4H
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.testing import case_graph, check_graph
+from cml_engine.tools.testing import case_graph, check_graph
 
 pytestmark = pytest.mark.long
 load_families()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.testing import check
+from cml_engine.tools.testing import check
 from tests.fixtures.graphs import Net
 
 SOFT = "fragment soft(x: tensor<scalar>, alpha: scalar = 0.25) -> (y: tensor<scalar>);"

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.graph import Attrs, Epilogue, Fact
+from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.session import Session
-from cml_engine.testing import case_graph, check_graph, check_on_gpu
+from cml_engine.runtime.session import Session
+from cml_engine.tools.testing import case_graph, check_graph, check_on_gpu
 
 load_families()
 OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")

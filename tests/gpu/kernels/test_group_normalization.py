@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.backends.cpu import CpuProgram
-from cml_engine.graph import Graph
-from cml_engine.layout import C4
-from cml_engine.passes import optimize
-from cml_engine.passes.group_normalization import normalize_groups
-from cml_engine.planning.choose_layout import choose_layout
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.group_normalization import normalize_groups
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.layout import C4
 from tests.fixtures.graphs import Net
 
 

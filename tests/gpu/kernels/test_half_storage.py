@@ -10,21 +10,27 @@ import numpy as np
 import pytest
 
 from cml_engine import Session
-from cml_engine.backends.half import rounded, run_stored
-from cml_engine.backends.shadow import shadow_run
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4, C4H
-from cml_engine.layout import HALF as HALF_WEIGHTS
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.layout import C4, C4H
+from cml_engine.ir.layout import HALF as HALF_WEIGHTS
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.session import CompileOptions
-from cml_engine.testing import case_graph, check_graph, full_attrs, random_partition, reference
+from cml_engine.runtime.half import rounded, run_stored
+from cml_engine.runtime.session import CompileOptions
+from cml_engine.runtime.shadow import shadow_run
+from cml_engine.tools.testing import (
+    case_graph,
+    check_graph,
+    full_attrs,
+    random_partition,
+    reference,
+)
 from tests.fixtures.graphs import BLOCKS, Net, random_maps
 
 HALF = CompileOptions(storage="half", tuned=False)

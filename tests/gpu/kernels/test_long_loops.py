@@ -8,7 +8,7 @@ import pytest
 
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.testing import blocked_layouts, case_graph, check_graph
+from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
 
 load_families()
 #: below the driver's bound, at it, above it, far above it

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.backends.cpu import CpuProgram
-from cml_engine.graph import Graph
-from cml_engine.layout import C4
-from cml_engine.limits import Limits
-from cml_engine.passes import optimize
-from cml_engine.planning.lower import lower
-from cml_engine.session import CompileOptions
-from cml_engine.testing import check_graph
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.layout import C4
+from cml_engine.ir.limits import Limits
+from cml_engine.runtime.session import CompileOptions
+from cml_engine.tools.testing import check_graph
 from tests.fixtures.graphs import Net
 
 Array = np.ndarray[Any, Any]

@@ -8,7 +8,7 @@ case to case; all of them in the long proof.
 import pytest
 
 from cml_engine.ops import load_families, registered
-from cml_engine.testing import blocked_layouts, case_graph, check_graph
+from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
 
 load_families()
 CASES = [

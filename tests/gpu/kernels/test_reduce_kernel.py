@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-import cml_engine.ops.pooling.operators
-import cml_engine.ops.reduction.operators
-from cml_engine.layout import C4
-from cml_engine.limits import Limits
+import cml_engine.ops.pooling.pooling
+import cml_engine.ops.reduction.reduction
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.ir.layout import C4
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
-from cml_engine.planning.lower import lower
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.tools.testing import case_graph, check_on_gpu
 
 VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")
 LONG = [((1, 1, 300, 301), [0, 1, 2, 3]), ((3, 9000), [1]), ((2, 3000, 3), [1]), ((400, 2), [0])]

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.ops import Case, Random, load_families, lookup
 from cml_engine.ops.indexing import scatter_gpu
-from cml_engine.planning.lower import lower
-from cml_engine.testing import case_graph, check_graph
+from cml_engine.tools.testing import case_graph, check_graph
 
 load_families()
 CASES = [

@@ -15,11 +15,11 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
+from cml_engine.compiler.plugins import load_file
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.live.reloader import Reloader
 from cml_engine.ops import unregister
-from cml_engine.plugins import load_file
+from cml_engine.runtime.live.reloader import Reloader
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import finish, graph_of, inputs
 
@@ -67,7 +67,7 @@ def test_new_weights_make_no_plan_and_build_no_pipeline(
     other = old.with_(constants={name: 2 * array for name, array in old.constants.items()})
     wanted = cml.Session(other, gpu).run(inputs())["y"]
     built, plan = gpu.pipelines_built, session.plan
-    monkeypatch.setattr("cml_engine.session.compiling.make_plan", None)
+    monkeypatch.setattr("cml_engine.runtime.session.compiling.make_plan", None)
     change = session.replace(other)
     session.take_replacement()
     assert change.error is None and session.plan is not plan

@@ -7,12 +7,12 @@ import pytest
 import wgpu
 
 import cml_engine as cml
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_facts
-from cml_engine.testing import full_attrs
+from cml_engine.tools.testing import full_attrs
 from scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.session import make_plan, random_inputs
+from cml_engine.runtime.session import make_plan, random_inputs
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import finish

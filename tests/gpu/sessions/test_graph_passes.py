@@ -9,16 +9,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine.backends.cpu import CpuProgram
-from cml_engine.backends.shadow import shadow_run
+from cml_engine.compiler.optimize import STAGES, optimize
+from cml_engine.compiler.passes import rules
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.cpu.cpu import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ops.elementwise.row import ROWS
-from cml_engine.passes import STAGES, optimize, rules
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.session import CompileOptions, Session
-from cml_engine.testing import SENTINEL, full_attrs, random_partition
+from cml_engine.runtime.session import CompileOptions, Session
+from cml_engine.runtime.shadow import shadow_run
+from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 
 REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")

@@ -12,10 +12,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
-from cml_engine.files import atomic_write
-from cml_engine.files.folders import cache_folder
 from cml_engine.gpu.shaders import compilers, slang
 from cml_engine.gpu.shaders.hlsl import compile_spirv, for_naga, shader_key
+from cml_engine.io import atomic_write
+from cml_engine.io.folders import cache_folder
 
 GOOD = """\
 #include "half.hlsli"
@@ -341,7 +341,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     script = """
 import numpy as np, sys
 import cml_engine as cml
-from cml_engine.graph import Fact, Graph, Node, Attrs
+from cml_engine.ir.graph import Fact, Graph, Node, Attrs
 from cml_engine.ops import load_families
 load_families()
 facts = {"x": Fact("scalar", (100,)), "y": Fact("scalar", (100,))}

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.backends.shadow import shadow_run
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import InputError
 from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
-from cml_engine.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.traits import NO_TRAITS
-from cml_engine.passes import optimize
-from cml_engine.passes.infer import infer_facts
-from cml_engine.report.validation import Validation
-from cml_engine.session import CompileOptions
-from cml_engine.testing import full_attrs, random_partition
+from cml_engine.runtime.session import CompileOptions
+from cml_engine.runtime.shadow import shadow_run
+from cml_engine.tools.report.validation import Validation
+from cml_engine.tools.testing import full_attrs, random_partition
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 

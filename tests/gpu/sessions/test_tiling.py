@@ -8,7 +8,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import submit_tiled
 from cml_engine.errors import InputError
-from cml_engine.tiling.windows import spans
+from cml_engine.runtime.tiling import spans
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.cli import main
 from cml_engine.errors import DeviceError, InputError
+from cml_engine.tools.cli import main
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.backends.shadow import shadow_run
-from cml_engine.backends.tolerances import node_tolerance, propagated
-from cml_engine.cli import main
+from cml_engine.compiler.optimize import optimize
+from cml_engine.cpu.compare import compare
+from cml_engine.cpu.tolerances import node_tolerance, propagated
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
 from cml_engine.ops.declaration.traits import NO_TRAITS
-from cml_engine.passes import optimize
-from cml_engine.report.compare import compare
-from cml_engine.testing import case_graph, check_on_gpu
+from cml_engine.runtime.shadow import shadow_run
+from cml_engine.tools.cli import main
+from cml_engine.tools.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model_abc
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cml_engine import nnef
-from cml_engine.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
+from cml_engine.io.budget import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.files.names import tensor_file_name
 from cml_engine.nnef.files.quant import parse_quant

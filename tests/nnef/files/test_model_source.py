@@ -14,7 +14,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
-from cml_engine.model_source import FolderSource, Outside, inner_name
+from cml_engine.io.model_source import FolderSource, Outside, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/loading.md"

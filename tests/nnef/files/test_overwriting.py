@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.files import atomic_write
+from cml_engine.io import atomic_write
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it forks, and sends a signal")
 

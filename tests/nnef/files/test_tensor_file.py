@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import TensorFileError
-from cml_engine.model_source import FolderSource, SourceFile
+from cml_engine.io.model_source import FolderSource, SourceFile
 from cml_engine.nnef.files.tensor_file import (
     ItemType,
     MemoryBlob,

@@ -13,7 +13,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
-from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.nnef.files import writer
 from cml_engine.nnef.files.writer import to_text
 

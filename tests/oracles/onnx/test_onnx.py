@@ -14,8 +14,8 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.cli import main  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
+from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -254,8 +254,8 @@ def test_loops_and_branches_are_written_out(rng):
      "int16", "uint16", "int32", "int64", "uint32", "uint64"],
 )  # fmt: skip
 def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
-    from cml_engine.convert.onnx.protobuf import Message
-    from cml_engine.convert.onnx.tensors import ExternalData, read_tensor
+    from cml_engine.formats.onnx.protobuf import Message
+    from cml_engine.formats.onnx.tensors import ExternalData, read_tensor
 
     element = onnx.TensorProto.DataType.Value(dtype.upper().replace("FLOAT64", "DOUBLE")
                                               .replace("FLOAT32", "FLOAT"))  # fmt: skip
@@ -327,8 +327,8 @@ def test_an_input_of_float64_is_told_of():
 
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
     """Every attribute of every version that an opset has, with its default, and as many inputs."""
-    from cml_engine.convert.onnx import operators  # noqa: F401
-    from cml_engine.convert.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
+    from cml_engine.formats.onnx import operators  # noqa: F401
+    from cml_engine.formats.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []

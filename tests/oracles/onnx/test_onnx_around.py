@@ -13,8 +13,8 @@ pytest.importorskip("onnx")
 from onnx import TensorProto, helper
 
 import cml_engine as cml
-from cml_engine.cli import main
 from cml_engine.errors import CmlError
+from cml_engine.tools.cli import main
 from tests.fixtures.onnx_models import model, node, value
 
 pytestmark = pytest.mark.usefixtures("own_operators")

@@ -16,8 +16,8 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.cli import main  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
+from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 X, Y = value("x", [1, 4]), value("y", None)

@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.budget import OverBudget  # noqa: E402
+from cml_engine.io.budget import OverBudget  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 X, Y = value("x", [1, 4]), value("y", None)
@@ -160,8 +160,8 @@ def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None
     """Packed into one field and one by one, they are read as the onnx package reads them."""
     from onnx import TensorProto, numpy_helper
 
-    from cml_engine.convert.onnx.protobuf import Message
-    from cml_engine.convert.onnx.tensors import ExternalData, read_tensor
+    from cml_engine.formats.onnx.protobuf import Message
+    from cml_engine.formats.onnx.tensors import ExternalData, read_tensor
 
     kind = TensorProto.DataType.Value(element.upper())
     field = {"int64": "int64_data", "uint64": "uint64_data", "float": "float_data",

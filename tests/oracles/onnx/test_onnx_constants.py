@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.cli import main  # noqa: E402
+from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 Y = value("y", None)

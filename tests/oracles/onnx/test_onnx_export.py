@@ -11,11 +11,11 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.cli import main  # noqa: E402
-from cml_engine.convert.onnx.export import writer  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
+from cml_engine.formats.onnx.export import writer  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
-from cml_engine.testing import case_graph  # noqa: E402
+from cml_engine.tools.cli import main  # noqa: E402
+from cml_engine.tools.testing import case_graph  # noqa: E402
 from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
 from tests.generate import Numbers, random_call  # noqa: E402
 from tests.onnx_export import (  # noqa: E402
@@ -176,8 +176,8 @@ graph g(x) -> (y)
 
 def loaded(text, folder=None):
     from cml_engine import nnef
+    from cml_engine.compiler.passes.infer import infer_node
     from cml_engine.ops import is_registered
-    from cml_engine.passes.infer import infer_node
 
     return nnef.load_text(text, "g.nnef", is_registered, infer_node)
 

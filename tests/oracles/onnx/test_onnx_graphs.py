@@ -20,7 +20,7 @@ def test_random_graphs():
 
 def test_a_difference_is_seen(monkeypatch):
     """With sums for products, some graph differs."""
-    from cml_engine.convert.onnx.call import OnnxCall
+    from cml_engine.formats.onnx.call import OnnxCall
 
     real = OnnxCall.op
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Attrs
 from cml_engine.ops import load_families, lookup
 
 onnx = pytest.importorskip("onnx")

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("onnx")
 
 import cml_engine as cml
-from cml_engine.graph import Graph
-from cml_engine.limits import Limits
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import lower
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import (
     Net,
     dense_block,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.infer import infer_facts, infer_node
+from cml_engine.compiler.planning.lower import lower as plan
 from cml_engine.errors import OperatorError
-from cml_engine.graph import Attrs, Fact, Graph, Node
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import registered
 from cml_engine.ops.registration import registering
-from cml_engine.passes import optimize
-from cml_engine.passes.infer import infer_facts, infer_node
-from cml_engine.planning.lower import lower as plan
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 KERNEL = "void kernel(uint thread) { y[thread] = x[thread]; }"

@@ -8,7 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import OperatorError
-from cml_engine.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
 from cml_engine.ops.elementwise.expressed import known_functions

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Attrs
+from cml_engine.ir.graph import Attrs
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.common.shapes import fact_from
 

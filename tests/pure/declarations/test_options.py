@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.limits import Limits
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.session import CompileOptions
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.ir.limits import Limits
+from cml_engine.runtime.session import CompileOptions
 from tests.fixtures.graphs import Net
 
 

@@ -8,7 +8,8 @@ import pytest
 from cml_engine.ops.common.window import BORDERS, POOL_BORDERS
 from cml_engine.ops.declaration.defines import numbers, word
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
-from cml_engine.ops.resampling import grid_sample, operators, resize, roi
+from cml_engine.ops.resampling import grid_sample, resize, roi
+from cml_engine.ops.resampling import resampling as operators
 
 ASKED = [
     ("include/border.hlsli", "border", BORDERS),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cml_engine.memory import Holding, MemoryStats
+from cml_engine.ir.memory import Holding, MemoryStats
 from demo_game.overlay.frame_lanes import (
     LANES,
     complete,

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cml_engine.compiler.integer import proof
+from cml_engine.compiler.integer.proof import Range
 from cml_engine.errors import CmlError, ModelError, RangeError
-from cml_engine.integer import arrays, proof, rule
-from cml_engine.integer.proof import Range
+from cml_engine.ir import integer_rule as rule
+from cml_engine.ops.common import integer_arrays as arrays
 
 WORDS = st.integers(-32767, 32767)
 SUMS = st.one_of(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cml_engine import FrameReport
-from cml_engine.panel.operators import OperatorTime
-from cml_engine.panel.palette import NETWORKS, OTHER_NETWORK, network_colour
-from cml_engine.panel.ranking import Best, RecentSums, ordered, rows
-from cml_engine.panel.slices import Reports, bars, duration, why
+from cml_engine.tools.panel.operators import OperatorTime
+from cml_engine.tools.panel.palette import NETWORKS, OTHER_NETWORK, network_colour
+from cml_engine.tools.panel.ranking import Best, RecentSums, ordered, rows
+from cml_engine.tools.panel.slices import Reports, bars, duration, why
 from scheduler.reports import SliceReport
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_without_imgui_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['imgui_bundle'] = None\n"
-        "from cml_engine.panel import Panel; Panel(None, {})"
+        "from cml_engine.tools.panel import Panel; Panel(None, {})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "pip install 'cml-engine[game]'" in done.stderr.splitlines()[-1]

@@ -8,9 +8,9 @@ import types
 import pytest
 
 import cml_engine as cml
-from cml_engine import plugins
+from cml_engine.compiler import plugins
+from cml_engine.compiler.passes.rules import registered_rules
 from cml_engine.ops import registered
-from cml_engine.passes.rules import registered_rules
 
 FILE = """
 import cml_engine as cml

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from cml_engine.cpu.compare import compare
 from cml_engine.ops.declaration.spec import EXACT, Tolerance
-from cml_engine.report.compare import compare
 
 LOOSE = Tolerance(1e-5, 1e-6, "a test")
 RIGHT = np.array([[1.0, -2.0], [0.0, 1e6]], np.float32)

@@ -6,17 +6,17 @@ from dataclasses import asdict, fields
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.asked import asked_for, checked, from_file
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.decisions import decisions_of
+from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.errors import OperatorError
-from cml_engine.limits import Limits
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.indexing import scatter_gpu
-from cml_engine.passes import optimize
-from cml_engine.planning.asked import asked_for, checked, from_file
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.decisions import decisions_of
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.testing import case_graph
+from cml_engine.tools.testing import case_graph
 from tests.fixtures.models import write_model
 
 MODEL = """\

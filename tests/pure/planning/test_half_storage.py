@@ -3,16 +3,21 @@
 import numpy as np
 import pytest
 
-from cml_engine.backends.half import StorageError, rounded, storage_errors
-from cml_engine.graph import Fact, Node
-from cml_engine.layout import C4, C4H, HALF, PLAIN, stored_bytes, to_half, words
-from cml_engine.limits import Limits
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import (
+    choose_storage,
+    half_of,
+    layouts_for,
+    rounded_weights,
+)
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.ir.graph import Fact, Node
+from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, stored_bytes, to_half, words
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
-from cml_engine.passes import optimize
-from cml_engine.planning.choose_storage import choose_storage, half_of, layouts_for, rounded_weights
-from cml_engine.planning.lower import lower
-from cml_engine.report.storage import StorageReport
-from cml_engine.testing import full_attrs
+from cml_engine.runtime.half import StorageError, rounded, storage_errors
+from cml_engine.tools.report.storage import StorageReport
+from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net, dense_block, mobilenet_block, random_maps, unet_block
 
 

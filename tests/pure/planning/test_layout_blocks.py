@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cml_engine.graph import Fact, Graph, Node
-from cml_engine.layout import C4
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.layout import C4
 from cml_engine.ops import load_families
-from cml_engine.passes.infer import infer_facts
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.testing import full_attrs
+from cml_engine.tools.testing import full_attrs
 
 load_families()
 

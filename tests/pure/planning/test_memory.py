@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cml_engine.errors import InputError
-from cml_engine.memory import (
+from cml_engine.ir.memory import (
     FreeList,
     HeapStats,
     Holding,

@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.backends.cpu import CpuProgram
-from cml_engine.backends.null import NullProgram
+from cml_engine.compiler.optimize import STAGES, optimize
+from cml_engine.compiler.passes.bypass import bypass
+from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.cpu.cpu import CpuProgram
 from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
-from cml_engine.graph import Attrs, Epilogue, Fact, Graph, Node
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.passes import STAGES, optimize
-from cml_engine.passes.bypass import bypass
-from cml_engine.passes.common_subexpressions import merge_common_subexpressions
-from cml_engine.passes.dead_code import eliminate_dead_code
-from cml_engine.passes.infer import infer_facts
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, lower
-from cml_engine.testing import full_attrs
+from cml_engine.runtime.null import NullProgram
+from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net
 
 load_families()

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cml_engine.graph import Graph
-from cml_engine.limits import Limits
-from cml_engine.live import refill
-from cml_engine.live.refill import refilled
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.sibling import Sibling, share_constants
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.passes import optimize
-from cml_engine.plan import Plan
-from cml_engine.planning.lower import PlanOptions
-from cml_engine.planning.sibling import Sibling, share_constants
+from cml_engine.runtime.live import refill
+from cml_engine.runtime.live.refill import refilled
 from tests.fixtures.graphs import Net, mobilenet_block, random_graph
 from tests.pure.planning.test_sibling import NETWORKS, plan_of
 

@@ -5,21 +5,21 @@ import re
 import numpy as np
 import pytest
 
-from cml_engine.backends.cpu import CpuProgram
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.bypass import bypass
+from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.compiler.passes.fold_affine import fold_affine
+from cml_engine.compiler.passes.fold_padding import fold_padding
+from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
+from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
+from cml_engine.compiler.passes.sink_transposes import sink_transposes
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.cpu.cpu import CpuProgram
 from cml_engine.errors import OperatorError
-from cml_engine.graph import Fact
-from cml_engine.limits import Limits
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.elementwise.row import MAX_OPERANDS
-from cml_engine.passes import optimize
-from cml_engine.passes.bypass import bypass
-from cml_engine.passes.common_subexpressions import merge_common_subexpressions
-from cml_engine.passes.fold_affine import fold_affine
-from cml_engine.passes.fold_padding import fold_padding
-from cml_engine.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
-from cml_engine.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
-from cml_engine.passes.sink_transposes import sink_transposes
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, lower
 from tests.fixtures.graphs import BLOCKS, Net
 
 

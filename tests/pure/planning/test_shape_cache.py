@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from cml_engine.compiler.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.errors import ShapeError
-from cml_engine.graph import Fact, Graph
-from cml_engine.planning.shape_cache import Compiled, ShapeCache
+from cml_engine.ir.graph import Fact, Graph
 
 
 class Program:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cml_engine.graph import Graph, Node
-from cml_engine.limits import Limits
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.sibling import Sibling, is_same, share_constants
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.passes import optimize
-from cml_engine.plan import Plan
-from cml_engine.planning.choose_storage import layouts_for
-from cml_engine.planning.lower import lower
-from cml_engine.planning.sibling import Sibling, is_same, share_constants
 from tests.fixtures.graphs import Net, mobilenet_block, se_block, unet_block
 
 load_families()

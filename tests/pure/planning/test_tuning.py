@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 
+from cml_engine.compiler import tuning_tables as tables
+from cml_engine.compiler.tuning_tables import Record, records_in, save, table_for
 from cml_engine.errors import InputError
-from cml_engine.files.folders import tuning_file
+from cml_engine.io.folders import tuning_file
 from cml_engine.ops.declaration.choice import Pick, VariantTable, about
-from cml_engine.tuning import tables
-from cml_engine.tuning.tables import Record, records_in, save, table_for
-from cml_engine.tuning.trial import Trial
+from cml_engine.runtime.tuning.trial import Trial
 from tests.fixtures import hostile_json
 
 DEVICE = "some GPU (driver 1.2)"

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.graph import Node
-from cml_engine.layout import C4, PLAIN, words
-from cml_engine.limits import Limits
-from cml_engine.passes import optimize
-from cml_engine.passes.infer import infer_node
-from cml_engine.planning.choose_layout import choose_layout
-from cml_engine.planning.lower import PlanOptions, arena, lower
-from cml_engine.planning.plan_memory import Lifetime, place_within
-from cml_engine.planning.views import PartPlace, find_views, is_view_copy, whole
-from cml_engine.testing import full_attrs
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.lower import tensors as arena
+from cml_engine.compiler.planning.plan_memory import Lifetime, place_within
+from cml_engine.compiler.planning.views import PartPlace, find_views, is_view_copy, whole
+from cml_engine.ir.graph import Node
+from cml_engine.ir.layout import C4, PLAIN, words
+from cml_engine.ir.limits import Limits
+from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import BLOCKS, Net
 
 ALIGNED = replace(Limits(), storage_offset_alignment=32)

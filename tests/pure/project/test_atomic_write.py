@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine.files.atomic_write import write_atomically
+from cml_engine.io.atomic_write import write_atomically
 
 ROOT = Path(__file__).resolve().parents[3]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")
@@ -128,9 +128,7 @@ def test_links_are_followed(tmp_path):
 @posix
 def test_pipes_and_devices_are_written_as_they_are(tmp_path):
     write_atomically("/dev/null", "text")
-    code = (
-        "from cml_engine.files.atomic_write import write_atomically as w; w('/dev/stdout', 'text')"
-    )
+    code = "from cml_engine.io.atomic_write import write_atomically as w; w('/dev/stdout', 'text')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"text"
     if Path("/dev/full").exists():
@@ -154,5 +152,5 @@ def test_every_writer_goes_through_it():
         for line in path.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line)
     }
-    assert "files/atomic_write.py" in found  # the search finds a writer
-    assert found.keys() - ALLOWED == {"files/atomic_write.py"}, found
+    assert "io/atomic_write.py" in found  # the search finds a writer
+    assert found.keys() - ALLOWED == {"io/atomic_write.py"}, found

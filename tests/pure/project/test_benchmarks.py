@@ -15,14 +15,14 @@ from benchmarks.ncnn.graph import CannotWrite, bilinear, graph_to_ncnn
 from benchmarks.ncnn.transformers import Transformer
 from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
-from cml_engine.convert.builder import GraphBuilder
-from cml_engine.layout import C4
-from cml_engine.limits import Limits
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.formats.builder import GraphBuilder
+from cml_engine.ir.layout import C4
+from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.passes.infer import infer_node
-from cml_engine.planning.lower import lower
-from cml_engine.testing import case_graph
+from cml_engine.tools.testing import case_graph
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine import cli
+from cml_engine.tools import cli
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted(

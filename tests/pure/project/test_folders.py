@@ -5,7 +5,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from cml_engine.files import folders
+from cml_engine.io import folders
 
 KINDS = {
     "CML_CACHE_DIR": (folders.cache_folder, platformdirs.user_cache_dir),

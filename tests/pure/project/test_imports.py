@@ -15,6 +15,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
+#: the packages of the engine, from the lowest layer to the highest
+PACKAGE_ORDER = (
+    "errors", "ir", "io", "nnef", "ops", "cpu", "compiler", "gpu", "formats", "runtime", "cooked",
+    "distributed", "tools",
+)  # fmt: skip
 #: the only places that may name wgpu, at whatever depth of a function
 WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
 
@@ -70,7 +75,7 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
         "import scheduler",
         "import cml_engine",
         "import cml_engine.nnef",
-        "import cml_engine.cli",
+        "import cml_engine.tools.cli",
         "[getattr(cml_engine, n) for n in cml_engine.__all__ if n != 'Gpu']",
     )
     brought = {statement: names & {"wgpu", "slangpy"} for statement, names in found.items()}
@@ -81,8 +86,11 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
 
 def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
     apart = {
-        "import cml_engine.panel.slices, cml_engine.panel.drawing": {"imgui_bundle", "scheduler"},
-        "import cml_engine.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
+        "import cml_engine.tools.panel.slices, cml_engine.tools.panel.drawing": {
+            "imgui_bundle",
+            "scheduler",
+        },
+        "import cml_engine.tools.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
         "import demo_game.overlay.frame_lanes": {"imgui_bundle"},
     }
     found = modules_after(*apart)
@@ -102,7 +110,7 @@ def test_only_the_gpu_folder_imports_wgpu() -> None:
 
 def test_dependencies_run_one_way() -> None:
     # some commands run frames; the package offers the scheduler's names
-    above = (Path("cml_engine/cli/commands"), Path("cml_engine/__init__.py"))
+    above = (Path("cml_engine/tools/cli/commands"), Path("cml_engine/__init__.py"))
     assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
     assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
     assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []
@@ -110,15 +118,30 @@ def test_dependencies_run_one_way() -> None:
 
 def test_graph_and_plan_know_no_gpu() -> None:
     """Everything from the text to the plan is data: it needs no device."""
-    backends = ("cml_engine.gpu", "cml_engine.session")
-    for part in ("nnef", "ops", "passes", "planning"):
-        assert offenders(f"cml_engine/{part}", backends) == []
+    for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
+        assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
+
+
+def test_packages_import_only_packages_before_them() -> None:
+    """The order of the table in docs/architecture.md: the tree has no upward imports."""
+    for index, part in enumerate(PACKAGE_ORDER):
+        later = tuple(f"cml_engine.{name}" for name in PACKAGE_ORDER[index + 1 :])
+        assert offenders(f"cml_engine/{part}", later) == []
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert tuple(row.rstrip("/") for row in rows[: len(PACKAGE_ORDER)]) == PACKAGE_ORDER
+
+
+def test_the_engine_has_at_most_fourteen_entries() -> None:
+    entries = {p.name for p in (ROOT / "cml_engine").iterdir()} - {"__pycache__", "py.typed"}
+    assert entries - {"__init__.py", "__main__.py"} == set(PACKAGE_ORDER)
 
 
 def test_the_game_uses_public_names_only() -> None:
     """It is the engine's first customer: what it needs, any game can have."""
-    modules = "distributed cooked files.atomic_write live.reloader memory nnef ranges"
-    modules += " panel panel.drawing panel.palette integer.digest"
+    modules = "distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
+    modules += " errors.arguments tools.panel tools.panel.drawing tools.panel.palette"
+    modules += " compiler.integer.digest"
     public = {"cml_engine", "scheduler", *(f"cml_engine.{name}" for name in modules.split())}
     inner = [
         line

@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from cml_engine.once import Once
+from cml_engine.ops.common.once import Once
 
 
 def test_threads_that_come_at_once_get_the_same() -> None:

@@ -113,7 +113,7 @@ def test_every_module_of_the_wheel_that_needs_no_extra_imports(unpacked, tmp_pat
         "for m in pkgutil.walk_packages(cml_engine.scheduler.__path__, 'cml_engine.scheduler.'):\n"
         "    if not m.name.endswith('plot'): importlib.import_module(m.name)\n"
         "import cml_engine.demo_game.command, cml_engine.demo_game.chain\n"
-        "from cml_engine.cli import main\n"
+        "from cml_engine.tools.cli import main\n"
     )
     code = code.replace("import cml_engine,", "import cml_engine.scheduler,")
     assert run(code, unpacked, cwd=tmp_path) == ""

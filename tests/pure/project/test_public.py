@@ -88,7 +88,7 @@ def callable_of(name: str) -> Any:
 def test_a_public_name_exists_and_says_what_it_is(module: str) -> None:
     found = importlib.import_module(module)
     assert found.__doc__
-    if module == "cml_engine.panel.drawing":
+    if module == "cml_engine.tools.panel.drawing":
         pytest.importorskip("imgui_bundle")
     assert [name for name in public_callables(found) if not inspect.getdoc(callable_of(name))] == []
 
@@ -109,9 +109,15 @@ def test_the_programs_are_found() -> None:
         ("import cml_engine as cml\ncml.load('x')", []),
         ("import cml_engine as cml\ncml.inner('x')", ["cml_engine.inner"]),
         ("from cml_engine.gpu.gpu import Gpu", ["cml_engine.gpu.gpu.Gpu"]),
-        ("import cml_engine.session", ["cml_engine.session"]),
-        ("from cml_engine.testing import check, case_graph", ["cml_engine.testing.case_graph"]),
-        ("from cml_engine import testing\ntesting.case_graph", ["cml_engine.testing.case_graph"]),
+        ("import cml_engine.runtime.session", ["cml_engine.runtime.session"]),
+        (
+            "from cml_engine.tools.testing import check, case_graph",
+            ["cml_engine.tools.testing.case_graph"],
+        ),
+        (
+            "from cml_engine.tools import testing\ntesting.case_graph",
+            ["cml_engine.tools.testing.case_graph"],
+        ),
     ],
 )
 def test_the_rule_can_fail(source: str, expected: list[str]) -> None:

@@ -1,7 +1,7 @@
 """``conv`` of bytes: four inputs times four weights, added up, in one operation.
 
-An integer network's maps of 8 bits lie four channels in a word (``cml_engine/layout.py``), and so
-do its filters here. The kernels are those of ``tile.py`` and ``row_tile.py``; only what they
+An integer network's maps of 8 bits lie four channels in a word (``cml_engine/ir/layout.py``), and
+so do its filters here. The kernels are those of ``tile.py`` and ``row_tile.py``; only what they
 multiply is smaller, and what they add up is integers.
 
 Hardware has an instruction for it. A software driver takes the bytes apart and multiplies them one
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cml_engine.layout import C4I8, C4U8
+from cml_engine.ir.layout import C4I8, C4U8
 from cml_engine.ops.conv.kernels import row_tile, tile
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
 from cml_engine.ops.conv.variants import CONV

@@ -7,11 +7,8 @@ multiplied. Shader: ``shaders_hlsl/conv/conv_plain.hlsl``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
-
-from cml_engine.layout import PLAIN
+from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.line import line_params
 from cml_engine.ops.conv.kernels.row_tile import gains, is_built, tiles, usual_tile
@@ -23,8 +20,6 @@ from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
-
-Array = np.ndarray[Any, Any]
 
 #: with more, blocks of four are worth their copy
 _MOST_CHANNELS = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 
-from cml_engine.layout import PLAIN
+from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels import row_tile
 from cml_engine.ops.conv.node import Conv

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.layout import FIXED4
+from cml_engine.ir.graph import Array
+from cml_engine.ir.layout import FIXED4
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
     fitting_tiles,
@@ -30,8 +31,6 @@ from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
-
-Array = np.ndarray[Any, Any]
 
 _PARAMS = (
     "first_tile:u tiles:u tiles_y:u tiles_x:u in_blocks:u out_blocks:u out_c:u row_blocks:u "

@@ -1,0 +1,1 @@
+"""From a graph to a plan: passes, integer lowering, layouts, memory."""

@@ -1,0 +1,71 @@
+"""A digest of what a network computed: of its outputs, of the rule, and of the network itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.ir.graph import Array, Graph
+from cml_engine.ir.integer_rule import RULE_VERSION
+from cml_engine.nnef.files.writer import model_files
+
+__all__ = ["RULE_VERSION", "model_digest", "run_digest"]
+
+
+def model_digest(graph: Graph) -> bytes:
+    """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
+    it lies or what was noted of it, nor of whether it was saved and read back. One
+    that is cooked has that of the model that it was made of, where that is an integer network."""
+    if graph.ready is not None:
+        if graph.ready.integer_digest is None:
+            raise InputError(
+                f"'{graph.name}' is cooked: a digest is of the model itself, give that"
+            )
+        return graph.ready.integer_digest
+    found = hashlib.sha256()
+    # constants as they are read back: numbers in the text before those in files
+    constants = dict(sorted(graph.constants.items(), key=lambda item: item[0] in graph.labels))
+    for name, data in model_files(graph.with_(notes=(), constants=constants)):
+        _add(found, name.encode(), data)
+    return found.digest()
+
+
+def not_identical(graph: Graph) -> tuple[str, ...]:
+    """The outputs of an integer network that are computed in floats."""
+    from cml_engine.compiler.integer.lowering.network import (
+        lowered,  # which the passes import first
+    )
+
+    return lowered(graph).not_identical if graph.float_tail else ()
+
+
+def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
+    """``sha256:<hex>`` of a run: equal wherever the same integer network was given the same
+    inputs. Outputs that are computed in floats are left out."""
+    floats = not_identical(graph)
+    if floats and len(floats) == len(graph.outputs):
+        raise InputError(
+            f"'{graph.name}': all of its outputs are computed in floats and may differ from "
+            "machine to machine: there is nothing to take a digest of"
+        )
+    found = hashlib.sha256()
+    _add(found, b"cml", str(RULE_VERSION).encode(), model_digest(graph))
+    for name in graph.outputs:
+        if name in floats:
+            continue
+        array = np.asarray(outputs[name])
+        little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<")))
+        shape = ",".join(map(str, array.shape))
+        _add(found, name.encode(), shape.encode(), little.dtype.str.encode(), little.tobytes())
+    return f"sha256:{found.hexdigest()}"
+
+
+def _add(found: Any, *parts: bytes) -> None:
+    """Each part with its length: no two lists of parts are alike."""
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)

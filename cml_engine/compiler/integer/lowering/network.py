@@ -1,0 +1,182 @@
+"""An integer network, of real numbers and lines in ``graph.quant``, as a graph of whole numbers
+that every backend runs with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cml_engine.compiler.integer.lines import Line, lines_of
+from cml_engine.compiler.integer.lowering import elementwise, moves, products
+from cml_engine.compiler.integer.lowering.making import Making
+from cml_engine.compiler.integer.lowering.own import exactly
+from cml_engine.compiler.integer.lowering.rounding import of_words, rounded
+from cml_engine.compiler.integer.lowering.tail import Tail
+from cml_engine.compiler.integer.lowering.values import Pending, Point, Value
+from cml_engine.compiler.integer.proof import Range
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.errors import ModelError
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ops.declaration.registry import formula_of, lookup
+
+Handler = Callable[[Making, Node], list[Value]]
+
+_HANDLERS: Mapping[str, Handler] = {
+    "conv": products.conv,
+    "deconv": products.deconv,
+    "linear": products.linear,
+    "matmul": products.matmul,
+    "sum_reduce": products.reduced,
+    "mean_reduce": products.reduced,
+    "box": products.box,
+    "avg_pool": products.box,
+    "area_downsample": products.area_downsample,
+    "multilinear_upsample": products.multilinear_upsample,
+    "relu": elementwise.relu,
+    "clamp": elementwise.clamp,
+    "leaky_relu": elementwise.leaky_relu,
+    "prelu": elementwise.prelu,
+    "add": elementwise.add,
+    "sub": elementwise.sub,
+    "mul": elementwise.mul,
+    "div": elementwise.div,
+    "neg": elementwise.neg,
+    "abs": elementwise.absolute,
+    "pad": moves.pad,
+    "resize": moves.resize,
+    **dict.fromkeys(moves.MOVES, moves.move),
+    "reshape": moves.reshape,
+}
+#: those that may follow a sum before it is rounded
+_OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())
+#: operators that a rounding point may be in the place of
+INTEGER_OPERATORS = frozenset(_HANDLERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The graph of whole numbers, and its rounding points in running order."""
+
+    graph: Graph
+    points: tuple[Point, ...]
+    #: what is computed in floats, and by which operator first; where that is allowed
+    floats: frozenset[str] = frozenset()
+    first_float: str = ""
+    #: what a game's operators give, by their own word
+    promised: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def not_identical(self) -> tuple[str, ...]:
+        """The outputs that may differ from machine to machine."""
+        return tuple(name for name in self.graph.outputs if name in self.floats)
+
+
+class NoIntegerForm(ModelError):
+    """An operator of floats."""
+
+
+def lowered(graph: Graph) -> Lowered:
+    """The network as the engine's operators of whole numbers, with every sum proven to fit;
+    :class:`RangeError` where one does not, :class:`ModelError` where an operator has no integer
+    form, or a line is missing."""
+    if graph.updates:
+        raise ModelError(
+            f"'{graph.name}' updates the variable '{graph.updates[0][0]}', which integer networks "
+            "cannot: keep it outside, as an input and an output"
+        )
+    graph = infer_facts(graph)
+    making = Making(graph, lines_of(graph))
+    for name in graph.inputs:
+        if graph.facts[name].dtype == "scalar":
+            making.values[name] = making.input(name)
+    tail = Tail(making)
+    for node in graph.nodes:
+        if tail.reaches(node):
+            tail.take(node)
+            continue
+        try:
+            values = _values(making, node)
+        except NoIntegerForm:
+            if not graph.float_tail:
+                raise
+            tail.take(node)
+            continue
+        for name, value in zip(node.outputs, values, strict=True):
+            making.values[name] = _settled(making, node, name, value)
+    for name in dict.fromkeys(graph.lasting):
+        if name in tail.floats:
+            continue
+        if name not in making.values:
+            raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
+        making.output(name)
+    _check_own(making, tail)
+    return Lowered(
+        infer_facts(making.finished()),
+        tuple(making.points),
+        frozenset(tail.floats),
+        tail.first,
+        making.promised,
+    )
+
+
+def _check_own(making: Making, tail: Tail) -> None:
+    """No operator of a game's stands in the place of one of the engine's, but an exact one."""
+    for node in making.nodes:
+        spec = lookup(node.op)
+        if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
+            raise _not_exact(node)
+
+
+def _not_exact(node: Node) -> NoIntegerForm:
+    return NoIntegerForm(
+        f"{node.title} has no integer form: it is a game's own operator, and does not say that of "
+        "whole numbers it computes whole numbers. Register it with exact=True if it does "
+        "(docs/custom_operators.md), leave it outside of the network, or let the network end in "
+        "floats (cml quantize --float-tail)",
+        node.source,
+    )
+
+
+def _values(making: Making, node: Node) -> list[Value]:
+    spec = lookup(node.op)
+    if spec.exact:
+        return exactly(making, node, spec)
+    line = making.lines.get(node.outputs[0])
+    if line is not None and line.table and formula_of(node.op) is not None:
+        found = elementwise.function(making, node)
+        if found is not None:
+            return [found]
+    handler = None if spec.from_game else _HANDLERS.get(node.op)
+    elementwise_ = formula_of(node.op) is not None
+    pending = any(isinstance(making.values.get(name), Pending) for name in node.inputs)
+    as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
+    if as_function and (found := elementwise.function(making, node)) is not None:
+        return [found]
+    if handler is None:
+        for name in node.inputs:  # what is not rounded is said first
+            making.words(node, name)
+        if spec.from_game:
+            raise _not_exact(node)
+        raise NoIntegerForm(
+            f"{node.title} has no integer form: it is a function of more than one tensor or of "
+            "more than one place. Leave it outside of the network, write it with operators of "
+            "docs/integer.md, or let the network end in floats (cml quantize --float-tail)",
+            node.source,
+        )
+    return handler(making, node)
+
+
+def _settled(making: Making, node: Node, name: str, value: Value) -> Value:
+    """What readers of a tensor read: words, where it has a line."""
+    line = making.lines.get(name)
+    if line is None:
+        return value
+    if not isinstance(value, Pending):
+        if _is_same(value.scale, value.range.low, value.range.high, line):
+            return value
+        value = of_words(making, node, value)
+    return rounded(making, node, name, value, line)
+
+
+def _is_same(scale: object, low: int, high: int, line: Line) -> bool:
+    return scale == line.scale and line.range.low <= low and high <= line.range.high

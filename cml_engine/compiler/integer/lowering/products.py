@@ -1,0 +1,310 @@
+"""Operators that make sums: convolutions, products of matrices, windows, reductions, upsampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.making import Making
+from cml_engine.compiler.integer.lowering.values import Sum, Value, Words
+from cml_engine.compiler.integer.proof import Carried, Part, carried
+from cml_engine.errors import ModelError, RangeError
+from cml_engine.ir.graph import Array, Attrs, Node
+from cml_engine.ops.common.window import window_of
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
+
+#: makes the tensor of one pass: of the name of the words (or a part of them), and the pass
+Emit = Callable[[str, Part, str], None]
+
+
+def _sum(
+    making: Making,
+    node: Node,
+    words: Words,
+    found: Carried,
+    scales: tuple[Fraction, ...],
+    axis: int,
+    emit: Emit,
+) -> Sum:
+    """The sums of all passes."""
+    names = []
+    for part in found.parts:
+        name = making.fresh(f"{node.outputs[0]}.sum")
+        emit(making.taken_part(node, words, part.take, found.bits), part, name)
+        names.append(name)
+    return Sum(
+        title=node.title,
+        source=node.source,
+        names=tuple(names),
+        bits=found.bits,
+        scales=scales,
+        axis=axis,
+        bound=found.bound,
+        carrier=found.carrier,
+    )
+
+
+def _bias(making: Making, node: Node, name: str, scales: Sequence[Fraction]) -> list[int]:
+    """The integers of a bias, whose scales are those of the sums."""
+    array = making.graph.constants.get(name)
+    if array is not None and name not in making.lines and not array.any():
+        return [0] * len(scales)
+    whole, line = making.stored(node, name, "bias")
+    given = [*line.scales] * (len(scales) if len(line.scales) == 1 else 1)
+    if given != list(scales):
+        wrong = next((i for i, (a, b) in enumerate(zip(given, scales, strict=False)) if a != b), 0)
+        raise ModelError(
+            f"{node.title}: the scale of its bias '{name}' is {float(given[wrong]):.9g} at channel "
+            f"{wrong}; wanted the input's times the filter's, {float(scales[wrong]):.9g}",
+            node.source,
+        )
+    values = [int(v) for v in whole.reshape(-1)]
+    return values * len(scales) if len(values) == 1 else values
+
+
+def conv(making: Making, node: Node) -> list[Value]:
+    facts = [making.graph.facts[name] for name in node.inputs]
+    shape = conv_shape(node.attrs, *facts)
+    return [_conv(making, node, shape, 0, lambda f: f, lambda f: f)]
+
+
+def deconv(making: Making, node: Node) -> list[Value]:
+    facts = [making.graph.facts[name] for name in node.inputs]
+    shape = deconv_shape(node.attrs, *facts)
+    extents = facts[1].shape
+    grouped = (shape.groups, shape.group_in, shape.group_out, *extents[2:])
+
+    def rows(filter: Array) -> Array:
+        turned = filter.reshape(grouped).swapaxes(1, 2)
+        return turned.reshape(shape.out_channels, shape.group_in, *extents[2:])
+
+    def back(filter: Array) -> Array:
+        turned = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
+        return turned.swapaxes(1, 2).reshape(extents)
+
+    return [_conv(making, node, shape, 1, rows, back)]
+
+
+def _conv(
+    making: Making,
+    node: Node,
+    shape: ConvShape,
+    axis: int,
+    rows: Callable[[Array], Array],
+    back: Callable[[Array], Array],
+) -> Sum:
+    """``rows`` brings a filter's output channels first, ``back`` is the way back."""
+    words = making.words(node, node.inputs[0])
+    filter, line = making.stored(node, node.inputs[1], "filter")
+    scales = line.along(filter.shape, axis)
+    if len(scales) != shape.out_channels:  # a deconv's: those of a group are all groups'
+        scales = scales * shape.groups
+    scales = tuple(words.scale * scale for scale in scales)
+    bias = _bias(making, node, node.inputs[2], scales)
+    whole = node.op == "conv"
+    found = carried(node.title, rows(filter), bias, words.range, node.source, whole)
+    attrs = {**node.attrs, "exact": True}
+    if whole and found.carrier == "int32":
+        return Sum(
+            title=node.title,
+            source=node.source,
+            names=(),
+            bits=0,
+            scales=scales,
+            axis=1,
+            bound=found.bound,
+            carrier=found.carrier,
+            made_by=_whole_conv(making, node, words, filter, bias),
+        )
+
+    def emit(x: str, part: Part, out: str) -> None:
+        filter_ = making.constant(f"{node.inputs[1]}.words", back(part.weights))
+        bias_ = making.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
+        making.add(node, node.op, (x, filter_, bias_), out, **attrs)
+
+    return _sum(making, node, words, found, scales, 1, emit)
+
+
+def _whole_conv(
+    making: Making, node: Node, words: Words, filter: Array, bias: Sequence[int]
+) -> Node:
+    """A conv whose sums floats do not hold: its rounding is its first epilogue."""
+    name = node.outputs[0]
+    filter_ = making.constant(f"{node.inputs[1]}.words", filter)
+    bias_ = making.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
+    attrs = Attrs({**node.attrs, "exact": True, "carrier": "int32"})
+    return replace(node, inputs=(words.name, filter_, bias_), attrs=attrs)
+
+
+def linear(making: Making, node: Node) -> list[Value]:
+    words = making.words(node, node.inputs[0])
+    filter, line = making.stored(node, node.inputs[1], "filter")
+    scales = tuple(words.scale * scale for scale in line.along(filter.shape, 0))
+    bias = _bias(making, node, node.inputs[2], scales)
+    found = carried(node.title, filter, bias, words.range, node.source)
+
+    def emit(x: str, part: Part, out: str) -> None:
+        filter_ = making.constant(f"{node.inputs[1]}.words", part.weights)
+        bias_ = making.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
+        making.add(node, "linear", (x, filter_, bias_), out, **node.attrs)
+
+    return [_sum(making, node, words, found, scales, 1, emit)]
+
+
+def matmul(making: Making, node: Node) -> list[Value]:
+    a, b = node.inputs
+    if making.is_constant(b):
+        return [_by_constant(making, node, a, b)]
+    left, right = making.words(node, a), making.words(node, b)
+    rank = making.graph.facts[a].rank
+    inner = making.graph.facts[a].shape[-2 if node.attrs["transposeA"] else -1]
+    found = _counted(node, left, inner * right.range.most)
+
+    def emit(x: str, part: Part, out: str) -> None:
+        making.add(node, "matmul", (x, right.name), out, **node.attrs)
+
+    return [_sum(making, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
+
+
+def _by_constant(making: Making, node: Node, a: str, b: str) -> Sum:
+    words = making.words(node, a)
+    matrix, line = making.stored(node, b, "matrix")
+    axis = matrix.ndim - (2 if node.attrs["transposeB"] else 1)
+    if prod(matrix.shape[:-2]) != 1:
+        raise ModelError(
+            f"{node.title}: its matrix '{b}' is {matrix.shape[:-2]} matrices, wanted one",
+            node.source,
+        )
+    scales = tuple(words.scale * scale for scale in line.along(matrix.shape, axis))
+    rows = np.moveaxis(matrix, axis, 0)
+    found = carried(node.title, rows, [0] * len(scales), words.range, node.source)
+
+    def emit(x: str, part: Part, out: str) -> None:
+        values = np.moveaxis(part.weights, 0, axis)
+        making.add(node, "matmul", (x, making.constant(f"{b}.words", values)), out, **node.attrs)
+
+    return _sum(making, node, words, found, scales, matrix.ndim - 1, emit)
+
+
+def _counted(node: Node, words: Words, count: int) -> Carried:
+    """How sums of ``count`` words (or words times as much) are carried."""
+    found = carried(node.title, np.array([[count]]), [0], words.range, node.source)
+    if len(found.parts) == 2 and found.parts[0].take == "all":
+        raise RangeError(
+            f"{node.title}: sums of up to {found.bound:,} cannot be carried in two parts: quantize "
+            "its input with 8 bits, or sum fewer",
+            node.source,
+        )
+    return found
+
+
+def _plain_sum(
+    making: Making, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
+) -> Sum:
+    """A sum of ``count`` words by an operator that takes no weights."""
+    words = making.words(node, node.inputs[0])
+    found = _counted(node, words, count)
+
+    def emit(x: str, part: Part, out: str) -> None:
+        making.add(node, op, (x,), out, **attrs)
+
+    scale = words.scale / count if mean else words.scale
+    return _sum(making, node, words, found, (scale,), 1, emit)
+
+
+def reduced(making: Making, node: Node) -> list[Value]:
+    """``sum_reduce`` and ``mean_reduce``."""
+    shape = making.graph.facts[node.inputs[0]].shape
+    count = prod(shape[axis] for axis in node.attrs["axes"])
+    mean = node.op == "mean_reduce" or bool(node.attrs.get("normalize", False))
+    attrs = {"axes": node.attrs["axes"], "normalize": False}
+    return [_plain_sum(making, node, count, "sum_reduce", attrs, mean)]
+
+
+def box(making: Making, node: Node) -> list[Value]:
+    """``box`` and ``avg_pool``."""
+    window = window_of(node.attrs, making.graph.facts[node.inputs[0]])
+    mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
+    past = any(
+        a.before > 0 or (a.narrow - 1) * a.stride + a.reach - a.before > a.wide for a in window
+    )
+    if mean and node.attrs["border"] == "ignore" and past:
+        raise ModelError(
+            f"{node.title}: border 'ignore' divides by another count at the edges, which integer "
+            "networks cannot: use another border, or no padding",
+            node.source,
+        )
+    attrs = {**node.attrs, "normalize": False}
+    return [_plain_sum(making, node, prod(node.attrs["size"]), "box", attrs, mean)]
+
+
+def area_downsample(making: Making, node: Node) -> list[Value]:
+    block = [1, 1, *node.attrs["factor"]]
+    attrs = {
+        "size": block,
+        "stride": block,
+        "padding": [(0, 0)] * len(block),
+        "dilation": [1] * len(block),
+        "border": "constant",
+        "normalize": False,
+    }
+    return [_plain_sum(making, node, prod(block), "box", attrs, True)]
+
+
+def multilinear_upsample(making: Making, node: Node) -> list[Value]:
+    """A deconv of each channel by itself, whose weights are whole: 1, 3, 3, 1 for a factor of 2."""
+    attrs, words = node.attrs, making.words(node, node.inputs[0])
+    factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
+    if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
+        raise ModelError(
+            f"{node.title}: factor {factors}, method '{method}'; integer networks have factors of "
+            "1, 2 and 4, 'symmetric' and 'asymmetric'",
+            node.source,
+        )
+    kernels = [_tent(f, method) for f in factors]
+    steps = prod(sum(taps) // f for taps, f in zip(kernels, factors, strict=True))
+    channels = making.graph.facts[node.inputs[0]].shape[1]
+    found = _counted(node, words, steps)
+    whole = reduce(np.multiply.outer, [np.array(taps) for taps in kernels])
+    filter_ = np.broadcast_to(whole, (channels, 1, *whole.shape))
+    around = [(0, 0), (0, 0)] + [(1, 1)] * len(factors)
+    cropped = []
+    for factor, taps in zip(factors, kernels, strict=True):
+        # the first source lies one before the map
+        before = 3 * factor // 2 if method == "symmetric" else 2 * factor - 1
+        cropped.append((before, factor + len(taps) - before))
+
+    def emit(x: str, part: Part, out: str) -> None:
+        padded = making.fresh(f"{out}.padded")
+        making.add(node, "pad", (x,), padded, padding=around, border=attrs["border"], value=0.0)
+        weights = making.constant(f"{out}.filter", filter_)
+        making.add(
+            node,
+            "deconv",
+            (padded, weights, making.constant(f"{out}.bias", 0.0)),
+            out,
+            border="constant",
+            padding=cropped,
+            stride=factors,
+            dilation=[1] * len(factors),
+            output_shape=[],
+            groups=channels,
+            exact=True,
+        )
+
+    return [_sum(making, node, words, found, (words.scale / steps,), 1, emit)]
+
+
+def _tent(factor: int, method: str) -> list[int]:
+    """The weights of one axis, times as much as makes them whole."""
+    if factor == 1:
+        return [1]
+    if method == "symmetric":
+        return [2 * factor - abs(2 * k - 2 * factor + 1) for k in range(2 * factor)]
+    return [factor - abs(k - factor + 1) for k in range(2 * factor - 1)]

@@ -1,0 +1,181 @@
+"""Rounding points: what is pending becomes words, by one node of the new graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from cml_engine.compiler.integer.lines import Line, check_scale
+from cml_engine.compiler.integer.lowering.making import Making
+from cml_engine.compiler.integer.lowering.values import Pending, Point, Product, Sum, Two, Words
+from cml_engine.compiler.integer.proof import Range, check_shift
+from cml_engine.errors import ModelError, RangeError, located
+from cml_engine.ir.graph import Attrs, Epilogue, Node
+from cml_engine.ir.integer_rule import (
+    INT_BOUND,
+    LARGE_TABLE,
+    Multiplier,
+    multiplier,
+    pair,
+    round_half_up,
+)
+
+
+def rounded(making: Making, node: Node, name: str, pending: Pending, line: Line) -> Words:
+    """The words of ``pending``, whose rounding point is called ``name``."""
+    with located(line.source):
+        check_scale(name, line.scale)
+    if line.bits == 32:
+        raise line.wrong("bits 32 are for a bias; wanted 8 or 16")
+    low, high = _ends(pending, line)
+    words = Words(making.words_name(name), line.scale, line.bits, line.signed, Range(low, high))
+    ends = {"low": float(low), "high": float(high)}
+    if line.table:
+        bound, carrier = _by_table(making, node, pending, line, words), "table"
+    elif isinstance(pending, Sum):
+        bound, carrier = _sum(making, node, pending, words, ends), pending.carrier
+    elif isinstance(pending, Two):
+        bound, carrier = _two(making, node, pending, words, ends), "int32"
+    elif isinstance(pending, Product):
+        bound, carrier = _product(making, node, pending, words, ends), "int32"
+    else:
+        raise ModelError(
+            f"{pending.title}: a function of one tensor wants a table, and the line of '{name}' in "
+            "graph.quant has none (cml quantize makes one)",
+            pending.source,
+        )
+    shape = making.graph.facts[name].shape
+    making.points.append(
+        Point(name, pending.title, line.bits, line.signed, line.scale, carrier, bound, shape)
+    )
+    return words
+
+
+def _ends(pending: Pending, line: Line) -> tuple[int, int]:
+    """The least and the largest word."""
+    low, high = line.range.low, line.range.high
+    if pending.low is not None:
+        low = min(max(low, round_half_up(pending.low / line.scale)), high)
+    if pending.high is not None:
+        high = max(min(high, round_half_up(pending.high / line.scale)), low)
+    return low, high
+
+
+def _sum(making: Making, node: Node, pending: Sum, words: Words, ends: dict[str, float]) -> int:
+    factors = [[scale / words.scale for scale in pending.scales]]
+    if pending.negative:
+        count = max(len(pending.scales), len(pending.negative))
+        scales, slopes = (_repeated(v, count) for v in (pending.scales, pending.negative))
+        factors = [
+            [scale / words.scale for scale in scales],
+            [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
+        ]
+    codes = [_codes(making, pending, words, ratios) for ratios in factors]
+    if pending.made_by is not None:
+        op = "requantize" + "_signed" * bool(pending.negative)
+        rounding = Epilogue(op, tuple(codes), Attrs(ends))
+        maker = replace(pending.made_by, outputs=(words.name,), epilogues=(rounding,))
+        making.nodes.append(maker)
+        return pending.bound
+    wide = len(pending.names) == 2
+    op = "requantize" + "_wide" * wide + "_signed" * bool(pending.negative)
+    more = {"factor": float(1 << pending.bits)} if wide else {}
+    making.add(node, op, (*pending.names, *codes), words.name, **more, **ends)
+    return pending.bound
+
+
+def _repeated(values: Sequence[Fraction], count: int) -> list[Fraction]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _codes(making: Making, pending: Sum, words: Words, ratios: Sequence[Fraction]) -> str:
+    """The multipliers as a constant: one, or one for each channel."""
+    found = [_multiplier(pending, ratio) for ratio in ratios]
+    before = max(m.before for m in found)
+    check_shift(pending.title, pending.bound, before, words.range, pending.source)
+    codes = np.array([m.code for m in found], np.float32)
+    if len(set(found)) == 1:
+        return making.constant(f"{words.name}.multiplier", codes[0])
+    lead = (1,) * pending.axis
+    return making.constant(f"{words.name}.multipliers", codes.reshape(*lead, -1))
+
+
+def _multiplier(pending: Pending, ratio: Fraction) -> Multiplier:
+    try:
+        return multiplier(ratio)
+    except RangeError as error:
+        raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
+
+
+def _two(making: Making, node: Node, pending: Two, words: Words, ends: dict[str, float]) -> int:
+    a, b = pending.a, pending.b
+    ratios = a.scale / words.scale, pending.sign * b.scale / words.scale
+    try:
+        by = pair(*ratios, (a.range.most, b.range.most))
+    except RangeError as error:
+        raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
+    numbers = [
+        making.constant(f"{words.name}.{what}", value)
+        for what, value in (("first", by.first), ("second", by.second), ("shift", by.shift))
+    ]
+    making.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
+    most = abs(by.first) * a.range.most + abs(by.second) * b.range.most
+    return most + (1 << (by.shift - 1))
+
+
+def _product(
+    making: Making, node: Node, pending: Product, words: Words, ends: dict[str, float]
+) -> int:
+    a, b = pending.a, pending.b
+    bound = a.range.most * b.range.most
+    if bound >= INT_BOUND:
+        raise RangeError(
+            f"{pending.title}: products of words up to {a.range.most} and {b.range.most} do not "
+            "fit into 32 bits: quantize one of them as signed, or with 8 bits",
+            pending.source,
+        )
+    by = _multiplier(pending, a.scale * b.scale / words.scale)
+    check_shift(pending.title, bound, by.before, words.range, pending.source)
+    code = making.constant(f"{words.name}.multiplier", by.code)
+    making.add(node, "requantize_product", (a.name, b.name, code), words.name, **ends)
+    return bound
+
+
+def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: Words) -> int:
+    base = pending.base
+    if base is None:
+        raise ModelError(
+            f"{pending.title}: the line of '{line.name}' in graph.quant has a table, which is for "
+            "a function of one tensor",
+            pending.source,
+        )
+    wanted = 16 if len(line.table) == LARGE_TABLE else 8
+    if base.bits != wanted:
+        raise ModelError(
+            f"{pending.title}: the table of '{line.name}' has {len(line.table)} entries, for words "
+            f"of {wanted} bits; those of '{base.name}' have {base.bits}",
+            pending.source,
+        )
+    last = base.first + (1 << base.bits) - 1
+    if not base.first <= base.range.low <= base.range.high <= last:
+        raise ModelError(
+            f"{pending.title}: '{base.name}' has words of {base.range.low} to {base.range.high}, "
+            f"the table of '{line.name}' is for {base.first} to {last}: give '{base.name}' a line",
+            pending.source,
+        )
+    if not all(line.range.low <= entry <= line.range.high for entry in line.table):
+        raise line.wrong(
+            f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
+            f"{line.range.low} to {line.range.high}"
+        )
+    table = making.constant(f"{words.name}.table", line.table)
+    making.add(node, "integer_table", (base.name, table), words.name, first=base.first)
+    return max(map(abs, line.table))
+
+
+def of_words(making: Making, node: Node, words: Words) -> Pending:
+    """Words that get another scale."""
+    return making.scaled(node, words, (Fraction(1),))

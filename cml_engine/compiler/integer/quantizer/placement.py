@@ -1,0 +1,191 @@
+"""Where an integer network rounds: which tensors get a line in ``graph.quant``, and which of these
+must have one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cml_engine.compiler.integer.lowering.moves import MOVES
+from cml_engine.compiler.integer.lowering.network import INTEGER_OPERATORS
+from cml_engine.errors import ModelError
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ops.declaration.registry import formula_of, lookup
+from cml_engine.ops.declaration.spec import OpSpec
+
+#: what leaves words words
+_OF_WORDS = MOVES | frozenset("pad resize neg abs relu clamp".split())
+_BY_SIGN = frozenset({"leaky_relu", "prelu"})
+_BOUNDS = frozenset({"relu", "clamp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a tensor is: words or pending (``role``: a sum, of two, a function), and which tensor of
+    words it is a function of, if of one."""
+
+    role: str
+    base: str | None = None
+    activated: bool = False
+
+    @property
+    def pending(self) -> bool:
+        return self.role != "words"
+
+
+@dataclass
+class Placement:
+    """``points`` are the tensors that are rounded, inputs among them, with their roles; ``parent``
+    joins tensors of one scale."""
+
+    points: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    parent: dict[str, str] = field(default_factory=dict)
+    #: what is computed in floats
+    floats: set[str] = field(default_factory=set)
+    #: the tensor that a function is of
+    bases: dict[str, str] = field(default_factory=dict)
+
+    def root(self, name: str) -> str:
+        """The group of tensors of one scale."""
+        while self.parent.get(name, name) != name:
+            name = self.parent[name]
+        return name
+
+    def join(self, a: str, b: str) -> None:
+        self.parent[self.root(b)] = self.root(a)
+
+    @property
+    def groups(self) -> Mapping[str, list[str]]:
+        """The points of each group."""
+        found: dict[str, list[str]] = {}
+        for name in self.points:
+            found.setdefault(self.root(name), []).append(name)
+        return found
+
+
+def placed(graph: Graph, float_tail: bool = False) -> Placement:
+    """The rounding points of a network; :class:`ModelError` names what has no integer form. With a
+    ``float_tail`` that is computed in floats, and so is all that reads it."""
+    placement, consumers = Placement(), graph.consumers()
+    for name in graph.inputs:
+        if graph.facts[name].dtype == "scalar":
+            placement.points[name] = "input"
+            placement.kinds[name] = Kind("words", name)
+    for node in graph.nodes:
+        kind = _kind(graph, node, placement, float_tail)
+        if kind is None:
+            placement.floats.update(node.outputs)
+            continue
+        for name in node.outputs:
+            if not kind.pending:
+                placement.kinds[name] = Kind("words", name)
+                for other in node.inputs:
+                    if other in placement.kinds:
+                        placement.join(other, name)
+            elif _is_deferred(graph, name, kind, placement, consumers.get(name, [])):
+                placement.kinds[name] = kind
+            else:
+                placement.points[name] = kind.role
+                placement.kinds[name] = Kind("words", name)
+                if kind.base is not None:
+                    placement.bases[name] = kind.base
+    return placement
+
+
+def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> Kind | None:
+    """What a node makes; None where that is of floats."""
+    if not placement.floats.isdisjoint(node.inputs):
+        return None
+    try:
+        return kind_of(graph, node, placement)
+    except ModelError:
+        if not float_tail:
+            raise
+        return None
+
+
+def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
+    """What a node makes of what it reads; :class:`ModelError` where that has no integer form."""
+    spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
+    if spec.from_game:
+        return _of_game(graph, node, placement, spec)
+    pending = [kind for kind in given if kind.pending]
+    if given and not pending and node.op in _OF_WORDS:
+        return Kind("words")
+    if node.op in _BOUNDS and pending and node.inputs[0] in placement.kinds:
+        return Kind(pending[0].role, pending[0].base, True)
+    if node.op in _BY_SIGN and given:
+        if not pending:
+            return Kind("sum", given[0].base if _one_number(graph, node) else None, True)
+        if pending[0].role == "sum" and not pending[0].activated:
+            return Kind("sum", None, True)
+    base = _base(graph, node, placement)
+    is_other = node.op not in INTEGER_OPERATORS or bool(pending)
+    if formula_of(node.op) is not None and base is not None and is_other:
+        return Kind("function", base)
+    if node.op in INTEGER_OPERATORS and given and not pending:
+        role = {"add": "two", "sub": "two"}.get(node.op, "sum")
+        is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None
+        if node.op == "mul" and len(given) == 2:
+            role = "product"
+        return Kind(role, base if is_scaling else None)
+    raise ModelError(
+        f"{node.title} has no integer form: leave it outside of the network, write it with "
+        "operators that docs/integer.md names, or let the network end in floats (--float-tail)",
+        node.source,
+    )
+
+
+def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Kind:
+    """An exact operator's results are words, or sums; others are functions of one tensor."""
+    read = [n for n in node.inputs if n in placement.kinds]
+    if spec.exact and read and not any(placement.kinds[n].pending for n in read):
+        for name in read[1:]:
+            placement.join(read[0], name)
+        return Kind("words" if spec.bounds is None else "sum")
+    base = _base(graph, node, placement)
+    if spec.exact or spec.formula is None or base is None:
+        raise ModelError(
+            f"{node.title} has no integer form: it is a game's own operator. Register it with "
+            "exact=True if of whole numbers it computes whole numbers (docs/custom_operators.md), "
+            "leave it outside of the network, or let the network end in floats (--float-tail)",
+            node.source,
+        )
+    return Kind("function", base)
+
+
+def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
+    """The one tensor that the node's result is a function of."""
+    bases = [placement.kinds[n].base for n in node.inputs if n in placement.kinds]
+    if not bases or any(base is None or base != bases[0] for base in bases):
+        return None
+    return bases[0] if _one_number(graph, node) else None
+
+
+def _one_number(graph: Graph, node: Node) -> bool:
+    """Whether all constants of a node are numbers."""
+    return all(graph.facts[n].size == 1 for n in node.inputs if n in graph.constants)
+
+
+def _is_deferred(
+    graph: Graph, name: str, kind: Kind, placement: Placement, readers: list[Node]
+) -> bool:
+    """Whether all that read a tensor belong to its rounding."""
+    if name in graph.roots or not readers:
+        return False
+    return all(_joins(graph, reader, name, kind, placement) for reader in readers)
+
+
+def _joins(graph: Graph, reader: Node, name: str, kind: Kind, placement: Placement) -> bool:
+    if lookup(reader.op).exact:
+        return False
+    if reader.op in _BOUNDS and reader.inputs[0] == name:
+        return all(n in graph.constants for n in reader.inputs[1:])
+    if reader.op in _BY_SIGN and kind.role == "sum" and not kind.activated:
+        return True
+    if formula_of(reader.op) is None or kind.base is None or not _one_number(graph, reader):
+        return False
+    others = [n for n in reader.inputs if n != name and n not in graph.constants]
+    kinds = [placement.kinds.get(n) for n in others]
+    return all(other is not None and other.base == kind.base for other in kinds)

@@ -1,0 +1,334 @@
+"""``cml.quantize``: an integer network of a network of floats, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.lines import check_scale
+from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.quantizer.building import Building
+from cml_engine.compiler.integer.quantizer.placement import Placement, placed
+from cml_engine.compiler.integer.quantizer.ranges import Scale, Seen, scale_of, seen_of
+from cml_engine.compiler.integer.quantizer.report import NodeReport, QuantizeReport
+from cml_engine.compiler.optimize import STAGES
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.errors import InputError, ModelError
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
+from cml_engine.ir.integer_rule import fraction_of
+
+Samples = Sequence[Mapping[str, Array]]
+
+_LEAST_SAMPLES = 8
+#: on how many of them a choice of bits is tried
+_TRIED = 4
+#: of the error that is wanted, what these may have: the others have a little more
+_TRIED_SHARE = 0.9
+#: the error that is sought where none is named: a share of the outputs' size
+_USUAL_ERROR = 0.01
+#: stages of the compiler that an integer network is made before: they join, or are a game's own
+_LATER = frozenset({"rules", "fuse", "chains"})
+
+
+def quantize(
+    graph: Graph,
+    samples: Samples,
+    bits: int = 8,
+    sixteen: str | Sequence[str] = "auto",
+    max_error: float | None = None,
+    *,
+    float_tail: bool = False,
+    scales: Mapping[str, float] | None = None,
+) -> tuple[Graph, QuantizeReport]:
+    """The integer network of a network of floats, and a report (docs/integer.md).
+
+    ``samples`` are at least 8 inputs, ``{name: array}`` each, as the network will meet them: ranges
+    come from them. Words have ``bits`` bits; ``sixteen`` names tensors whose words have 16, or is
+    ``"auto"``: as many of those that matter most as bring the error of the outputs below
+    ``max_error``, a share of their root mean square (0.01 if left out). With ``float_tail``
+    operators without an integer form are computed in floats, and so is what reads them: outputs of
+    these are not identical on all machines, and the report names them. ``scales`` are those of
+    tensors whose words the host makes or reads itself.
+    """
+    work = _Work.of(graph, samples, max_error, float_tail)
+    for name, scale in (scales or {}).items():
+        work.given[work.group_of(name, "scales")] = _given(name, scale)
+    if bits not in (8, 16):
+        raise InputError(f"bits {bits}: wanted 8 or 16")
+    if bits == 16 and sixteen != "auto":
+        raise InputError("sixteen names tensors among those of 8 bits: leave it out, or bits=16")
+    if bits == 16:
+        chosen = work.able
+    elif sixteen == "auto":
+        chosen = work.chosen()
+    elif isinstance(sixteen, str):
+        raise InputError(f"sixteen '{sixteen}': wanted \"auto\" or names of tensors")
+    else:
+        chosen = frozenset(map(work.group_of, sixteen))
+    made = work.made(chosen)
+    return made, work.report(made)
+
+
+@dataclass
+class _Work:
+    """The network of floats as it is quantized, and what is known of it."""
+
+    graph: Graph
+    samples: Samples
+    wanted: float
+    placement: Placement
+    seen: Mapping[str, Seen]
+    outputs: list[dict[str, Array]]
+    alone: dict[str, float] = field(default_factory=dict)
+    #: scales that are not chosen, by group
+    given: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool) -> _Work:
+        if graph.integer:
+            raise InputError(
+                f"'{graph.name}' is an integer network already: run it as it is, or quantize the "
+                "network of floats that it was made of"
+            )
+        if graph.ready is not None:
+            raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
+        if max_error is not None and not max_error > 0:
+            raise InputError(f"max_error {max_error}: wanted a share above 0")
+        given = _checked(graph, samples)
+        folded = _folded(graph)
+        placement = placed(folded, float_tail)
+        names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
+                                      for n in node.outputs)}  # fmt: skip
+        seen = seen_of(folded, given, names)
+        program = CpuProgram(folded)
+        outputs = [program.run(sample) for sample in given]
+        wanted = _USUAL_ERROR if max_error is None else float(max_error)
+        return cls(folded, given, wanted, placement, seen, outputs)
+
+    @property
+    def groups(self) -> Mapping[str, list[str]]:
+        return self.placement.groups
+
+    @property
+    def able(self) -> frozenset[str]:
+        """The groups that may have 16 bits: not the second operand of a product of two computed
+        matrices, whose sums would not fit."""
+        computed = self.placement.kinds
+        seconds = {
+            self.placement.root(node.inputs[1])
+            for node in self.graph.nodes
+            if node.op == "matmul" and node.inputs[1] in computed
+        }
+        return frozenset(self.groups) - seconds
+
+    def group_of(self, name: str, where: str = "sixteen") -> str:
+        """The group of a tensor that somebody named."""
+        if name in self.placement.kinds or name in self.placement.points:
+            return self.placement.root(name)
+        near = ", ".join(list(self.placement.points)[:8])
+        raise InputError(f"{where}: '{name}' is no tensor that is rounded; some are {near}")
+
+    def scales(self, sixteen: frozenset[str]) -> dict[str, Scale]:
+        return {
+            root: self._scale(root, points, 16 if root in sixteen else 8)
+            for root, points in self.groups.items()
+        }
+
+    def _scale(self, root: str, points: Sequence[str], bits: int) -> Scale:
+        seen, given = self._joined(root, points), self.given.get(root)
+        unseen = [name for name in points if name in self.graph.inputs]
+        if unseen and given is None and not seen.low < seen.high:
+            raise InputError(
+                f"input '{unseen[0]}' is 0 in all samples, and its range is taken from them: give "
+                "samples as the network will meet them"
+            )
+        found = scale_of(seen, bits, given)
+        try:
+            check_scale(root, fraction_of(found.scale))
+        except (ModelError, ValueError):
+            raise InputError(
+                f"'{root}' is up to {max(-seen.low, seen.high):.3g} in the samples: words of "
+                f"{bits} bits want a scale of {found.scale:.3g}, and scales are 2^-40 to 2^40. "
+                "Give it in another unit"
+            ) from None
+        return found
+
+    def _joined(self, root: str, points: Sequence[str]) -> Seen:
+        members = [n for n in self.seen if n in points or self.placement.root(n) == root]
+        return Seen().joined(self.seen[n] for n in members)
+
+    def made(self, sixteen: frozenset[str]) -> Graph:
+        """The integer network where these groups have 16 bits, and so have the weights that make
+        them."""
+        weights = {
+            name: 16 if self.placement.root(name) in sixteen else 8
+            for name in self.placement.points
+        }
+        makers = _makers(self.graph, weights)
+        return Building(self.graph, self.placement, self.scales(sixteen), makers).build()
+
+    # -- bits -----------------------------------------------------------------------------------
+
+    def chosen(self) -> frozenset[str]:
+        """The groups that need 16 bits: those first whose 8 bits alone do most harm."""
+        every = self.able
+        for root in every:
+            self.alone[root] = self.error(every - {root})
+        order = sorted(every, key=lambda root: (-self.alone[root], root))
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            if self.error(frozenset(order[:middle])) <= _TRIED_SHARE * self.wanted:
+                high = middle
+            else:
+                low = middle + 1
+        return frozenset(order[:low])
+
+    def error(self, sixteen: frozenset[str]) -> float:
+        """Of the outputs, on some of the samples."""
+        program = CpuProgram(lowered(self.made(sixteen)).graph)
+        step = max(1, len(self.samples) // _TRIED)
+        return self._error(
+            [program.run(sample) for sample in self.samples[::step]], self.outputs[::step]
+        )
+
+    def _error(self, got: Sequence[Mapping[str, Array]], wanted: Sequence[Any]) -> float:
+        """The worst output's root mean square of the difference, over that of the output."""
+        worst = 0.0
+        for name in self.graph.outputs:
+            off = np.concatenate(
+                [(g[name] - w[name]).reshape(-1) for g, w in zip(got, wanted, strict=True)]
+            )
+            size = np.concatenate([w[name].reshape(-1) for w in wanted])
+            worst = max(worst, _rms(off) / (_rms(size) or 1.0))
+        return worst
+
+    # -- report ---------------------------------------------------------------------------------
+
+    def report(self, made: Graph) -> QuantizeReport:
+        network = lowered(made)
+        program = CpuProgram(network.graph)
+        points = {_words(network.graph, p.name): p for p in network.points}
+        errors: dict[str, list[float]] = {p.name: [0.0, 0.0, 0.0] for p in network.points}
+        got = []
+        floats = CpuProgram(self.graph)
+        for sample in self.samples:
+            real: dict[str, Array] = dict(sample)
+
+            def keep(node: Node, results: Sequence[Array], real: dict[str, Array] = real) -> None:
+                real.update(zip(node.outputs, results, strict=True))
+
+            def watch(node: Node, results: Sequence[Array], real: dict[str, Array] = real) -> None:
+                for name, value in zip(node.outputs, results, strict=True):
+                    if name in points:
+                        point = points[name]
+                        off = value * float(point.scale) - real[point.name]
+                        kept = errors[point.name]
+                        kept[0] = max(kept[0], float(np.abs(off).max(initial=0.0)))
+                        kept[1] += float(np.square(off, dtype=np.float64).sum())
+                        kept[2] += off.size
+
+            floats.run(sample, keep)
+            got.append(program.run(sample, watch))
+        nodes = []
+        for point in network.points:
+            scale = Scale(float(point.scale), point.bits, point.signed)
+            largest, squares, count = errors[point.name]
+            nodes.append(
+                NodeReport(
+                    point.name,
+                    f"input '{point.name}'" if point.title == "input" else point.title,
+                    point.bits,
+                    point.signed,
+                    float(point.scale),
+                    largest,
+                    float(np.sqrt(squares / max(count, 1))),
+                    self.alone.get(self.placement.root(point.name), 0.0),
+                    scale.clipped(self.seen[point.name].all),
+                    point.carrier,
+                    point.bound,
+                )
+            )
+        error = self._error(got, self.outputs)
+        return QuantizeReport(
+            self.graph.name,
+            len(self.samples),
+            error,
+            self.wanted,
+            tuple(nodes),
+            network.not_identical,
+        )
+
+
+def _given(name: str, scale: float) -> float:
+    try:
+        check_scale(name, fraction_of(scale))
+    except (ModelError, ValueError, TypeError):
+        raise InputError(f"scales: '{name}' has {scale!r}, wanted 2^-40 to 2^40") from None
+    return float(scale)
+
+
+def _words(graph: Graph, name: str) -> str:
+    """What the words of a point are called in the graph of whole numbers."""
+    found = f"{name}.words"
+    made = {out for node in graph.nodes for out in node.outputs}
+    return found if found in made else name
+
+
+def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
+    """The bits of each node's weights: those of the point that its sums become."""
+    consumers = graph.consumers()
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        name = node.outputs[0]
+        while name not in bits and len(consumers.get(name, [])) == 1:
+            name = consumers[name][0].outputs[0]
+        found[node.outputs[0]] = bits.get(name, 8)
+    return found
+
+
+def _folded(graph: Graph) -> Graph:
+    """With everything in the weights that can be: what floats fold, they fold before."""
+    for name, stage, _ in STAGES:
+        if name not in _LATER:
+            graph = stage(graph)
+    return graph
+
+
+def _checked(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
+    if isinstance(samples, Mapping) or not isinstance(samples, Sequence):
+        raise InputError("samples: wanted a list of {name: array}")
+    if len(samples) < _LEAST_SAMPLES:
+        raise InputError(
+            f"{len(samples)} sample{'' if len(samples) == 1 else 's'}: wanted at least "
+            f"{_LEAST_SAMPLES}, as the network will meet them; ranges are taken from them"
+        )
+    return [_sample(graph, i, sample) for i, sample in enumerate(samples)]
+
+
+def _sample(graph: Graph, i: int, sample: Any) -> dict[str, Array]:
+    if not isinstance(sample, Mapping) or set(sample) != set(graph.inputs):
+        got = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
+        raise InputError(f"sample {i}: wanted the inputs {list(graph.inputs)}, got {got}")
+    found = {}
+    for name in graph.inputs:
+        fact, array = graph.facts[name], np.asarray(sample[name])
+        if array.shape != fact.shape or array.dtype.kind not in "fiub":
+            raise InputError(
+                f"sample {i}: '{name}' is {array.dtype}{list(array.shape)}, wanted {fact}"
+            )
+        found[name] = array.astype(NUMPY_DTYPE[fact.dtype])
+        if not np.isfinite(found[name]).all():
+            at = np.argwhere(~np.isfinite(found[name]))[0].tolist()
+            raise InputError(
+                f"sample {i}: '{name}' has infinities or NaN, the first at {at}: leave that sample "
+                "out"
+            )
+    return found
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0

@@ -1,0 +1,46 @@
+"""Weights and biases as integers, so that every sum can be proven to fit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from cml_engine.compiler.integer.proof import Range
+from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.ir.graph import Array
+from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
+
+_TYPES = {8: np.int8, 16: np.int16}
+#: of what fits, what is used: the scales are rounded, and the bias comes on top
+_MARGIN = 0.45
+#: two passes take so much of absolute weights: of words of 16 bits, of 8
+_MOST_WEIGHT = {True: 60_000, False: 900_000}
+
+
+def quantized_weights(
+    rows: Array, bias: Array, words: Range, scale: float, bits: int
+) -> tuple[Array, list[float]]:
+    """The integers of each row, an output channel's weights, and the scale of each. A row whose sum
+    would not fit gets fewer digits."""
+    most = (1 << (bits - 1)) - 1
+    flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
+    total = min(_MARGIN * INT_BOUND / max(words.most, 1), _MOST_WEIGHT[words.most > 255])
+    steps = np.maximum.reduce(
+        [
+            flat.max(1, initial=0.0) / most,
+            flat.sum(1) / total,
+            np.abs(bias) / (scale * _MARGIN * INT_BOUND),
+        ]
+    )
+    scales = [decimal(step * 1.0000005) if step > 0 else 1.0 for step in steps]
+    whole = np.floor(rows / np.array(scales).reshape(-1, *[1] * (rows.ndim - 1)) + 0.5)
+    return whole.clip(-most, most).astype(_TYPES[bits]), scales
+
+
+def quantized_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
+    """The bias as integers of 32 bits, and their scales: the products of two scales, exactly."""
+    exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
+    values = np.broadcast_to(bias.reshape(-1), (len(scales),))
+    whole = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
+    return np.array(whole, np.int32).reshape(1, -1), [float(s) for s in exact]

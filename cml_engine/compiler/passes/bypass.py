@@ -1,0 +1,70 @@
+"""Operators that change nothing, or only the shape, run no kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cml_engine.compiler.passes.rules import Match, Rule, rewrite_own
+from cml_engine.ir.graph import Attrs, Graph, Node
+
+
+def bypass(graph: Graph) -> Graph:
+    """The graph without copies, empty pads, products with 1, and transposes that move nothing."""
+    return rewrite_own(graph, RULES)
+
+
+def _input(match: Match) -> str:
+    return match.last.inputs[0]
+
+
+def _empty_pad(match: Match) -> str | None:
+    moved = any(n for pair in match.last.attrs["padding"] for n in pair)
+    return None if moved else match.last.inputs[0]
+
+
+def _product_with_one(match: Match) -> str | None:
+    node = match.last
+    for name, other in (node.inputs, node.inputs[::-1]):
+        value = match.constant(other)
+        if value is None or match.fact(name) != match.fact(node.outputs[0]):
+            continue
+        if value.size and np.all(value == 1):
+            return name
+    return None
+
+
+def _order(node: Node, rank: int) -> list[int]:
+    """All axes, with those at the end that the attribute leaves out."""
+    axes = [int(axis) for axis in node.attrs["axes"]]
+    return [*axes, *range(len(axes), rank)]
+
+
+def _still_transpose(match: Match) -> Node | str | None:
+    """Elements keep their order in memory where only extents of 1 move past others."""
+    node = match.last
+    fact = match.fact(node.inputs[0])
+    order = _order(node, fact.rank)
+    if order == sorted(order):
+        return node.inputs[0]
+    wide = [axis for axis in order if fact.shape[axis] != 1]
+    if wide != sorted(wide) or not fact.size:
+        return None
+    shape = list(match.fact(node.outputs[0]).shape)
+    return match.node("reshape", node.inputs, Attrs(shape=shape, axis_start=0, axis_count=-1))
+
+
+def _two_transposes(match: Match) -> Node:
+    first, second = match.nodes
+    rank = match.fact(first.inputs[0]).rank
+    inner = _order(first, rank)
+    axes = [inner[axis] for axis in _order(second, rank)]
+    return match.node("transpose", first.inputs, Attrs({**second.attrs, "axes": axes}))
+
+
+RULES = (
+    Rule("copy", ("copy",), _input),
+    Rule("empty pad", ("pad",), _empty_pad),
+    Rule("product with one", ("mul",), _product_with_one),
+    Rule("transpose that moves nothing", ("transpose",), _still_transpose),
+    Rule("two transposes", ("transpose", "transpose"), _two_transposes, shared=True),
+)

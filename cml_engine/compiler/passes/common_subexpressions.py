@@ -1,0 +1,64 @@
+"""Compute once what is computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ops.declaration.registry import lookup
+
+#: constants up to this size are compared by value: every literal of a model is its own tensor
+_SMALL_BYTES = 64
+
+
+def merge_common_subexpressions(graph: Graph) -> Graph:
+    """The graph with one node for all that have the same operator, attributes and inputs.
+
+    Results that are outputs keep their own nodes, for their names are the caller's. A variable has
+    one value during a run, so reading it twice is the same expression. A game's own operators are
+    left alone: whether theirs give the same again is not known here.
+    """
+    roots = set(graph.roots)
+    same = _equal_constants(graph)
+    known: dict[Hashable, Node] = {}
+    renamed: dict[str, str] = {}
+    nodes = []
+    for original in graph.nodes:
+        inputs = tuple(renamed.get(name, name) for name in original.inputs)
+        node = replace(original, inputs=inputs)
+        key = _key(node, same)
+        first = known.setdefault(key, node) if key is not None else node
+        if first is node or roots.intersection(node.outputs):
+            nodes.append(node)
+        else:
+            renamed.update(zip(node.outputs, first.outputs, strict=True))
+    return graph.with_(nodes=tuple(nodes))
+
+
+def _key(node: Node, same: dict[str, str]) -> Hashable | None:
+    """Equal for nodes that compute the same; None where that cannot be said."""
+    plain = all(_is_plain(value) for value in node.attrs.values())
+    if node.epilogues or not plain or lookup(node.op).from_game:
+        return None
+    attrs = tuple(sorted((name, repr(value)) for name, value in node.attrs.items()))
+    return node.op, attrs, tuple(same.get(n, n) for n in node.inputs), len(node.outputs)
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns True if the value's text represents it completely."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _equal_constants(graph: Graph) -> dict[str, str]:
+    """For every small constant the first one with its type, shape and bits."""
+    first: dict[Hashable, str] = {}
+    same: dict[str, str] = {}
+    for name, value in graph.constants.items():
+        if value.nbytes <= _SMALL_BYTES and graph.is_constant(name):
+            key = (graph.facts[name], value.tobytes())
+            same[name] = first.setdefault(key, name)
+    return same

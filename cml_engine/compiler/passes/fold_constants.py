@@ -1,0 +1,27 @@
+"""Compute on the CPU, once, what does not depend on the inputs."""
+
+from __future__ import annotations
+
+from cml_engine.cpu.cpu import as_stated, run_node
+from cml_engine.ir.graph import Graph
+from cml_engine.ops.declaration.registry import lookup
+
+#: a folded result may not take more than this, so that `tile` of a constant cannot fill the disk
+MAX_FOLDED_BYTES = 64 << 20
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """The graph without the nodes whose inputs are all constants; their results are constants."""
+    constants = dict(graph.constants)
+    variable = {name for name, _ in graph.updates}
+    kept = []
+    for node in graph.nodes:
+        fixed = all(n in constants and n not in variable for n in node.reads)
+        small = sum(graph.facts[n].nbytes for n in node.outputs) <= MAX_FOLDED_BYTES
+        if not (fixed and small and lookup(node.op).cpu is not None):
+            kept.append(node)
+            continue
+        results = run_node(node, [constants[n] for n in node.reads])
+        for name, value in zip(node.outputs, results, strict=True):
+            constants[name] = as_stated(node, graph.facts[name], value)
+    return graph.with_(nodes=tuple(kept), constants=constants)

@@ -1,0 +1,117 @@
+"""Let one kernel do elementwise operators that read each other's results.
+
+Each that is fused saves a dispatch, and a write and a read of the whole tensor. The kernel is made
+of the operators' own expressions (``ops/pointwise.py``), in their order and with their roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
+from cml_engine.ops.declaration.registry import formula_of, lookup
+from cml_engine.ops.elementwise.row import MAX_OPERANDS
+
+#: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each
+#: adds up to 60 ms to building it
+MAX_CHAIN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A node that may still be done by one of its readers, where it came in the running order, and
+    the results of the graph's nodes that it does."""
+
+    node: Node
+    index: int
+    names: frozenset[str]
+
+
+def fuse_elementwise(graph: Graph) -> Graph:
+    """The graph with elementwise nodes done by the elementwise node that needs their results,
+    where nothing else reads those and all are alike: chains, and trees whose branches meet."""
+    readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
+    made: dict[str, _Made] = {}  # by output
+    nodes: dict[str, Node] = {}  # in order, by first output
+    for index, node in enumerate(graph.nodes):
+        fused = node
+        if _can_chain(node):
+            parts = _parts(graph, _Made(node, index, frozenset(node.outputs)), made, readers)
+            fused = _joined([part.node for part in parts])
+            for part in parts[:-1]:
+                del nodes[part.node.outputs[0]], made[part.node.outputs[0]]
+            names = frozenset().union(*(part.names for part in parts))
+            if fused.outputs[0] not in graph.roots:
+                made[fused.outputs[0]] = _Made(fused, index, names)
+        nodes[fused.outputs[0]] = fused
+    return graph.with_(nodes=tuple(nodes.values()))
+
+
+def _can_chain(node: Node) -> bool:
+    """Returns True if the kernel of elementwise chains can do the node: one that an operator's own
+    kernel does cannot give other steps its first result."""
+    return bool(formula_of(node.op)) and not node.epilogues and not lookup(node.op).traits.enters
+
+
+def _parts(
+    graph: Graph, last: _Made, made: Mapping[str, _Made], readers: Mapping[str, set[str]]
+) -> list[_Made]:
+    """Returns the nodes that one kernel can compute together with the last one, in running
+    order."""
+    parts = {last.node.outputs[0]: last}
+    result = graph.facts[last.node.outputs[0]]
+    refused: set[str] = set()
+    while True:
+        names = frozenset().union(*(part.names for part in parts.values()))
+        known = {n for part in parts.values() for n in part.node.reads if n in made}
+        # those that come last first: what they read is read by all that are in the kernel then
+        for name in sorted(known - parts.keys() - refused, key=lambda n: -made[n].index):
+            together = [*parts.values(), made[name]]
+            if graph.facts[name] == result and readers[name] <= names and _fit(together):
+                parts[name] = made[name]
+                break
+            if graph.facts[name] != result or not _fit(together):
+                refused.add(name)
+        else:
+            return sorted(parts.values(), key=lambda part: part.index)
+
+
+def _fit(parts: Sequence[_Made]) -> bool:
+    """Returns True if one kernel can hold these nodes and bind what they read."""
+    inside = {part.node.outputs[0] for part in parts}
+    operands = {name for part in parts for name in part.node.reads} - inside
+    length = sum(1 + len(part.node.epilogues) for part in parts)
+    return length <= MAX_CHAIN and len(operands) <= MAX_OPERANDS
+
+
+def _joined(parts: Sequence[Node]) -> Node:
+    """One node that does them all."""
+    first, *others = parts
+    epilogues = list(first.epilogues)
+    inside = {first.outputs[0]: len(epilogues)}  # the number of the operator that has that result
+    for node in others:
+        begin = len(epilogues) + 1
+        epilogues.append(_epilogue(node.op, node.attrs, node.inputs, inside, begin))
+        for step in node.epilogues:
+            before: list[str | int] = list(range(begin, len(epilogues) + 1))
+            operands = step.operands(step.inputs, before)
+            epilogues.append(_epilogue(step.op, step.attrs, operands, inside, len(epilogues) + 1))
+        inside[node.outputs[0]] = len(epilogues)
+    return replace(first, outputs=parts[-1].outputs, epilogues=tuple(epilogues))
+
+
+def _epilogue(
+    op: str, attrs: Attrs, operands: Sequence[str | int], inside: Mapping[str, int], number: int
+) -> Epilogue:
+    """The operator of that number, of tensors by name and of results by number."""
+    links = [inside.get(o, o) if isinstance(o, str) else o for o in operands]
+    places = [(i, link) for i, link in enumerate(links) if isinstance(link, int)]
+    position = next((i for i, link in places if link == number - 1), None)
+    return Epilogue(
+        op,
+        tuple(link for link in links if isinstance(link, str)),
+        Attrs(attrs),
+        position,
+        tuple((i, link) for i, link in places if i != position),
+    )

@@ -1,0 +1,82 @@
+"""Let a producer apply the elementwise operators that follow it, before it stores its result.
+
+Saves a kernel, and a write and a read of the whole tensor, for each. The producer's kernel says
+which operands it takes, the operator's formula whether it may be fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cml_engine.ir.graph import Epilogue, Fact, Graph, Node
+from cml_engine.ops.declaration.epilogue import has_room, is_by_position
+from cml_engine.ops.declaration.registry import lookup
+
+
+def per_channel(graph: Graph, result: Fact, name: str) -> bool:
+    """One value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
+    shape = graph.facts[name].shape
+    wide = len(shape) >= 2 and shape[1] == result.shape[1]
+    ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
+    return ones and len(shape) <= result.rank
+
+
+def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) -> bool:
+    """One value for all, a computed tensor of the result's shape, and with ``channels`` one value
+    per channel or per position of a single picture."""
+    fact = graph.facts[name]
+    if fact == result and name not in graph.constants:
+        return True
+    if not channels:
+        return fact.size == 1 and per_channel(graph, result, name)
+    return per_channel(graph, result, name) or is_by_position(fact, result)
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """The graph with every fusable elementwise node folded into its producer."""
+    consumers = graph.consumers()
+    roots = set(graph.roots)
+    made: dict[str, Node] = {}  # by output: nodes that may still take an epilogue
+    nodes: dict[str, Node] = {}  # in order, by first output
+    for node in graph.nodes:
+        producer = _fusable_producer(graph, node, made, consumers, roots)
+        if producer is None:
+            fused = node
+        else:
+            main, epilogue = producer
+            del nodes[main.outputs[0]]
+            fused = replace(main, outputs=node.outputs, epilogues=(*main.epilogues, epilogue))
+        nodes[fused.outputs[0]] = fused
+        if len(fused.outputs) == 1:
+            made[fused.outputs[0]] = fused
+    return graph.with_(nodes=tuple(nodes.values()))
+
+
+def _fusable_producer(
+    graph: Graph,
+    node: Node,
+    made: Mapping[str, Node],
+    consumers: Mapping[str, list[Node]],
+    roots: set[str],
+) -> tuple[Node, Epilogue] | None:
+    """The node that can apply ``node``, and what it then has as epilogue."""
+    formula = lookup(node.op).formula
+    if formula is None or not formula.fusable or node.epilogues:
+        return None
+    candidates = node.inputs[: 2 if formula.commutative else 1]
+    for position, name in enumerate(candidates):
+        producer = made.get(name)
+        if producer is None or name in roots or len(consumers[name]) != 1:
+            continue
+        others = node.inputs[:position] + node.inputs[position + 1 :]
+        kernel = lookup(producer.op).kernel
+        if kernel is None or kernel.epilogues == "none" or name in others:
+            continue
+        result, epilogue = graph.facts[node.outputs[0]], Epilogue(node.op, others, node.attrs)
+        channels = kernel.epilogues == "channels"
+        taken = all(takes_operand(graph, result, other, channels) for other in others)
+        room = has_room(graph, producer, (*producer.epilogues, epilogue))
+        if taken and room and graph.facts[name] == result:
+            return producer, epilogue
+    return None

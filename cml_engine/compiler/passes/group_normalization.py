@@ -1,0 +1,195 @@
+"""Write a normalization by groups of channels as one of the map itself.
+
+Exporters reshape the map to ``[N, groups, rest]``, normalize that, reshape it back, and scale and
+move every channel. That keeps the map from lying in blocks of channels, and makes several passes
+over it. Mean and variance of a group follow from those of its channels,
+``v = mean(v_c) + mean((m_c - m)^2)``, so only tensors of one value for each channel are reshaped:
+``batch_normalization`` takes the map as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ops.declaration.registry import is_own
+
+_OPS = (
+    *("reshape", "moments", "batch_normalization", "mul", "add"),
+    *("mean_reduce", "sub", "sqr", "tile"),
+)
+
+
+def normalize_groups(graph: Graph) -> Graph:
+    """The graph with every normalization of a reshaped map as one of the map."""
+    if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_own(*_OPS):
+        return graph
+    rewriting = _Rewriting(graph)
+    found = {one.last: one for one in rewriting.found()}
+    if not found:
+        return graph
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        one = found.get(node.outputs[0])
+        nodes += rewriting.replaced(one) if one else [node]
+    changed = graph.with_(nodes=tuple(nodes), facts=rewriting.facts, constants=rewriting.constants)
+    return eliminate_dead_code(changed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """A normalization of ``x`` in ``groups`` by ``norm``; ``last`` is the result, after ``scale``
+    and ``offset`` of every channel."""
+
+    x: str
+    groups: int
+    norm: Node
+    last: str
+    scale: Array
+    offset: Array
+
+
+class _Rewriting:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._producers = {name: node for node in graph.nodes for name in node.outputs}
+        self._readers = graph.consumers()
+        self._roots = set(graph.roots)
+        self.facts: dict[str, Fact] = dict(graph.facts)
+        self.constants: dict[str, Array] = dict(graph.constants)
+
+    # -- what is there --------------------------------------------------------------------------
+
+    def found(self) -> Iterator[_Groups]:
+        for node in self._graph.nodes:
+            if node.op == "batch_normalization" and not node.epilogues:
+                one = self._groups(node)
+                if one is not None:
+                    yield one
+
+    def _groups(self, norm: Node) -> _Groups | None:
+        grouped, mean, variance, offset, scale = norm.inputs
+        before, moments = self._producers.get(grouped), self._producers.get(mean)
+        back = self._only_reader(norm.outputs[0])
+        if before is None or before.op != "reshape" or moments is None or back is None:
+            return None
+        x = before.inputs[0]
+        shape, parts = self._graph.facts[x].shape, self._graph.facts[grouped].shape
+        if back.op != "reshape" or self._graph.facts[back.outputs[0]].shape != shape:
+            return None
+        whole = moments.op == "moments" and moments.outputs == (mean, variance)
+        if not whole or moments.inputs[0] != grouped or not _are_groups(shape, parts):
+            return None
+        if sorted(moments.attrs["axes"]) != list(range(2, len(parts))):
+            return None
+        numbers = [self._of_groups(name, parts[1], shape[1]) for name in (scale, offset)]
+        if numbers[0] is None or numbers[1] is None:
+            return None
+        return self._with_what_follows(
+            _Groups(x, parts[1], norm, back.outputs[0], numbers[0], numbers[1])
+        )
+
+    def _only_reader(self, name: str) -> Node | None:
+        readers = self._readers.get(name, ())
+        return readers[0] if len(readers) == 1 and name not in self._roots else None
+
+    def _of_groups(self, name: str, groups: int, channels: int) -> Array | None:
+        """A constant for every group, or for all, as one for every channel."""
+        value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
+        if (
+            value is None
+            or value.size not in (1, groups)
+            or (value.ndim > 1 and value.shape[0] != 1)
+        ):
+            return None
+        return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
+
+    def _with_what_follows(self, one: _Groups) -> _Groups:
+        """With the factors and summands of every channel behind it, which are constants."""
+        for op in ("mul", "add"):
+            node = self._only_reader(one.last)
+            if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
+                break
+            (other,) = set(node.inputs) - {one.last}
+            value = self._of_channels(other, self._graph.facts[one.last])
+            if value is None or self._graph.facts[node.outputs[0]] != self._graph.facts[one.last]:
+                break
+            if op == "mul":
+                one = replace(one, scale=one.scale * value, offset=one.offset * value)
+            else:
+                one = replace(one, offset=one.offset + value)
+            one = replace(one, last=node.outputs[0])
+        return one
+
+    def _of_channels(self, name: str, fact: Fact) -> Array | None:
+        value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
+        if value is None or value.ndim < 2 or value.size != fact.shape[1]:
+            return None
+        return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
+
+    # -- what becomes of it ---------------------------------------------------------------------
+
+    def replaced(self, one: _Groups) -> list[Node]:
+        make = _Made(one, self.facts)
+        shape = self.facts[one.x].shape
+        channels = shape[1]
+        mean, variance = make("moments", one.x, results=2, axes=list(range(2, len(shape))))
+        if one.groups < channels:
+            parts = [shape[0], one.groups, channels // one.groups]
+            means, variances = (_reshaped(make, name, parts) for name in (mean, variance))
+            (mean,) = make("mean_reduce", means, axes=[2])
+            (apart,) = make("sqr", *make("sub", means, mean))
+            (variance,) = make("mean_reduce", *make("add", apart, variances), axes=[2])
+            each = [shape[0], channels, *[1] * (len(shape) - 2)]
+            tiled = [make("tile", name, repeats=[1, 1, parts[2]]) for name in (mean, variance)]
+            mean, variance = (_reshaped(make, name, each) for (name,) in tiled)
+        names = [
+            self._constant(one, what, value)
+            for what, value in (("offset", one.offset), ("scale", one.scale))
+        ]
+        last = replace(one.norm, inputs=(one.x, mean, variance, *names), outputs=(one.last,))
+        return [*make.nodes, last]
+
+    def _constant(self, one: _Groups, what: str, value: Array) -> str:
+        name = unused_name(f"{one.last}.{what}", self.facts)
+        self.constants[name] = np.asarray(value.reshape(1, -1), np.float32)
+        self.facts[name] = Fact("scalar", self.constants[name].shape)
+        return name
+
+
+class _Made:
+    """The small nodes in place of one; what they compute is added to the facts."""
+
+    def __init__(self, one: _Groups, facts: dict[str, Fact]) -> None:
+        self._one, self._facts = one, facts
+        self.nodes: list[Node] = []
+
+    def __call__(self, op: str, *inputs: str, results: int = 1, **attrs: Any) -> tuple[str, ...]:
+        names: list[str] = []
+        for _ in range(results):
+            names.append(unused_name(f"{self._one.last}.{op}", self._facts))
+            self._facts[names[-1]] = Fact("scalar", ())
+        node = replace(
+            self._one.norm, op=op, inputs=inputs, outputs=tuple(names), attrs=Attrs(attrs)
+        )
+        self._facts.update(zip(names, infer_node(node, self._facts), strict=True))
+        self.nodes.append(node)
+        return tuple(names)
+
+
+def _reshaped(make: _Made, name: str, shape: list[int]) -> str:
+    return make("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
+
+
+def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:
+    """Returns True if ``parts`` has a map's channels in groups along its second axis."""
+    if len(shape) < 3 or len(parts) < 3 or shape[0] != parts[0] or not prod(shape):
+        return False
+    return shape[1] % parts[1] == 0

@@ -1,0 +1,149 @@
+"""Shape and type inference: the facts of every tensor from those of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import CmlError, InternalError, ModelError, OperatorError, ShapeError
+from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, Node, is_whole
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import OpSpec
+
+#: more elements than any GPU buffer or index of ours can address
+MAX_ELEMENTS = 1 << 31
+MAX_RANK = 8
+
+
+def infer_facts(graph: Graph) -> Graph:
+    """The graph with a fact for every tensor; :class:`ShapeError` where an operator cannot take
+    its inputs, with the line of the model that asks for it."""
+    _check_names(graph)
+    constants = {name: _constant(graph, name) for name in graph.constants}
+    facts = dict(graph.facts)
+    for node in graph.nodes:
+        for name, fact in zip(node.outputs, infer_node(node, facts), strict=True):
+            facts[name] = fact
+    for variable, value in graph.updates:
+        if facts[variable] != facts[value]:
+            raise ShapeError(
+                f"update of '{variable}' wants {facts[variable]}, '{value}' is {facts[value]}",
+                graph.sources.get(variable),
+            )
+    return graph.with_(facts=facts, constants=constants)
+
+
+def _check_names(graph: Graph) -> None:
+    """Every name that is read has been given by then, and once: for graphs that come from code."""
+    known = {*graph.inputs, *graph.constants}
+    for name in (*graph.inputs, *graph.constants):
+        if name not in graph.facts:
+            raise ModelError(f"graph '{graph.name}': '{name}' has no fact (a type and a shape)")
+    for node in graph.nodes:
+        for name in node.reads:
+            if name not in known:
+                raise ModelError(
+                    f"{node.title}: reads '{name}', which nothing before it gives",
+                    node.source,
+                )
+        for name in node.outputs:
+            if name in known:
+                raise ModelError(f"{node.title}: there is a tensor '{name}' already", node.source)
+            known.add(name)
+    for name in graph.roots:
+        if name not in known:
+            raise ModelError(f"graph '{graph.name}': nothing gives its result '{name}'")
+    for variable, _ in graph.updates:
+        if variable not in graph.constants:
+            raise ModelError(f"graph '{graph.name}': update of '{variable}', which is no variable")
+
+
+def _constant(graph: Graph, name: str) -> Array:
+    """The constant in its fact's own type; every backend takes it as it lies there."""
+    value, fact = np.asarray(graph.constants[name]), graph.facts[name]
+    if graph.integer and name in graph.quantization and value.shape == fact.shape:
+        return value  # the stored integers
+    if value.shape != fact.shape or DTYPE_OF_KIND.get(value.dtype.kind) != fact.dtype:
+        raise ShapeError(
+            f"constant '{name}' is {value.dtype}{list(value.shape)}, wanted {fact}",
+            graph.sources.get(name),
+        )
+    return value.astype(NUMPY_DTYPE[fact.dtype], copy=False)
+
+
+def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
+    """The facts of one node's outputs (its epilogues change values, not facts)."""
+    found = _call(node, [facts[name] for name in node.inputs])
+    if len(found) != len(node.outputs):
+        raise ShapeError(
+            f"{node.title}: gives {len(found)} results, the graph names {len(node.outputs)}. "
+            "Name one tensor for each result.",
+            node.source,
+        )
+    for fact in found:
+        _check_size(node, fact)
+    return found
+
+
+def _call(node: Node, facts: list[Fact]) -> list[Fact]:
+    spec = lookup(node.op)
+    try:
+        result = spec.infer(node.attrs, *facts)
+    except CmlError as error:
+        if error.source is None and node.source is not None:
+            raise type(error)(f"{node.title}: {error.message}", node.source) from None
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, AttributeError) as e:
+        shown = ", ".join(str(f) for f in facts)
+        raise ShapeError(
+            f"{node.title}: cannot take inputs ({shown}) with {node.attrs!r}: {e}", node.source
+        ) from e
+    except Exception as e:
+        if not spec.from_game:
+            raise
+        said = f"{node.title}: its infer function failed: {type(e).__name__}: {e}"
+        raise OperatorError(said, node.source) from e
+    return _facts(node, spec, result)
+
+
+def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
+    """One fact or several, or what a function that gave something else is told."""
+    found = list(result) if isinstance(result, list | tuple) else [result]
+    if all(map(_is_fact, found)):
+        return found
+    kind = OperatorError if spec.from_game else InternalError
+    raise kind(
+        f"{node.title}: its infer function gave {result!r}; wanted a cml.Fact of "
+        f"{', '.join(NUMPY_DTYPE)} and a tuple of whole numbers, or a list of them",
+        node.source,
+    )
+
+
+def _is_fact(given: Any) -> bool:
+    if not isinstance(given, Fact) or given.dtype not in NUMPY_DTYPE:
+        return False
+    shape: Any = given.shape
+    return isinstance(shape, tuple) and all(map(is_whole, shape))
+
+
+def _check_size(node: Node, fact: Fact) -> None:
+    if fact.rank > MAX_RANK:
+        raise ShapeError(
+            f"{node.title}: result has rank {fact.rank}, at most {MAX_RANK} is possible",
+            node.source,
+        )
+    if any(extent < 0 for extent in fact.shape):
+        raise ShapeError(
+            f"{node.title}: result would have the shape {list(fact.shape)}; the input is too small "
+            "for these attributes.",
+            node.source,
+        )
+    if prod(fact.shape) >= MAX_ELEMENTS:
+        raise ShapeError(
+            f"{node.title}: result {fact} has {prod(fact.shape)} elements, at most "
+            f"{MAX_ELEMENTS - 1} are possible",
+            node.source,
+        )

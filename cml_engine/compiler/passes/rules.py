@@ -1,0 +1,319 @@
+"""Rewriting by rules: a pattern of operators, and what stands in the place of its last one.
+
+The engine's own rules are lists in the passes beside this file; a game adds one with
+:func:`register_rule` (docs/fusing.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.errors import CmlError, OperatorError
+from cml_engine.ir.graph import (
+    DTYPE_OF_KIND,
+    NUMPY_DTYPE,
+    Array,
+    Fact,
+    Graph,
+    Node,
+    is_whole,
+    unused_name,
+)
+from cml_engine.ops.declaration.registry import is_own
+
+#: a rule whose result matches a rule again and again would never end
+_MAX_SWEEPS = 32
+
+
+@dataclass
+class Match:
+    """An occurrence of a pattern: its ``nodes`` in running order.
+
+    ``position`` is the operand of the last node that the one before computes.
+    """
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    position: int = 0
+    added: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    def fact(self, name: str) -> Fact:
+        """Type and shape of a tensor."""
+        return self.graph.facts[name]
+
+    def constant(self, name: str) -> Array | None:
+        """The tensor's value where it never changes, else None."""
+        if name in self.added:
+            return self.added[name]
+        return self.graph.constants[name] if self.graph.is_constant(name) else None
+
+    def add_constant(self, suffix: str, value: Array) -> str:
+        """A new constant for the replacement; returns its name. Floats become a ``scalar``,
+        whole numbers an ``integer``, truth values a ``logical`` tensor of the array's shape."""
+        name = unused_name(f"{self.last.outputs[0]}.{suffix}", self.graph.facts, self.added)
+        self.added[name] = _tensor(name, np.asarray(value))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
+        """A node that computes what the last one of the pattern did."""
+        return replace(self.last, op=op, inputs=tuple(inputs), attrs=attrs)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rewriting.
+
+    Parameters
+    ----------
+    name : for messages.
+    pattern : operators in running order, each reading the result of the one before as its first
+        operand; the last one as one of ``operands``.
+    replace : ``replace(match)`` gives a node (see :meth:`Match.node`) with the last one's results,
+        the name of a tensor that is its result already, or None where the rule does not apply.
+    operands : which operands of the last operator may be the result of the one before.
+    shared : the results inside of the pattern may have other readers or be outputs; they are
+        computed for those, so set it only where the replacement does not repeat their work.
+    """
+
+    name: str
+    pattern: tuple[str, ...]
+    replace: Callable[[Match], Node | str | None]
+    operands: tuple[int, ...] = (0,)
+    shared: bool = False
+
+
+_REGISTERED: list[Rule] = []
+
+
+def register_rule(rule: Rule) -> Rule:
+    """Add a rule to those that every session applies; the last one registered is tried first."""
+    _check_rule(rule)
+    _REGISTERED.insert(0, rule)
+    return rule
+
+
+def _check_rule(rule: Any) -> None:
+    if not isinstance(rule, Rule):
+        raise OperatorError(f"register_rule wants a Rule, got {type(rule).__name__}")
+    names: Any = rule.pattern
+    operands: Any = rule.operands
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise OperatorError(
+            f"rule '{rule.name}': its pattern is {names!r}; wanted a tuple of operators' names"
+        )
+    if not names:
+        raise OperatorError(f"rule '{rule.name}' has an empty pattern; name at least one operator")
+    if not isinstance(operands, tuple) or not all(is_whole(n) and n >= 0 for n in operands):
+        raise OperatorError(
+            f"rule '{rule.name}': its operands are {operands!r}; wanted a tuple of their numbers"
+        )
+    if not callable(rule.replace):
+        raise OperatorError(f"rule '{rule.name}': replace must be a function, got {rule.replace!r}")
+
+
+def unregister_rule(rule: Rule) -> None:
+    """Forget a rule that was registered."""
+    _REGISTERED.remove(rule)
+
+
+def registered_rules() -> tuple[Rule, ...]:
+    """Returns the game's rules in the order in which they are tried."""
+    return tuple(_REGISTERED)
+
+
+def apply_registered(graph: Graph) -> Graph:
+    """The graph after the rules that a game registered."""
+    return rewrite(graph, tuple(_REGISTERED))
+
+
+def rewrite_own(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """The same by rules of the engine's own, which are of its own operators: they match no other
+    one of the same name, and make none."""
+    return rewrite(graph, [_of_own(rule) for rule in rules if is_own(*rule.pattern)])
+
+
+def _of_own(rule: Rule) -> Rule:
+    def replaced(match: Match) -> Node | str | None:
+        found = rule.replace(match)
+        return found if not isinstance(found, Node) or is_own(found.op) else None
+
+    return replace(rule, replace=replaced)
+
+
+def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """The graph after every rule that applies, until none does."""
+    for _ in range(_MAX_SWEEPS if rules else 0):
+        sweep = _Sweep(graph, rules)
+        if not sweep.run():
+            return graph
+        graph = eliminate_dead_code(sweep.result())
+    return graph
+
+
+class _Sweep:
+    """Once over the nodes, in running order."""
+
+    def __init__(self, graph: Graph, rules: Iterable[Rule]) -> None:
+        self._graph = graph
+        self._rules: dict[str, list[Rule]] = {}
+        for rule in rules:
+            self._rules.setdefault(rule.pattern[-1], []).append(rule)
+        self._roots = set(graph.roots)
+        self._producers: dict[str, Node] = {}
+        self._constants: dict[str, Array] = {}
+        self._renamed: dict[str, str] = {}
+        self._nodes: list[Node] = []
+        #: results of the nodes that are not computed before this one
+        self._to_come = {name for node in graph.nodes for name in node.outputs}
+        # readers only ever become more here, so "one reader" is never said of two
+        self._uses = Counter(n for node in graph.nodes for n in set(node.reads))
+
+    def run(self) -> bool:
+        """Applies the rules to every node once; returns True if anything changed."""
+        changed = False
+        for original in self._graph.nodes:
+            node = self._with_new_names(original)
+            found = self._replacement(node)
+            changed |= found is not None
+            self._to_come.difference_update(node.outputs)
+            if isinstance(found, str):
+                self._renamed[node.outputs[0]] = found
+                continue
+            if found is not None:
+                self._uses.update(set(found.reads))
+            self._append(found or node)
+        return changed
+
+    def result(self) -> Graph:
+        facts = _facts_of(self._constants)
+        return self._graph.with_(
+            nodes=tuple(self._nodes),
+            facts={**self._graph.facts, **facts},
+            constants={**self._graph.constants, **self._constants},
+        )
+
+    def _append(self, node: Node) -> None:
+        self._nodes.append(node)
+        if len(node.outputs) == 1:
+            self._producers[node.outputs[0]] = node
+
+    def _with_new_names(self, node: Node) -> Node:
+        if not any(name in self._renamed for name in node.inputs):
+            return node
+        inputs = tuple(self._renamed.get(name, name) for name in node.inputs)
+        self._uses.update(set(inputs))
+        return replace(node, inputs=inputs)
+
+    def _replacement(self, node: Node) -> Node | str | None:
+        if len(node.outputs) != 1 or node.epilogues:
+            return None
+        for rule in self._rules.get(node.op, ()):
+            for position in rule.operands if len(rule.pattern) > 1 else (0,):
+                found = self._apply(rule, node, position)
+                if found is not None:
+                    return found
+        return None
+
+    def _apply(self, rule: Rule, node: Node, position: int) -> Node | str | None:
+        nodes = self._matched(rule, node, position)
+        if nodes is None:
+            return None
+        match = Match(self._graph_now(), nodes, position)
+        found = _replaced(rule, match)
+        if found is None or (isinstance(found, str) and node.outputs[0] in self._roots):
+            return None
+        self._check(rule, match, found)
+        self._constants |= match.added
+        return self._renamed.get(found, found) if isinstance(found, str) else found
+
+    def _graph_now(self) -> Graph:
+        if not self._constants:
+            return self._graph
+        return self.result().with_(nodes=self._graph.nodes)
+
+    def _matched(self, rule: Rule, node: Node, position: int) -> tuple[Node, ...] | None:
+        nodes = [node]
+        for op in reversed(rule.pattern[:-1]):
+            if position >= len(nodes[0].inputs):
+                return None
+            name = nodes[0].inputs[position]
+            before = self._producers.get(name)
+            alone = self._uses[name] == 1 and name not in self._roots
+            if before is None or before.op != op or before.epilogues:
+                return None
+            if not (alone or rule.shared):
+                return None
+            nodes.insert(0, before)
+            position = 0
+        return tuple(nodes)
+
+    def _check(self, rule: Rule, match: Match, found: Node | str) -> None:
+        """A rule that changes the type or shape of a result is wrong wherever it applies."""
+        wanted = match.fact(match.last.outputs[0])
+        facts = {**match.graph.facts, **_facts_of(match.added)}
+        reads = (found,) if isinstance(found, str) else found.reads
+        if unknown := [n for n in reads if n not in facts or n in self._to_come]:
+            raise _at_fault(
+                rule, match, f"its replacement reads '{unknown[0]}', which is not there yet"
+            )
+        got = facts[found] if isinstance(found, str) else infer_node(found, facts)[0]
+        if got != wanted or (not isinstance(found, str) and found.outputs != match.last.outputs):
+            raise _at_fault(
+                rule,
+                match,
+                f"its replacement gives {got}, wanted {wanted} as '{match.last.outputs[0]}'",
+            )
+
+
+def _replaced(rule: Rule, match: Match) -> Node | str | None:
+    """Calls the rule's function, which may be a game's, and checks what it returns."""
+    try:
+        found = rule.replace(match)
+    except CmlError:
+        raise
+    except Exception as error:
+        said = f"its function failed: {type(error).__name__}: {error}"
+        raise _at_fault(rule, match, said) from error
+    if found is not None and not isinstance(found, Node | str):
+        raise _at_fault(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
+    return found
+
+
+def _at_fault(rule: Rule, match: Match, what: str) -> OperatorError:
+    return OperatorError(
+        f"rule '{rule.name}' at {match.last.title}: {what}; make it return None where it does not "
+        "fit",
+        match.last.source,
+    )
+
+
+def _tensor(name: str, value: Array) -> Array:
+    """Returns a copy of the value in one of NNEF's types."""
+    dtype = DTYPE_OF_KIND.get(value.dtype.kind)
+    if dtype is None:
+        raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")
+    with np.errstate(over="ignore"):
+        array = np.array(value, NUMPY_DTYPE[dtype], order="C")
+    lost = np.isinf(array) & ~np.isinf(value) if dtype == "scalar" else array != value
+    if lost.any():
+        raise OperatorError(f"constant '{name}': a value does not fit into {array.dtype}")
+    return array
+
+
+def _facts_of(constants: Mapping[str, Array]) -> dict[str, Fact]:
+    return {n: Fact(DTYPE_OF_KIND[v.dtype.kind], v.shape) for n, v in constants.items()}

@@ -1,0 +1,119 @@
+"""Move transposes behind operators that do not care, to where they meet another and vanish.
+
+Exporters of frameworks with channels last wrap every convolution in a pair of transposes, with
+activations, sums and pads between the pairs. Behind those, the end of one pair meets the beginning
+of the next, and the activation stands beside its convolution, which takes it as an epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ops.declaration.registry import is_own, lookup
+from cml_engine.ops.declaration.traits import Order
+
+
+def sink_transposes(graph: Graph) -> Graph:
+    """The graph with transposes behind elementwise operators, concat, pads, slices and reductions
+    whose tensors are all transposed alike, by transposes that nothing else reads."""
+    if not is_own("transpose"):
+        return graph
+    sinking = _Sinking(graph)
+    for node in graph.nodes:
+        sinking.visit(node)
+    return sinking.result()
+
+
+class _Sinking:
+    """Once over the nodes, in running order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._facts = dict(graph.facts)
+        self._constants = dict(graph.constants)
+        self._readers = graph.consumers()
+        self._roots = set(graph.roots)
+        self._nodes: dict[str, Node] = {}  # by first output
+
+    def visit(self, node: Node) -> None:
+        order = self._common_order(node)
+        if order is None:
+            self._nodes[node.outputs[0]] = node
+            return
+        result = node.outputs[0]
+        before = unused_name(f"{result}.before", self._facts)
+        inputs = tuple(self._source(name, order) for name in node.inputs)
+        transpose = Node(
+            "transpose", (before,), (result,), Attrs({"axes": list(order)}), source=node.source
+        )
+        moved = lookup(node.op).traits.before_transpose
+        attrs = moved(node.attrs, order) if moved else node.attrs
+        self._facts[before] = _fact_before(self._facts[result], order)
+        self._nodes[before] = replace(node, inputs=inputs, outputs=(before,), attrs=attrs)
+        self._nodes[result] = transpose
+
+    def result(self) -> Graph:
+        return eliminate_dead_code(
+            self._graph.with_(
+                nodes=tuple(self._nodes.values()), facts=self._facts, constants=self._constants
+            )
+        )
+
+    def _common_order(self, node: Node) -> Order | None:
+        """Returns the transpose that all feature maps of the node share, if the node may go
+        before it."""
+        if len(node.outputs) != 1 or node.epilogues:
+            return None
+        spec = lookup(node.op)
+        if spec.formula is None and spec.traits.before_transpose is None:
+            return None
+        orders = {self._order_of(n) for n in node.inputs if not self._graph.is_constant(n)}
+        order = orders.pop() if len(orders) == 1 else None
+        if order is None or not self._fits(node, order):
+            return None
+        return order
+
+    def _order_of(self, name: str) -> Order | None:
+        """Returns the order of a transpose that only one node reads; None for anything else."""
+        node = self._nodes.get(name)
+        if node is None or node.op != "transpose" or node.epilogues or name in self._roots:
+            return None
+        if len(self._readers.get(name, ())) != 1:
+            return None
+        axes = [int(axis) for axis in node.attrs["axes"]]
+        return (*axes, *range(len(axes), self._facts[name].rank))
+
+    def _fits(self, node: Node, order: Order) -> bool:
+        """Returns True if ranks match the transposes and an elementwise result is not larger."""
+        result = self._facts[node.outputs[0]]
+        moved = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]
+        fixed = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
+        if result.rank != len(order) or any(fact.rank != len(order) for fact in moved):
+            return False
+        if lookup(node.op).formula is None:
+            return not fixed
+        return result.shape == moved[0].shape and all(f.rank <= len(order) for f in fixed)
+
+    def _source(self, name: str, order: Order) -> str:
+        """Returns the name of the operand before the transpose; a constant is transposed back."""
+        if not self._graph.is_constant(name):
+            return self._nodes[name].inputs[0]
+        value = self._graph.constants[name]
+        if value.size == 1:
+            return name
+        turned = unused_name(f"{name}.before", self._facts)
+        wide = value.reshape(*value.shape, *[1] * (len(order) - value.ndim))
+        self._constants[turned] = np.ascontiguousarray(wide.transpose(np.argsort(order)))
+        self._facts[turned] = Fact(self._facts[name].dtype, self._constants[turned].shape)
+        return turned
+
+
+def _fact_before(fact: Fact, order: Order) -> Fact:
+    shape = [0] * fact.rank
+    for axis, source in enumerate(order):
+        shape[source] = fact.shape[axis]
+    return Fact(fact.dtype, tuple(shape))

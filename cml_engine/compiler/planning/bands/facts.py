@@ -1,0 +1,225 @@
+"""What a search for bands needs to know of a graph, whatever the limit is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+
+from cml_engine.compiler.planning.bands.chart import Chart, RowRule
+from cml_engine.compiler.planning.bands.usage import Usage
+from cml_engine.compiler.planning.plan_memory import Lifetime
+from cml_engine.compiler.planning.views import whole
+from cml_engine.ir.graph import Array
+from cml_engine.ir.layout import PLAIN
+from cml_engine.ops.declaration.registry import lookup
+
+#: in how many bands a run may be computed
+COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a node reads of a tensor: ``slope * rows + halo`` rows for so many rows of its own."""
+
+    name: str
+    slope: float
+    halo: float
+
+    def rows(self, made: Array, step: int = 1) -> Array:
+        """At least; with a halo they begin and end anywhere among the steps of their maker."""
+        rows = np.ceil(self.slope * made + self.halo)
+        if step > 1:
+            rows = np.ceil((rows + (step - 1 if self.halo > 0 else 0)) / step) * step
+        return np.where(made > 0, rows, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor in the arena: the node whose rows it has, and the dispatches that touch it.
+
+    A node may work in ``rounds`` that share scratch of the size of one. ``touched_once`` leaves out
+    all but the last round: where a band is a round, its tensors live no longer than that.
+    """
+
+    life: Lifetime
+    maker: int
+    touched: list[int]
+    touched_once: list[int]
+    rounds: float
+    is_scratch: bool
+
+
+@dataclass
+class RunFacts:
+    """The nodes by number, with what they read in rows, and the tensors that they touch. ``asked``:
+    by the number of the last node of a run, in how many bands it is to be computed."""
+
+    chart: Chart
+    usage: Usage
+    asked: Mapping[int, int]
+
+    @cached_property
+    def counts(self) -> Array:
+        return np.array(sorted({*COUNTS, *self.asked.values()}), np.float64)
+
+    @cached_property
+    def allowed(self) -> Array:
+        """For each last node of a run the numbers of bands that it may have."""
+        found = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
+        for k, count in self.asked.items():
+            found[k] = self.counts == count
+        return found
+
+    @cached_property
+    def makers(self) -> dict[str, int]:
+        nodes = self.chart.graph.nodes
+        return {name: k for k, node in enumerate(nodes) for name in node.outputs}
+
+    @cached_property
+    def is_small(self) -> list[bool]:
+        """True for nodes that make no rows: a run computes them before its bands, or not at all."""
+        chart = self.chart
+        return [
+            rule is None or not any(map(chart.has_rows, node.outputs))
+            for rule, node in zip(chart.rules, chart.graph.nodes, strict=True)
+        ]
+
+    @cached_property
+    def reads(self) -> list[list[Read]]:
+        """By node: what it reads in rows."""
+        found: list[list[Read]] = []
+        for rule, small in zip(self.chart.rules, self.is_small, strict=True):
+            found.append([] if rule is None or small else _reads_of(rule))
+        return found
+
+    @cached_property
+    def first_begin(self) -> list[int]:
+        """By node: the number of the node behind which a run with it must begin; -1 for any."""
+        origin: list[int] = []
+        found: list[int] = []
+        for k, (node, rule) in enumerate(
+            zip(self.chart.graph.nodes, self.chart.rules, strict=True)
+        ):
+            made = {name: origin[self.makers[name]] for name in node.reads if name in self.makers}
+            if self.is_small[k] or rule is None:
+                found.append(max(made.values(), default=-1))
+                origin.append(found[-1])
+                continue
+            wants = rule.for_rows(0, rule.extent).wants
+            unfit = (
+                made[want.name]
+                for want in wants
+                if want.name in made
+                and (want.span is None or want.axis != self.chart.axes[want.name])
+            )
+            found.append(max(unfit, default=-1))
+            origin.append(k)
+        return found
+
+    @cached_property
+    def readers(self) -> list[list[tuple[int, Read]]]:
+        """By node: which nodes read rows of it."""
+        found: list[list[tuple[int, Read]]] = [[] for _ in self.reads]
+        for k, reads in enumerate(self.reads):
+            for read in reads:
+                if read.name in self.makers:
+                    found[self.makers[read.name]].append((k, read))
+        return found
+
+    @cached_property
+    def last_read(self) -> list[int]:
+        """By node: the last that reads its results; beyond all where these are read after a run."""
+        graph = self.chart.graph
+        found = [-1] * len(graph.nodes)
+        for k, node in enumerate(graph.nodes):
+            for name in node.reads:
+                if name in self.makers:
+                    found[self.makers[name]] = k
+        for name in graph.roots:
+            if name in self.makers:
+                found[self.makers[name]] = len(graph.nodes)
+        return found
+
+    @cached_property
+    def items(self) -> dict[int, list[Item]]:
+        """The tensors, by the node that first touches each; with the node whose rows it has."""
+        usage = self.usage
+        lives = {item.name: item for item in usage.items}
+        touched: dict[str, list[int]] = {}
+        alias = usage.drafted.alias
+        launches = usage.drafted.draft.dispatches
+        for step, (_, _, dispatch, _) in enumerate(launches):
+            for name in dict.fromkeys(dispatch.tensors):
+                root, _ = whole(usage.views, alias.get(name, name))
+                if root in lives and (not touched.get(root) or touched[root][-1] != step):
+                    touched.setdefault(root, []).append(step)
+        rounds = self.rounds
+        found: dict[int, list[Item]] = {}
+        for name, steps in touched.items():
+            if name not in self.chart.graph.inputs:
+                homes = [self.node_of[step] for step in steps]
+                once = [step for step in steps if self._is_last(step)]
+                maker = max(self.makers.get(name, homes[0]), homes[0])
+                item = Item(lives[name], maker, steps, once, max(rounds[k] for k in homes),
+                             name not in self.makers)  # fmt: skip
+                found.setdefault(homes[0], []).append(item)
+        return found
+
+    def _is_last(self, step: int) -> bool:
+        """Returns True for a dispatch of the last round of its node."""
+        k = self.node_of[step]
+        first, end = self.usage.steps[k]
+        return (end - step) * ceil(self.rounds[k]) <= end - first
+
+    @cached_property
+    def rounds(self) -> list[float]:
+        """How often a node fills its scratch, to read it before it is filled again."""
+        found = [1.0] * len(self.usage.steps)
+        filled: dict[str, list[int]] = {}
+        for _, _, dispatch, _ in self.usage.drafted.draft.dispatches:
+            for name in self.usage.drafted.draft.scratch.keys() & set(dispatch.tensors):
+                filled.setdefault(name, []).append(dispatch.groups)
+        for name, groups in filled.items():  # in pairs
+            k = self.makers.get(name.rpartition(".scratch")[0])
+            if k is not None:
+                found[k] = max(found[k], sum(groups) / sum(groups[:2]))
+        return found
+
+    @cached_property
+    def is_joined(self) -> list[bool]:
+        """True for nodes whose operands may lie in the result, so that they take no memory."""
+        found = []
+        for node in self.chart.graph.nodes:
+            parts = lookup(node.op).traits.parts
+            fact = self.chart.graph.facts[node.outputs[0]]
+            layout = self.usage.drafted.layouts.get(node.outputs[0], PLAIN)
+            joins = parts is not None and parts.joined
+            found.append(bool(joins and parts and parts.place(node.attrs, fact, layout)))
+        return found
+
+    @cached_property
+    def node_of(self) -> list[int]:
+        """By dispatch: its node; behind the last the number of nodes."""
+        found = [k for k, (first, end) in enumerate(self.usage.steps) for _ in range(first, end)]
+        return [*found, len(self.usage.steps)]
+
+
+def _reads_of(rule: RowRule) -> list[Read]:
+    """The rows of each operand for rows in the middle, as a linear function of their number."""
+    step, extent = rule.rows.step, rule.extent
+    many = max(extent // 2 // step, 2) * step
+    few = max(many // 3 // step, 1) * step
+    begin = max((extent - many) // 2 // step, 0) * step
+    found = []
+    pair = [rule.for_rows(begin, min(begin + n, extent)).wants for n in (few, many)]
+    for one, two in zip(*pair, strict=True):
+        if one.span is None or two.span is None:
+            continue
+        rows = [float(want.span[1] - want.span[0]) for want in (one, two) if want.span]
+        slope = (rows[1] - rows[0]) / (min(many, extent - begin) - few or 1)
+        found.append(Read(one.name, slope, rows[0] - slope * few))
+    return found

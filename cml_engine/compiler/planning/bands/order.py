@@ -1,0 +1,39 @@
+"""When the bands of a tensor are copied to where it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cml_engine.ir.graph import Node
+from cml_engine.ops.declaration.spec import Dispatch
+
+#: a dispatch with its node and what else is known of it
+L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
+
+
+def joined_early(
+    launches: Sequence[L], joins: Collection[str], alias: Mapping[str, str]
+) -> list[L]:
+    """The dispatches, with those that copy a part into one of ``joins`` behind what makes the part,
+    whose memory others may then have."""
+    copies: dict[str, list[L]] = {}
+    rest: list[L] = []
+    for launch in launches:
+        part = launch[2].tensors[0]
+        if launch[0].outputs[0] in joins:
+            copies.setdefault(alias.get(part, part), []).append(launch)
+        else:
+            rest.append(launch)
+    last = {name: i for i, launch in enumerate(rest) for name in _written(launch[2])}
+    ordered = [launch for name, found in copies.items() if name not in last for launch in found]
+    for i, launch in enumerate(rest):
+        ordered.append(launch)
+        for name in dict.fromkeys(_written(launch[2])):
+            if last[name] == i:
+                ordered += copies.get(name, [])
+    return ordered
+
+
+def _written(dispatch: Dispatch) -> tuple[str, ...]:
+    return dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]

@@ -1,0 +1,38 @@
+"""Inputs of integer networks that lie in the arena as words from the first: the numbers that a
+caller gives become words on the way, so that real numbers of 32 bits never lie beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cml_engine.compiler.plan import Entry
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.layout import WHOLE
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.registry import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """The tensor of words that lies in an input's place, and how numbers become these."""
+
+    words: str
+    entry: Entry
+
+
+def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[str, Entering]:
+    """By input: those that are nothing but made words of, which lie packed; not one whose numbers
+    a device does not bind at once."""
+    most = limits.max_binding_bytes - limits.storage_offset_alignment
+    found, readers = {}, graph.consumers()
+    for node in graph.nodes:
+        source, words = node.inputs[:1], node.outputs[0]
+        if not lookup(node.op).traits.enters or node.epilogues or layouts.get(words) not in WHOLE:
+            continue
+        (name,) = source
+        alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
+        if alone and words not in graph.roots and 0 < graph.facts[name].nbytes <= most:
+            numbers = (float(node.attrs[n]) for n in ("inverse", "low", "high"))
+            found[name] = Entering(words, Entry(*numbers))
+    return found

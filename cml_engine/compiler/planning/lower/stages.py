@@ -1,0 +1,118 @@
+"""Graph -> :class:`Plan`: operators become dispatches, tensors get places, weights are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from cml_engine.compiler.plan import Plan, Reuse
+from cml_engine.compiler.planning.bands.order import joined_early
+from cml_engine.compiler.planning.entries import entering
+from cml_engine.compiler.planning.lower.dispatches import add_dispatches
+from cml_engine.compiler.planning.lower.draft import Draft, Drafted, Launch
+from cml_engine.compiler.planning.lower.options import PlanOptions
+from cml_engine.compiler.planning.lower.steps import (
+    Locator,
+    check_limits,
+    given_place,
+    readable_places,
+    step_of,
+    updates_of,
+)
+from cml_engine.compiler.planning.lower.tensors import (
+    aliases_of,
+    held_tensors,
+    lifetimes_of,
+    passed_on_names,
+    place_arena,
+)
+from cml_engine.compiler.planning.lower.weights import place_weights
+from cml_engine.compiler.planning.sibling import Sibling
+from cml_engine.errors import InputError
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
+from cml_engine.ir.reuse import sources_of
+
+
+def lower(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
+) -> Plan:
+    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan. With
+    a ``sibling`` it has the same kernels and weights as that where they are right."""
+    return placed(drafted(graph, limits, layouts, options, sibling), sibling)
+
+
+def drafted(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
+    begun: Draft | None = None,
+    joins: Collection[str] = (),
+) -> Drafted:
+    """The graph's dispatches, added to a draft that is ``begun`` or to none. What makes one of
+    ``joins`` of its parts copies each as soon as it is there."""
+    if options.guard % limits.storage_offset_alignment:
+        raise InputError(
+            f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
+            f"on this device, got {options.guard}"
+        )
+    chosen = dict(layouts or {})
+    alias = aliases_of(graph)
+    entries = entering(graph, chosen, limits) if options.packed_inputs and not options.keep else {}
+    alias |= {name: found.words for name, found in entries.items()}
+    draft = begun or Draft()
+    uploaded = {found.words for found in entries.values()}
+    add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
+    draft.dispatches = joined_early(draft.dispatches, joins, alias)
+    draft.passed_on = passed_on_names(graph, alias)
+    draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
+    held = held_tensors(graph, alias) if options.retain else {}
+    items = lifetimes_of(graph, draft, alias, chosen, options, held.values())
+    return Drafted(graph, limits, chosen, options, draft, alias, entries, held, items)
+
+
+def placed(drafted: Drafted, sibling: Sibling | None = None) -> Plan:
+    """The plan of a draft: everything has a place."""
+    graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
+    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.held
+    places, memory, kept = place_arena(drafted)
+    weights = place_weights(graph, draft, alias, limits, sibling)
+    locate = Locator(graph, chosen, alias, places, weights, draft)
+    steps = tuple(
+        step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
+        for i, (node, kernel, dispatch, cost) in enumerate(kept)
+    )
+    check_limits(steps, weights, limits)
+    return Plan(
+        name=graph.name,
+        steps=steps,
+        inputs={name: given_place(locate, name, entries.get(name)) for name in graph.inputs},
+        outputs={name: locate.place(name) for name in graph.outputs},
+        tensors=readable_places(graph, locate, options),
+        taps={name: locate.place(name) for name in graph.kept},
+        places={name: locate.place(name) for node in graph.nodes for name in node.outputs},
+        weights=weights.shared.values,
+        weights_bytes=weights.shared.nbytes,
+        own=weights.own.values,
+        own_bytes=weights.own.nbytes,
+        memory=memory,
+        updates=updates_of(graph, alias, draft, locate),
+        options={"keep": options.keep, "guard": options.guard},
+        reuse=_reuse(graph, kept, locate, held) if options.retain else None,
+        choices=tuple(draft.choices),
+        parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
+        layouts=chosen,
+    )
+
+
+def _reuse(
+    graph: Graph, dispatches: Sequence[Launch], locate: Locator, held: Mapping[str, str]
+) -> Reuse:
+    sources = sources_of(graph)
+    roots = {root: locate(root).nbytes for root in held.values()}
+    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in dispatches), roots)

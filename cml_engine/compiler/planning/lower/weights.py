@@ -1,0 +1,75 @@
+"""Constants, one after the other in buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cml_engine.compiler.planning.lower.draft import Draft
+from cml_engine.compiler.planning.sibling import Sibling
+from cml_engine.ir.graph import Array, Graph
+from cml_engine.ir.layout import stored_bytes
+from cml_engine.ir.limits import Limits
+
+#: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
+#: copies of several, one behind the other, begin where a device can map them
+MIN_BYTES = 16
+
+
+@dataclass(slots=True)
+class _Block:
+    """Constants one after the other in a buffer."""
+
+    values: dict[str, tuple[int, Array]] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, name: str, array: Array, align: int) -> None:
+        self.values[name] = self.nbytes, array
+        self.nbytes += -(-max(stored_bytes(array), MIN_BYTES) // align) * align
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """The weights that are shared with plans at other shapes, and those of this plan alone."""
+
+    shared: _Block
+    own: _Block
+    used: frozenset[str]
+
+    def find(self, name: str) -> tuple[str, int, Array] | None:
+        """Space, offset and value of a constant that lies in the weights."""
+        if name in self.own.values:
+            return ("own", *self.own.values[name])
+        return ("weights", *self.shared.values[name]) if name in self.used else None
+
+
+def place_weights(
+    graph: Graph,
+    draft: Draft,
+    alias: Mapping[str, str],
+    limits: Limits,
+    sibling: Sibling | None,
+) -> PackedWeights:
+    """Constants that a dispatch binds, an update writes or an output is, one after the other. What
+    an update writes is never shared, nor what a sibling does not have."""
+    names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
+    names += [alias.get(n, n) for n in graph.roots]
+    variables = {variable: None for variable, _ in graph.updates}
+    shared, own, used = _Block(), _Block(), set[str]()
+    if sibling is not None:
+        shared = _Block(dict(sibling.plan.weights), sibling.plan.weights_bytes)
+    for name in dict.fromkeys([*names, *variables]):
+        array = draft.packed.get(name, graph.constants.get(name))
+        if array is None:
+            continue
+        if name in variables or not (sibling is None or sibling.has(name, array)):
+            own.add(name, array, limits.storage_offset_alignment)
+            continue
+        used.add(name)
+        if sibling is None:
+            shared.add(name, array, limits.storage_offset_alignment)
+    return PackedWeights(shared, own, frozenset(used))
+
+
+def bound(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // MIN_BYTES) * MIN_BYTES

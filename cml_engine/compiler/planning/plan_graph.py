@@ -1,0 +1,36 @@
+"""An optimized graph to its plan, with what the caller decides: what sessions, tools and cooked
+files have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.asked import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.compiler.planning.bands.within import planned
+from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, drafted
+from cml_engine.compiler.planning.sibling import Sibling
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
+
+DEFAULT = PlanOptions()
+
+
+def plan_graph(
+    graph: Graph,
+    limits: Limits,
+    storage: Storage = "float",
+    options: PlanOptions = DEFAULT,
+    decide: Decide = NOTHING_DECIDED,
+    *,
+    written: Graph | None = None,
+    sibling: Sibling | None = None,
+    blocked_layout: bool = True,
+) -> Plan:
+    """The plan of an optimized graph. Decisions may be said by the names of the graph as it is
+    ``written``; see :func:`lower` for the rest."""
+    asked = asked_for(decide, written or graph, graph)
+    layouts = layouts_for(graph, storage, asked.storage, asked.layout) if blocked_layout else {}
+    options = replace(options, kernels=asked.kernel, parts=asked.parts, bands=asked.bands)
+    return planned(drafted(graph, limits, layouts, options, sibling), sibling)

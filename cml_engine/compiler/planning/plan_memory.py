@@ -1,0 +1,267 @@
+"""Where each tensor lies in the arena: two that live at the same time never overlap."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from cml_engine.compiler.plan import Memory
+
+#: a placement this close to the lower bound is not improved any further
+GOOD_RATIO = 1.02
+#: how many tensors are placed in random orders, each many times, when the fixed ones are not good;
+#: and the least number of orders
+_TRIED_ITEMS, _LEAST_TRIES = 10_000, 40
+#: above this many tensors a try takes too long for a load
+_MAX_ITEMS_FOR_TRIES = 600
+#: steps for which most tensors of a network in bands live at the most
+_BRIEF = 16
+#: arenas that are tried, as multiples of the lower bound
+_CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A tensor to place: its size in bytes and the first and last step that need it."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Memory]:
+    """Byte offsets by name, and the arena they make.
+
+    In order of need first, each tensor beside what outlives it, into an arena hardly larger than
+    the bound; where that finds no room, greedy best-fit placement in several orders (those of the
+    fullest step first, largest first, longest-lived first), then random exchanges in each order.
+    The smallest arena wins. Sizes are rounded up to ``alignment``, in the lower bound too.
+    Deterministic.
+    """
+    rounded = rounded_up(items, alignment)
+    bound = lower_bound(rounded)
+    fullest = _fullest_steps(rounded)
+    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
+        lambda i: (-fullest[i.name], -i.nbytes, i.first),
+        lambda i: (-fullest[i.name], i.first - i.last, -i.nbytes),
+        lambda i: (-i.nbytes, i.first),
+        lambda i: (-i.nbytes * (1 + i.last - i.first), i.first),
+        lambda i: (-(i.last - i.first), -i.nbytes),
+        lambda i: (i.first, -i.nbytes),
+        lambda i: (-i.last, -i.nbytes),
+    ]
+    best = _place_in_time(rounded, bound, alignment)
+    starts = [rounded]
+    for order in orders:
+        if best is not None and best[0] <= GOOD_RATIO * bound:
+            break
+        starts.append(sorted(rounded, key=order))
+        candidate = _place_in_order(starts[-1])
+        if best is None or candidate[0] < best[0]:
+            best = candidate
+    assert best is not None
+    if best[0] > GOOD_RATIO * bound and len(items) <= _MAX_ITEMS_FOR_TRIES:
+        best = _improve(best, starts, bound)
+    return best[1], Memory(best[0], bound)
+
+
+def place_within(
+    items: Sequence[Lifetime], alignment: int, most: int
+) -> tuple[dict[str, int], Memory]:
+    """:func:`place`, in several buffers of at most so many bytes where one is not large enough:
+    nothing lies in two of them. An item that is larger than that has one buffer with all others."""
+    offsets, memory = place(items, alignment)
+    segment = most // alignment * alignment
+    if memory.peak <= most or max(item.nbytes for item in items) > segment:
+        return offsets, memory
+    return _place_in_segments(items, alignment, segment)
+
+
+def _place_in_segments(
+    items: Sequence[Lifetime], alignment: int, segment: int
+) -> tuple[dict[str, int], Memory]:
+    rounded = rounded_up(items, alignment)
+    fullest = _fullest_steps(rounded)
+    orders: list[Callable[[Lifetime], tuple[int, ...]]] = [
+        lambda i: (-i.nbytes, i.first),
+        lambda i: (-fullest[i.name], -i.nbytes, i.first),
+        lambda i: (i.first, -i.nbytes),
+    ]
+    found = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
+    peak, offsets = min(found, key=lambda placed: placed[0])
+    return offsets, Memory(peak, lower_bound(rounded), segment)
+
+
+def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
+    """The same with sizes that are multiples of the alignment."""
+    return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
+
+
+def lower_bound(items: Iterable[Lifetime]) -> int:
+    """The largest sum of bytes alive at one step: no placement can be smaller."""
+    change: dict[int, int] = {}
+    for item in items:
+        change[item.first] = change.get(item.first, 0) + item.nbytes
+        change[item.last + 1] = change.get(item.last + 1, 0) - item.nbytes
+    alive = largest = 0
+    for step in sorted(change):
+        alive += change[step]
+        largest = max(largest, alive)
+    return largest
+
+
+def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
+    """For each tensor the largest sum of bytes alive at a step that needs it. Where that is near
+    the bound, tensors must fit together exactly: those that have room elsewhere can wait."""
+    begin = min((i.first for i in items), default=0)
+    alive = [0] * (max((i.last for i in items), default=0) - begin + 2)
+    for item in items:
+        alive[item.first - begin] += item.nbytes
+        alive[item.last + 1 - begin] -= item.nbytes
+    alive = list(accumulate(alive))
+    return {i.name: max(alive[i.first - begin : i.last + 1 - begin]) for i in items}
+
+
+def _place_in_time(
+    items: Sequence[Lifetime], bound: int, alignment: int
+) -> tuple[int, dict[str, int]] | None:
+    """Arena size and offsets with the tensors placed in order of need, or None.
+
+    A tensor lies at that end of a gap whose neighbour (or wall of the arena) lives longest: what
+    dies first then leaves one large gap, not two small ones.
+    """
+    ordered = sorted(items, key=lambda i: (i.first, -(i.last - i.first), -i.nbytes))
+    for share in _CAPACITIES:
+        offsets = _fit(ordered, int(share * bound) // alignment * alignment)
+        if offsets is not None:
+            return max((offsets[i.name] + i.nbytes for i in items), default=0), offsets
+    return None
+
+
+def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
+    alive: list[tuple[int, Lifetime]] = []  # (offset, item), sorted
+    offsets: dict[str, int] = {}
+    for item in ordered:
+        alive = [(offset, other) for offset, other in alive if other.last >= item.first]
+        offset = _beside_longest(item, alive, capacity)
+        if offset is None:
+            return None
+        offsets[item.name] = offset
+        insort(alive, (offset, item), key=lambda a: a[0])
+    return offsets
+
+
+def _beside_longest(
+    item: Lifetime, alive: Sequence[tuple[int, Lifetime]], capacity: int
+) -> int | None:
+    """The best end of the best gap among the living, or None where none is large enough."""
+    best: tuple[float, int, int] | None = None
+    end, below = 0, math.inf
+    walls: list[tuple[int, int, float]] = [
+        (offset, offset + other.nbytes, other.last) for offset, other in alive
+    ]
+    for start, stop, last in [*walls, (capacity, capacity, math.inf)]:
+        gap = start - end
+        if gap >= item.nbytes:
+            for neighbour, offset in ((below, end), (last, start - item.nbytes)):
+                rank = (-neighbour, gap, offset)
+                best = rank if best is None else min(best, rank)
+        if stop >= end:
+            end, below = stop, last
+    return None if best is None else best[2]
+
+
+def _improve(
+    best: tuple[int, dict[str, int]], starts: Sequence[list[Lifetime]], bound: int
+) -> tuple[int, dict[str, int]]:
+    """From each order in turn: exchange two items, keep what does not make the arena larger. Many
+    short ways find more than a long one, which stays where it cannot get better."""
+    generator = random.Random(0)
+    tries = max(_LEAST_TRIES, _TRIED_ITEMS // len(starts[0])) // len(starts)
+    for start in starts:
+        order, found = start, _place_in_order(start)
+        for _ in range(tries):
+            a, b = generator.randrange(len(order)), generator.randrange(len(order))
+            candidate = order.copy()
+            candidate.insert(a, candidate.pop(b))
+            placed = _place_in_order(candidate)
+            if placed[0] <= found[0]:
+                found, order = placed, candidate
+            if found[0] <= GOOD_RATIO * bound:
+                return found
+        best = min(best, found, key=lambda placed: placed[0])
+    return best
+
+
+def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, dict[str, int]]:
+    """Arena size and offsets when each item in turn takes the tightest gap that holds it, within
+    a segment where there are some."""
+    placed = _Placed()
+    peak = 0
+    for item in items:
+        offset = _tightest_gap(item, placed.beside(item), segment)
+        placed.add(item, offset)
+        peak = max(peak, offset + item.nbytes)
+    return peak, placed.offsets
+
+
+class _Placed:
+    """Items with their offsets. Those that live for a few steps are found by these."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self._brief: dict[int, list[Lifetime]] = {}
+        self._long: list[Lifetime] = []
+        self._all: list[Lifetime] = []
+
+    def add(self, item: Lifetime, offset: int) -> None:
+        self.offsets[item.name] = offset
+        self._all.append(item)
+        if not _is_brief(item):
+            self._long.append(item)
+            return
+        for step in range(item.first, item.last + 1):
+            self._brief.setdefault(step, []).append(item)
+
+    def beside(self, item: Lifetime) -> list[tuple[int, int]]:
+        """Where those begin and end that live at the same time, in order."""
+        if _is_brief(item):
+            steps = range(item.first, item.last + 1)
+            found = {other.name: other for step in steps for other in self._brief.get(step, ())}
+            found |= {other.name: other for other in self._long if other.overlaps(item)}
+            others: Iterable[Lifetime] = found.values()
+        else:
+            others = [other for other in self._all if other.overlaps(item)]
+        offsets = self.offsets
+        return sorted((offsets[o.name], offsets[o.name] + o.nbytes) for o in others)
+
+
+def _is_brief(item: Lifetime) -> bool:
+    return item.last - item.first < _BRIEF
+
+
+def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int]], segment: int) -> int:
+    end = 0
+    best_offset, best_gap = -1, -1
+    for start, stop in neighbours:
+        end = _whole(end, item.nbytes, segment)
+        gap = start - end
+        if gap >= item.nbytes and (best_offset < 0 or gap < best_gap):
+            best_offset, best_gap = end, gap
+        end = max(end, stop)
+    return best_offset if best_offset >= 0 else _whole(end, item.nbytes, segment)
+
+
+def _whole(offset: int, nbytes: int, segment: int) -> int:
+    """From where on so many bytes are in one segment."""
+    if segment and offset % segment + nbytes > segment:
+        return -(-offset // segment) * segment
+    return offset

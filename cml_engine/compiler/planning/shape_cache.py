@@ -1,0 +1,116 @@
+"""One network at several shapes of its inputs: those that were asked for lately stay compiled."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from cml_engine.compiler.plan import Plan
+from cml_engine.ir.graph import Graph, Shapes
+from cml_engine.ops.declaration.spec import OpSpec
+
+P = TypeVar("P")
+S = TypeVar("S")
+Key = tuple[tuple[str, tuple[int, ...]], ...]
+#: other ways of asking for a shape that are remembered
+_MOST_WAYS = 1024
+
+
+@dataclass(frozen=True)
+class Compiled(Generic[P]):
+    """A network at one shape of its inputs, as a backend has it."""
+
+    source: Graph
+    graph: Graph
+    plan: Plan | None
+    program: P
+    #: its operators as they were registered when it was planned
+    specs: Mapping[str, OpSpec] = field(default_factory=dict)
+
+
+class ShapeCache(Generic[P, S]):
+    """Sessions of a network by the shapes of its inputs. It keeps the ``most`` of what was compiled
+    that were asked for last, and holds no session: what a session alone has goes with it.
+
+    Threads that ask for one shape at a time get one session; those that ask for another do not
+    wait for it.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        compile: Callable[[Graph], Compiled[P]],
+        session: Callable[[Compiled[P], ShapeCache[P, S]], S],
+    ) -> None:
+        self._most = most
+        self._compile, self._session = compile, session
+        self._lock = Lock()
+        self._lately: OrderedDict[Key, Compiled[P]] = OrderedDict()
+        self._alive: WeakValueDictionary[Key, S] = WeakValueDictionary()
+        self._making: dict[Key, Future[S]] = {}
+        #: by what was asked for, the shapes of all inputs that follow
+        self._full: dict[Key, Key] = {}
+
+    def add(self, graph: Graph, session: S) -> None:
+        """The first session."""
+        self._alive[key_of_inputs(graph)] = session
+
+    def get(self, shapes: Shapes, load: Callable[[], Graph]) -> S:
+        """The session of these shapes; ``load`` gives the graph where there is none yet."""
+        asked = key_of(shapes)
+        mine: Future[S] = Future()
+        with self._lock:
+            found = self._found(self._full.get(asked, asked))
+            if found is not None:
+                return found
+            making = self._making.setdefault(asked, mine)
+        if making is mine:
+            try:
+                mine.set_result(self._make(asked, load()))
+            except BaseException as error:
+                mine.set_exception(error)
+            finally:
+                with self._lock:
+                    del self._making[asked]
+        return making.result()
+
+    def _make(self, asked: Key, graph: Graph) -> S:
+        key = key_of_inputs(graph)
+        with self._lock:
+            if len(self._full) >= _MOST_WAYS:
+                self._full.clear()
+            self._full[asked] = key
+            found = self._found(key)
+        if found is not None:
+            return found
+        compiled = self._compile(graph)
+        with self._lock:
+            self._lately[key] = compiled
+            while len(self._lately) > self._most:
+                self._lately.popitem(last=False)
+            return self._alive.setdefault(key, self._session(compiled, self))
+
+    def _found(self, key: Key) -> S | None:
+        """One that is there already, or whose network is."""
+        compiled = self._lately.get(key)
+        if compiled is not None:
+            self._lately.move_to_end(key)
+        session = self._alive.get(key)
+        if session is None and compiled is not None:
+            session = self._alive[key] = self._session(compiled, self)
+        return session
+
+
+def key_of(shapes: Shapes) -> Key:
+    """Shapes as they can be looked up."""
+    return tuple(sorted(shapes.items()))
+
+
+def key_of_inputs(graph: Graph) -> Key:
+    """The same of a graph's inputs, all of them."""
+    return key_of({name: graph.facts[name].shape for name in graph.inputs})

@@ -1,0 +1,164 @@
+"""Tensors that are a part of another one's memory: concat's and stack's operands, and the results
+of split, unstack and slice.
+
+Where the parts are runs of memory, a concat's producers write into its result and a split's readers
+read from its operand; neither needs a dispatch, and no part has memory of its own.
+A view keeps the whole tensor alive as long as any part of it, so a node's views are only taken
+where they do not raise the least memory that the network needs, its kernels' scratch included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from cml_engine.compiler.planning.plan_memory import Lifetime
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.layout import PLAIN, words
+from cml_engine.ops.declaration.registry import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """Where a part begins in ``parent``, in 32-bit words; the parent may be a part itself."""
+
+    parent: str
+    offset: int
+
+
+Views = Mapping[str, PartPlace]
+
+
+def whole(views: Views, name: str) -> tuple[str, int]:
+    """The tensor that has memory of its own, and where in it ``name`` begins, in words."""
+    offset = 0
+    while name in views:
+        name, offset = views[name].parent, offset + views[name].offset
+    return name, offset
+
+
+def merged(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
+    """The tensors with memory of their own, alive as long as any part of them."""
+    wholes: dict[str, Lifetime] = {}
+    lives: dict[str, tuple[int, int]] = {}
+    for item in items:
+        root, _ = whole(views, item.name)
+        if root == item.name:
+            wholes[root] = item
+        first, last = lives.get(root, (item.first, item.last))
+        lives[root] = (min(first, item.first), max(last, item.last))
+    return [Lifetime(name, item.nbytes, *lives[name]) for name, item in wholes.items()]
+
+
+def find_views(
+    graph: Graph,
+    layouts: Mapping[str, str],
+    alias: Mapping[str, str],
+    alignment: int,
+    items: Sequence[Lifetime],
+) -> dict[str, PartPlace]:
+    """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
+    ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
+    views: dict[str, PartPlace] = {}
+    alive = _Alive(items)
+    for node in graph.nodes:
+        found = {
+            name: view
+            for name, view in _parts(graph, node, layouts, alias)
+            if name not in views and 4 * view.offset % alignment == 0
+        }
+        together = views | found if found else views
+        if found and alive.joined([(name, whole(together, name)[0]) for name in found]):
+            views = together
+    return views
+
+
+class _Alive:
+    """Bytes alive at each step, while parts of tensors move into their wholes."""
+
+    def __init__(self, items: Sequence[Lifetime]) -> None:
+        self._items = {item.name: item for item in items}
+        begin = min((item.first for item in items), default=0)
+        count = max((item.last for item in items), default=0) - begin + 1
+        self._begin, self._bytes = begin, np.zeros(count, np.int64)
+        for item in items:
+            self._add(item, 1)
+        self._most = self._bytes.max(initial=0)
+
+    def _add(self, item: Lifetime, sign: int) -> None:
+        self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
+
+    def joined(self, pairs: Sequence[tuple[str, str]]) -> bool:
+        """Moves each part into its whole, if the fullest step has no more bytes then."""
+        before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}
+        after = dict(before)
+        for part, root in pairs:
+            if part in after and root in after:
+                gone, kept = after.pop(part), after[root]
+                lives = min(gone.first, kept.first), max(gone.last, kept.last)
+                after[root] = replace(kept, first=lives[0], last=lives[1])
+        self._replace(before, after)
+        if self._bytes.max(initial=0) > self._most:
+            self._replace(after, before)
+            return False
+        self._most = self._bytes.max(initial=0)
+        return True
+
+    def _replace(self, before: Mapping[str, Lifetime], after: Mapping[str, Lifetime]) -> None:
+        for item in before.values():
+            self._add(item, -1)
+            del self._items[item.name]
+        for item in after.values():
+            self._add(item, 1)
+            self._items[item.name] = item
+
+
+def is_view_copy(
+    node: Node, tensors: tuple[str, ...], views: Views, alias: Mapping[str, str]
+) -> bool:
+    """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
+    from a part to its whole, or the other way."""
+    kind = lookup(node.op).traits.parts
+    if kind is None:
+        return False
+    source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
+    part, parent = (source, target) if kind.joined else (target, source)
+    return part in views and views[part].parent == parent
+
+
+def _parts(
+    graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
+) -> Iterator[tuple[str, PartPlace]]:
+    kind = lookup(node.op).traits.parts
+    if kind is None:
+        return
+    parent = node.outputs[0] if kind.joined else node.inputs[0]
+    parts = node.inputs if kind.joined else node.outputs
+    layout = layouts.get(parent, PLAIN)
+    if alias.get(parent, parent) in graph.constants:
+        return
+    place = kind.place(node.attrs, graph.facts[parent], layout)
+    if place is None or not _follow_in_memory(graph.facts[parent], place[0], layout):
+        return
+    if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
+        return  # parts that begin within a block of four channels
+    offset = place[1]
+    fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
+    # what another name holds, or the caller gives or reads, must be a tensor of its own
+    fixed.update(alias.get(name, name) for name in (*graph.roots, *graph.inputs))
+    # by whatever name: one tensor cannot lie in two places of the whole
+    places = [alias.get(name, name) for name in parts]
+    for name in parts:
+        alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
+        if alike and name not in fixed and graph.facts[name].size:
+            yield name, PartPlace(alias.get(parent, parent), offset)
+        offset += words(graph.facts[name], layout)
+
+
+def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
+    """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
+    Blocks of four channels lie outside of the positions as channels do."""
+    return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1

@@ -1,0 +1,221 @@
+"""A game's own operators, from Python files and from installed packages.
+
+>>> load_file("ops/cross.py")                              # doctest: +SKIP
+('cross',)
+
+A package that names a module (or a function that registers) in the entry point group
+``cml_engine.operators`` needs no call: :func:`cml_engine.load` looks for it.
+
+A file or module may state the version of this interface that it was written for, as a line of its
+own: ``CML_API = 1``. Another version than :data:`API_VERSION` is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rules, unregister_rule
+from cml_engine.errors import CmlError, InputError, OperatorError
+from cml_engine.ops import OpSpec, load_families, registered, unregister
+from cml_engine.ops.declaration.registry import put
+from cml_engine.ops.registration import registering
+
+__all__ = [
+    "API_VERSION",
+    "load_entry_points",
+    "load_file",
+]
+
+GROUP = "cml_engine.operators"
+
+#: the version of what files of operators are written against: ``cml.OpSpec``, ``cml.Kernel``, what
+#: their functions are given, and the HLSL that is generated for a kernel
+API_VERSION = 1
+_STATED = "CML_API"
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """What a file registered, so that it can be loaded again after a change."""
+
+    operators: dict[str, OpSpec]
+    rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.operators, *(rule.name for rule in self.rules))
+
+    def take_back(self) -> None:
+        for name in self.operators:
+            unregister(name)
+        for rule in self.rules:
+            unregister_rule(rule)
+
+    def put_back(self) -> None:
+        for spec in self.operators.values():
+            unregister(spec.name)  # one of the engine's, which it stood in the place of
+            put(spec)
+        for rule in reversed(self.rules):
+            register_rule(rule)
+
+
+_loaded: dict[Path, _Registered] = {}
+
+
+def load_file(path: str | Path) -> tuple[str, ...]:
+    """Run a Python file that registers operators, or rules; their names. Loaded again, it replaces
+    what it registered before; where it fails, that stays. Whatever it raises becomes one
+    :class:`OperatorError` with file and line."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise InputError(f"'{path}': no such file; wanted a Python file that registers operators")
+    load_families()
+    before = _loaded.pop(file, None)
+    if before is not None:
+        before.take_back()
+    try:
+        found = _registered_by(file)
+        if not found.names:
+            raise OperatorError(
+                f"{path}: registers no operator; call cml.register(cml.OpSpec(…)), or "
+                "cml.register_rule(cml.Rule(…))"
+            )
+    except BaseException:
+        if before is not None:
+            before.put_back()
+            _loaded[file] = before
+        raise
+    _loaded[file] = found
+    return found.names
+
+
+def _registered_by(file: Path) -> _Registered:
+    """Run the file; nothing of it stays registered where it fails."""
+    operators, rules = registered(), registered_rules()
+
+    def new() -> _Registered:
+        return _Registered(
+            {name: registered()[name] for name in _new(operators)},
+            tuple(rule for rule in registered_rules() if not any(rule is r for r in rules)),
+        )
+
+    try:
+        _check_version(_stated_in(file))
+        _execute(file)
+    except BaseException as error:
+        new().take_back()
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise OperatorError(_described(error, file)) from error
+    return new()
+
+
+def _stated_in(file: Path) -> Any:
+    """The version that a file states, without running it; None where it states none."""
+    for line in ast.parse(file.read_bytes(), str(file)).body:
+        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
+            return line.value.value if isinstance(line.value, ast.Constant) else ast.unparse(line)
+    return None
+
+
+def _check_version(stated: Any) -> None:
+    if stated is not None and (stated != API_VERSION or isinstance(stated, bool)):
+        raise OperatorError(
+            f"it is written for version {stated!r} of the interface of operators "
+            f"({_STATED}), this engine has version {API_VERSION}: take the release of it that is "
+            "made for this engine, or change it (docs/custom_operators.md) and state that version"
+        )
+
+
+def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
+    """What was registered since, in the place of another operator too."""
+    return tuple(name for name, spec in registered().items() if before.get(name) is not spec)
+
+
+@cache
+def load_entry_points() -> tuple[str, ...]:
+    """Load the operators of installed packages, once; a package that fails is a warning. The names
+    of the entry points that were loaded."""
+    load_families()
+    loaded = []
+    for point in metadata.entry_points(group=GROUP):
+        package = point.dist.name if point.dist else "unknown"
+        try:
+            _load_point(point)
+        except Exception as error:
+            what = error.message if isinstance(error, CmlError) else _short(error)
+            message = f"the operators '{point.value}' of package '{package}' are missing: {what}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        else:
+            loaded.append(point.name)
+    return tuple(loaded)
+
+
+def _load_point(point: metadata.EntryPoint) -> None:
+    """Import the module and call the function, if one is named. A module that states another
+    version is not called, and what it registered when it was imported is taken back."""
+    operators = registered()
+    found = point.load()
+    module = found if isinstance(found, ModuleType) else sys.modules.get(found.__module__)
+    try:
+        _check_version(getattr(module, _STATED, None))
+    except OperatorError:
+        for name in _new(operators):
+            unregister(name)
+        raise
+    if not isinstance(found, ModuleType):
+        found()
+
+
+def _execute(file: Path) -> None:
+    """Run the file as a module of its own; it can import what lies beside it."""
+    name = f"cml_operators_{file.stem}_{abs(hash(file)):x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise OperatorError("wanted a Python file, its name ending in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look for it there
+    with _importable(file.parent), registering(file):
+        # from its source: a module's byte code is taken for new within the second of a change
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _described(error: BaseException, file: Path) -> str:
+    """``file:line: what`` for the last line of the game's own code that the error came through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    own = Path(__file__).parent
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if own not in Path(frame.filename).parents and Path(frame.filename).is_file()
+    ]
+    mine = [f for f in frames if file.parent in Path(f.filename).resolve().parents] or frames
+    place = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else str(file)
+    what = str(error) if isinstance(error, CmlError) else _short(error)
+    return f"{place}: {what}"
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,0 +1,180 @@
+"""What was measured, as readable files: one for each device and driver, and those that we ship.
+
+A file says for every key what each option took, so that it can be judged, and which was kept. The
+shipped ones (``defaults/*.json``) are for devices whose name their ``devices``, a regular
+expression, is found in; what was measured on the machine itself counts more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cml_engine.errors import InputError
+from cml_engine.io.atomic_write import check_writable, write_atomically
+from cml_engine.io.folders import tuning_file
+from cml_engine.io.json import finite, parse_json, read_json
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
+
+FORMAT = "cml variant table 1"
+_DEFAULTS = Path(__file__).with_name("tuning_defaults")
+#: kernel variants that older tables know by another name
+_RENAMED = {"slide": "row tile", "weave": "phases"}
+_read_tables: dict[Path, VariantTable] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was found for a key: ``ms`` of each option that was tried (:meth:`Trial.ms`), and
+    ``ratio``, the median over the rounds of the kept option's time over the default's."""
+
+    key: str
+    default: str
+    chosen: str
+    ms: Mapping[str, float]
+    ratio: float
+    rounds: int
+    #: where it was measured: model and node
+    source: str
+
+    @property
+    def won(self) -> bool:
+        """Whether an option beat the default."""
+        return self.chosen != self.default
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, without the key."""
+        return {
+            "chosen": self.chosen,
+            "default": self.default,
+            "ratio": round(self.ratio, 4),
+            "rounds": self.rounds,
+            "ms": {name: round(ms, 5) for name, ms in self.ms.items()},
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
+        """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
+        try:
+            ms = {_renamed(name): finite(value, 0) for name, value in data["ms"].items()}
+            default, chosen = _renamed(str(data["default"])), _renamed(str(data["chosen"]))
+            ratio, rounds = finite(data["ratio"], 0), int(finite(data["rounds"], 0))
+            source = str(data["source"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"choice '{key}' is no measurement: {error!r}") from error
+        if chosen not in ms:
+            raise ValueError(f"choice '{key}': '{chosen}' was chosen and not measured")
+        return cls(key, default, chosen, ms, ratio, rounds, source)
+
+
+def table_for(device: str) -> VariantTable:
+    """The variants that are known to be faster on the device: the shipped ones, and over them
+    those measured here. The file is read once; one that cannot be used is named in a warning."""
+    file = tuning_file(device)
+    if file not in _read_tables:
+        _read_tables[file] = variants_of(known(device))
+    return _read_tables[file]
+
+
+def shipped_table(device: str) -> VariantTable:
+    """What we ship for devices of that name: the same on every machine."""
+    return variants_of(_shipped_for(device))
+
+
+def variants_of(records: Mapping[str, Record]) -> VariantTable:
+    """The table that lowering takes."""
+    picks = {key: Pick(record.chosen, record.default) for key, record in records.items()}
+    return VariantTable(picks) if picks else NO_VARIANTS
+
+
+def measured(device: str) -> dict[str, Record]:
+    """What was measured on this machine for the device and driver, by key."""
+    return _read_or_warn(tuning_file(device), device)
+
+
+def known(device: str) -> dict[str, Record]:
+    """What is known of the device: the shipped records, and over them those measured here."""
+    return {**_shipped_for(device), **measured(device)}
+
+
+def save(device: str, records: Iterable[Record]) -> Path:
+    """Add the records to the device's table, over those of the same keys; sessions that are made
+    from now on use them. Returns the file, which is written whole or not at all."""
+    file = tuning_file(device)
+    kept = {**measured(device), **{record.key: record for record in records}}
+    data = {
+        "format": FORMAT,
+        "device": device,
+        "choices": {key: kept[key].to_json() for key in sorted(kept)},
+    }
+    write_atomically(file, json.dumps(data, indent=1))
+    _read_tables.pop(file, None)
+    return file
+
+
+def check_place(device: str) -> None:
+    """:class:`InputError` where the device's table cannot be written, before it is measured."""
+    file = tuning_file(device)
+    try:
+        check_writable(file)
+    except OSError as error:
+        raise InputError(f"cannot write the table '{file}': {error.strerror}") from None
+
+
+def records_in(text: str) -> dict[str, Record]:
+    """The records of a table's text; ``ValueError`` where it is none."""
+    return _records_of(parse_json(text))
+
+
+def _renamed(option: str) -> str:
+    """An option's name as it is now."""
+    kernel, space, tile = option.partition(" ")
+    return _RENAMED.get(kernel, kernel) + space + tile
+
+
+def _records_of(data: Any) -> dict[str, Record]:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"its format is not '{FORMAT}'")
+    choices = data.get("choices")
+    if not isinstance(choices, dict):
+        raise ValueError("it has no choices")
+    return {key: Record.from_json(key, value) for key, value in choices.items()}
+
+
+def _read_or_warn(file: Path, device: str) -> dict[str, Record]:
+    try:
+        data = read_json(file)
+        records = _records_of(data)
+        if (of := data.get("device")) != device:
+            raise ValueError(f"it was measured on '{of}', this is '{device}'")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        return _ignored(file, str(error))
+    return records
+
+
+def _ignored(file: Path, why: str) -> dict[str, Record]:
+    warnings.warn(
+        f"the tuning table '{file}' is ignored: {why}. `cml tune MODEL` writes a new one",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+    return {}
+
+
+@cache
+def _shipped_for(device: str) -> dict[str, Record]:
+    found: dict[str, Record] = {}
+    for path in sorted(_DEFAULTS.glob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(json.loads(text)["devices"], device, re.IGNORECASE):
+            found.update(records_in(text))
+    return found

@@ -1,1 +1,0 @@
-"""ncnn's two files: ``.param`` and ``.bin``."""

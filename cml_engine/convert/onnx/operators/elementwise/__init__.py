@@ -1,1 +1,0 @@
-"""Rows of operators that work element by element."""

@@ -1,1 +1,0 @@
-"""Rows of operators that slide windows or sample images."""

@@ -1,0 +1,91 @@
+"""Writes a folder that any web server can serve: a cooked network, the player and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cml_engine.cooked import DeviceGuess, cook
+from cml_engine.errors import InputError
+from cml_engine.io.output_folder import OutputFolder, check_new_folder
+from cml_engine.ir.graph import Graph
+
+#: what browsers run on; the plans for a CPU driver hold other weights again, for few who have one
+_PROFILES = ("discrete", "portable")
+#: where the player lies in a wheel, and in a checkout
+_PLACES = (Path(__file__).with_name("player"), Path(__file__).parents[3] / "players" / "web")
+#: the player's files that the page needs, by the names that they get
+_FILES = {
+    "index.html": "page.html",
+    "page.css": "page.css",
+    **{
+        name: name
+        for name in ("page.js", "cml.js", "check.js", "compare.js", "picture.js", "scene.js")
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The input that takes a picture, and the output that is one."""
+
+    input: str
+    output: str
+
+
+def picture_of(graph: Graph) -> Picture | None:
+    """The ends of a network that makes a picture of a picture: ``[1, 3, H, W]`` to the same or a
+    whole multiple of it. None for any other."""
+    if len(graph.inputs) != 1:
+        return None
+    (taken,) = graph.inputs
+    found = [name for name in graph.outputs if _is_enlarged(graph, taken, name)]
+    return Picture(taken, found[0]) if found else None
+
+
+def _is_enlarged(graph: Graph, taken: str, given: str) -> bool:
+    small, large = graph.facts[taken], graph.facts[given]
+    if small.dtype != "scalar" or large.dtype != "scalar":
+        return False
+    if len(small.shape) != 4 or small.shape[:2] != (1, 3) or large.shape[:2] != (1, 3):
+        return False
+    high, wide = (b / a for a, b in zip(small.shape[2:], large.shape[2:], strict=True))
+    return high == wide and high >= 1 and high == int(high)
+
+
+def export_web(
+    graph: Graph,
+    folder: Path,
+    *,
+    half: bool = False,
+    guesses: Sequence[DeviceGuess] = (),
+    overwrite: bool = False,
+) -> list[str]:
+    """Writes the page for this network into the folder and returns the names of the files. They
+    need nothing else, and no other place of the net: any web server serves them."""
+    player = player_folder()
+    check_new_folder(folder, overwrite)
+    data = cook(graph, _PROFILES, half=half, player=True, guesses=guesses)
+    picture = picture_of(graph)
+    model = {
+        "name": graph.name,
+        "file": "net.cml",
+        "picture": picture is not None,
+        **(asdict(picture) if picture else {}),
+    }
+    made = OutputFolder(folder, "model.json", overwrite=overwrite)
+    for name, source in _FILES.items():
+        made.write(name, (player / source).read_bytes())
+    made.write("net.cml", data)
+    made.write_manifest(model)
+    return [*_FILES, "net.cml", "model.json"]
+
+
+def player_folder() -> Path:
+    """Where the JavaScript player's files lie."""
+    for place in _PLACES:
+        if (place / "cml.js").is_file():
+            return place
+    wanted = " or ".join(f"'{place}'" for place in _PLACES)
+    raise InputError(f"the JavaScript player is not installed: wanted {wanted}")

@@ -1,0 +1,89 @@
+"""Whether two arrays agree, and where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ir.graph import Array
+from cml_engine.ops.declaration.spec import Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``worst`` is the largest ``|got - wanted|`` over what the tolerance allows: 1 is the limit.
+    ``problem`` is empty where they agree, else says what is wrong and where."""
+
+    worst: float
+    max_abs: float
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem
+
+
+def compare(
+    got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
+) -> Comparison:
+    """Compare shape, then NaN and infinities, then values; the first disagreement is named.
+    ``more`` is what each value may be off besides."""
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    if got.shape != wanted.shape:
+        return _differs(f"shape {list(got.shape)}, wanted {list(wanted.shape)}")
+    if got.dtype.kind != wanted.dtype.kind:
+        return _differs(f"type {got.dtype.name}, wanted {wanted.dtype.name}")
+    if got.dtype.kind != "f":
+        return _exact(got, wanted)
+    for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
+        odd = test(got) != test(wanted)
+        if odd.any():
+            return _differs(f"{what} in one only: {_shown(odd, got, wanted)}")
+    return _close(got.astype(np.float64), wanted.astype(np.float64), tolerance, more)
+
+
+def allowance(values: Array, tolerance: Tolerance) -> Array:
+    """How far each of these values may be off."""
+    size = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
+    largest = size.max(initial=0.0)
+    return np.asarray(tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest)
+
+
+def _close(got: Array, wanted: Array, tolerance: Tolerance, more: Array | float) -> Comparison:
+    finite = np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return _differs("an infinity has the wrong sign")
+    if not finite.any():
+        return Comparison(0.0, 0.0)
+    error = np.abs(np.where(finite, got, 0) - np.where(finite, wanted, 0))
+    allowed = allowance(wanted, tolerance) + more
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error > 0, error / allowed, 0.0)
+    worst, largest = float(ratio.max()), float(error.max())
+    if worst <= 1:
+        return Comparison(worst, largest)
+    bad = ratio > 1
+    why = f"{int(bad.sum())} of {bad.size} values differ: {_shown(ratio == worst, got, wanted)}"
+    return Comparison(worst, largest, f"{why}, allowed {float(allowed[ratio == worst][0]):.3g}")
+
+
+def _exact(got: Array, wanted: Array) -> Comparison:
+    wrong = got != wanted
+    if not wrong.any():
+        return Comparison(0.0, 0.0)
+    return _differs(f"{int(wrong.sum())} of {wrong.size} differ: {_shown(wrong, got, wanted)}")
+
+
+def _shown(where: Array, got: Array, wanted: Array) -> str:
+    index = tuple(int(i) for i in np.argwhere(where)[0])
+    return f"at {list(index)} got {_value(got[index])}, wanted {_value(wanted[index])}"
+
+
+def _value(x: Any) -> str:
+    return f"{x:.7g}" if isinstance(x, np.floating | float) else str(x)
+
+
+def _differs(problem: str) -> Comparison:
+    return Comparison(np.inf, np.inf, problem)

@@ -1,0 +1,271 @@
+"""The NumPy backend: the definition of every operator, and the fallback without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import (
+    CmlError,
+    InputError,
+    InternalError,
+    OperatorError,
+    ShapeError,
+    UnsupportedOp,
+)
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
+from cml_engine.ir.reuse import VARIABLES, boundaries, sources_of
+from cml_engine.ops.common.blas import one_thread
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare
+from cml_engine.ops.elementwise.in_place import apply_in_place
+
+#: called after each node with its results
+Watch = Callable[[Node, Sequence[Array]], None]
+
+
+def run_node(
+    node: Node,
+    arrays: Sequence[Array],
+    prepared: Cpu | None = None,
+    find: Callable[[str], OpSpec] = lookup,
+) -> list[Array]:
+    """One node's results in NumPy; ``arrays`` are the values of ``node.reads``. ``prepared`` is
+    its function in the place of the operator's own, ``find`` says what an operator's name means.
+
+    Floating-point exceptions give inf and NaN as on a GPU; they are no error.
+    """
+    count = len(node.inputs)
+    with np.errstate(all="ignore"), one_thread():
+        spec = find(node.op)
+        results = _call(spec, node, node.attrs, arrays[:count], prepared)
+        needed = any(epilogue.own for epilogue in node.epilogues)
+        so_far = results[:1]
+        for epilogue in node.epilogues:
+            others = arrays[count : count + len(epilogue.inputs)]
+            count += len(epilogue.inputs)
+            step = find(epilogue.op)
+            alone = epilogue.position == 0 and not needed and _is_unseen(spec, results[0], arrays)
+            formula = step.formula if alone else None
+            if formula and apply_in_place(formula, epilogue.attrs, results[0], others):
+                continue
+            operands = epilogue.operands(others, so_far)
+            results = _call(step, node, epilogue.attrs, operands)
+            so_far = so_far + results[:1] if needed else results[:1]
+    return results
+
+
+def _is_unseen(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
+    """Whether nobody else sees a change of the operator's result; a game's function may keep it."""
+    if spec.from_game or not isinstance(result, np.ndarray):
+        return False
+    return result.flags.writeable and not any(np.may_share_memory(result, a) for a in arrays)
+
+
+def _call(
+    spec: OpSpec, node: Node, attrs: Any, arrays: Sequence[Array], prepared: Cpu | None = None
+) -> list[Array]:
+    function = prepared or spec.cpu
+    if function is None:
+        raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
+    if spec.from_game:
+        # ours may leave a result in another order of memory; a game's function need not know
+        arrays = [np.asarray(a, order="C") for a in arrays]
+    try:
+        results: Any = function(attrs, *arrays)
+    except CmlError as error:
+        if error.source is None and node.source is not None:
+            raise type(error)(f"{node.title}: {error.message}", node.source) from None
+        raise
+    except MemoryError as error:
+        raise ShapeError(f"{node.title}: not enough memory for its result", node.source) from error
+    except Exception as error:
+        if not spec.from_game:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise OperatorError(
+            f"{node.title}: its cpu function failed: {said}", node.source
+        ) from error
+    if isinstance(results, np.ndarray | np.generic):
+        found: list[Any] = [results]
+    else:
+        found = list(results) if isinstance(results, Iterable) else [results]
+    if spec.from_game:
+        _check_results(node, found)
+    return found
+
+
+def _check_results(node: Node, results: Sequence[Any]) -> None:
+    """A game's function may give anything."""
+    kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]
+    if len(results) != len(node.outputs) or not set(kinds) <= set("fiub"):
+        shown = ", ".join(type(r).__name__ for r in results)
+        raise OperatorError(
+            f"{node.title}: its cpu function gave {shown or 'nothing'}; wanted "
+            f"{len(node.outputs)} of arrays of numbers",
+            node.source,
+        )
+
+
+def as_stated(node: Node, fact: Fact, value: Any) -> Array:
+    """A result in the type that ``infer`` said, if it has the shape."""
+    if np.shape(value) != fact.shape:
+        kind = OperatorError if lookup(node.op).from_game else InternalError
+        raise kind(
+            f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
+            f"infer said {list(fact.shape)}",
+            node.source,
+        )
+    return np.asarray(value, NUMPY_DTYPE[fact.dtype])
+
+
+class CpuProgram:
+    """A graph ready to run in NumPy. Variables that the graph updates keep their values between
+    runs, until :meth:`reset`. Runs of several threads wait for each other: they have those values
+    and some memory in common. With ``retain`` an input that is left out keeps its value, and only
+    nodes that hang on the others run."""
+
+    def __init__(
+        self, graph: Graph, scratch: Scratch | None = None, *, retain: bool = False
+    ) -> None:
+        self.graph = graph
+        self._retains = retain
+        self._sources = sources_of(graph) if retain else {}
+        self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
+        #: values of inputs, and of what a later run may not compute
+        self._given: dict[str, Array] = {}
+        self._held: dict[str, Array] = {}
+        #: whether these are of a run that came to its end
+        self._whole = False
+        #: memory to work in, and weights made ready, for all programs of the network
+        self.scratch = Scratch({}) if scratch is None else scratch
+        self._last_use = last_uses(graph, self._held_names)
+        # as they are now: what is registered later is for sessions that are made later
+        self._operators = _operators(graph)
+        self._functions = _prepared(graph, self.scratch)
+        self._state: dict[str, Array] = {}
+        #: outputs and kept tensors of the last run
+        self._results: dict[str, Array] = {}
+        self._lock = RLock()
+        self.reset()
+
+    def build_ahead(self) -> None:
+        """NumPy has nothing to build."""
+
+    def reset(self) -> None:
+        """Give the variables the values that they have in the model's files."""
+        with self._lock:
+            self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
+
+    def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
+        """Outputs by name; every tensor is freed after its last use."""
+        with self._lock, one_thread():
+            return self._run(inputs, watch)
+
+    @property
+    def known_inputs(self) -> frozenset[str]:
+        """Those that a run need not be given."""
+        return frozenset(self._given)
+
+    def inherit(self, before: CpuProgram) -> None:
+        """The network takes the place of another, which was given these values of inputs."""
+        self._given = dict(before._given)
+
+    def _retained(
+        self, inputs: Mapping[str, Array]
+    ) -> tuple[frozenset[str] | None, dict[str, Array]]:
+        """On what a node hangs that has to run, None where all have to, and the values from before
+        that the run begins with."""
+        if not self._retains:
+            return None, dict(inputs)
+        whole, self._whole = self._whole, False
+        self._given |= {name: np.array(value) for name, value in inputs.items()}
+        if not whole:
+            return None, dict(self._given)
+        return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **self._given}
+
+    def _run(self, inputs: Mapping[str, Array], watch: Watch | None) -> dict[str, Array]:
+        changed, begin = self._retained(inputs)
+        values: dict[str, Array] = {**begin, **self.graph.constants, **self._state}
+        for index, node in enumerate(self.graph.nodes):
+            if changed is not None and self._sources[node.outputs[0]].isdisjoint(changed):
+                continue
+            arrays = [values[name] for name in node.reads]
+            results = run_node(node, arrays, self._functions[index], self._operators.__getitem__)
+            for name, value in zip(node.outputs, results, strict=True):
+                values[name] = as_stated(node, self.graph.facts[name], value)
+            if watch is not None:
+                watch(node, [values[name] for name in node.outputs])
+            for name in self._last_use[index]:
+                values.pop(name, None)  # one from before may not be there
+        # copies: a value may be the caller's own array, or lie in memory that the next run uses
+        self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
+        seen = {**values, **self._state}  # a variable has its new value when a run is over
+        self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
+        self._results |= {name: np.array(seen[name], order="C") for name in self.graph.kept}
+        self._held |= {
+            name: np.array(values[name])
+            for name in self._held_names
+            if values[name] is not self._held.get(name)
+        }
+        self._whole = True
+        return {name: self._results[name].copy() for name in self.graph.outputs}
+
+    def tensor(self, name: str) -> Array:
+        """An output or a kept tensor of the last run; :class:`InputError` where there is none."""
+        if name not in (known := (*self.graph.outputs, *self.graph.kept)):
+            raise InputError(
+                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
+                "Name it in CompileOptions(keep=…)"
+            )
+        with self._lock:
+            if name not in self._results:
+                raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
+            return self._results[name].copy()
+
+
+def _operators(graph: Graph) -> dict[str, OpSpec]:
+    names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    return {name: lookup(name) for name in names}
+
+
+def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
+    """For each node the function that its operator made for it, if any."""
+    functions: list[Cpu | None] = []
+    for node in graph.nodes:
+        prepare = lookup(node.op).prepare
+        facts = [graph.facts[n] for n in node.inputs]
+        values = [graph.constants[n] if graph.is_constant(n) else None for n in node.inputs]
+        functions.append(_prepare(node, prepare, facts, values, scratch) if prepare else None)
+    return functions
+
+
+def _prepare(
+    node: Node, prepare: Prepare, facts: list[Fact], values: list[Array | None], scratch: Scratch
+) -> Cpu | None:
+    try:
+        made: Any = prepare(node.attrs, facts, values, scratch)
+    except Exception as error:
+        if not lookup(node.op).from_game:
+            raise
+        said = f"{node.title}: its prepare function failed: {type(error).__name__}: {error}"
+        raise OperatorError(said, node.source) from error
+    if made is not None and not callable(made):
+        said = f"{node.title}: its prepare function gave {made!r}; wanted a function or None"
+        raise OperatorError(said, node.source)
+    return made  # type: ignore[no-any-return]
+
+
+def last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
+    """For each node, the computed tensors that nothing needs after it."""
+    last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
+    uses: list[list[str]] = [[] for _ in graph.nodes]
+    keep = {*graph.roots, *graph.constants, *graph.inputs, *held}
+    for name, index in last.items():
+        if name not in keep:
+            uses[index].append(name)
+    return uses

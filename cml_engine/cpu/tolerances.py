@@ -1,0 +1,63 @@
+"""How far two right results of a node may lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cml_engine.cpu.compare import allowance
+from cml_engine.cpu.cpu import run_node
+from cml_engine.ir.graph import Array, Node
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
+
+
+def propagated(node: Node, arrays: Sequence[Array]) -> Array:
+    """How far the result of fused operators may be off because of what those before it were: an
+    ``exp`` makes much of the last digit of what it is given. Each in turn is moved by its own
+    tolerance, and what that does to the result is added up."""
+    right = _chain(node, arrays).astype(np.float64)
+    off = np.zeros(right.shape)
+    with np.errstate(all="ignore"):
+        for moved in range(len(node.epilogues)):
+            off += np.abs(_chain(node, arrays, moved) - right)
+    return np.where(np.isfinite(off), off, 0.0)
+
+
+def cancelled(node: Node, arrays: Sequence[Array]) -> Array:
+    """How far a sum may be off because its terms cancel: their roundings stay."""
+    with np.errstate(all="ignore"):
+        added = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)
+        off = added * node_tolerance(node).rtol
+    return np.where(np.isfinite(off), off, 0.0)
+
+
+def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
+    """The result, where that of the operator of that number is moved by its tolerance."""
+    count, results = len(node.inputs), list[Array]()
+
+    def add(step: Node, operands: Sequence[Array]) -> None:
+        result = np.asarray(run_node(step, operands)[0])
+        if len(results) == moved and result.dtype.kind == "f":
+            result = (result + allowance(result, lookup(step.op).tolerance)).astype(np.float32)
+        results.append(result)
+
+    add(replace(node, epilogues=()), arrays[:count])
+    for epilogue in node.epilogues:
+        operands = epilogue.operands(arrays[count : count + len(epilogue.inputs)], results)
+        count += len(epilogue.inputs)
+        add(Node(epilogue.op, ("",) * len(operands), node.outputs, epilogue.attrs), operands)
+    return results[-1]
+
+
+def node_tolerance(node: Node) -> Tolerance:
+    """The operator's own tolerance, widened by those of its epilogues."""
+    tolerances = [lookup(op).tolerance for op in (node.op, *(e.op for e in node.epilogues))]
+    return Tolerance(
+        sum(t.rtol for t in tolerances),
+        sum(t.atol for t in tolerances),
+        "; ".join(dict.fromkeys(t.why for t in tolerances)),
+        max(t.of_largest for t in tolerances),
+    )

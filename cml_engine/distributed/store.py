@@ -1,0 +1,379 @@
+"""A chunk in a folder of this machine, read and written to the byte as Zarr does.
+
+Zarr hands each array to its own thread, and each codec's work to another one: half a millisecond of
+a processor for each array, whatever its size, and a tile has eight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.distributed.checks import check_array
+from cml_engine.distributed.work import Cell, Layer, Unit
+from cml_engine.errors import InputError
+from cml_engine.io.atomic_write import replace_file
+from cml_engine.ir.graph import Array
+
+#: chunks of an array lie in its folder, ``c.3.7.0.0``. As Zarr has it by itself each number is a
+#: folder: twenty for a tile, which take most of the time of its write, and more room than the tile
+KEYS = {"name": "default", "separator": "."}
+_LEVEL = 1
+#: bytes of a CRC32C
+_CHECKSUM = 4
+
+
+def codecs_of(packed: bool) -> list[Any]:
+    """How an array's chunks become bytes, in Zarr's words: a checksum, and Zstandard before it
+    where they are ``packed``."""
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    return [*([ZstdCodec(level=_LEVEL)] if packed else []), Crc32cCodec()]
+
+
+def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
+    """Write a whole chunk. Zarr has no file of a chunk of zeros: its absence says so."""
+    data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    if not data.any():
+        file.unlink(missing_ok=True)
+        return
+    content = _encoded(data, packed)
+    try:
+        replace_file(file, content)
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, content)
+
+
+def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = True) -> Array:
+    """A whole chunk; some error where it is damaged."""
+    from numcodecs import Zstd
+
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return np.zeros(shape, dtype)
+    data, checksum = content[:-_CHECKSUM], content[-_CHECKSUM:]
+    if _checksum(data) != checksum:
+        raise ValueError(f"'{file}' has another checksum")
+    stored = np.dtype(dtype).newbyteorder("<")
+    if not packed:
+        return np.frombuffer(data, stored).reshape(shape).astype(dtype)
+    values = np.zeros(shape, stored)  # the codec refuses a chunk that unpacks to more than this
+    Zstd().decode(data, values.reshape(-1).view(np.uint8))
+    return values.astype(dtype, copy=False)
+
+
+def _encoded(data: Array, packed: bool) -> bytes:
+    from numcodecs import Zstd
+
+    found = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
+    return found + _checksum(found)
+
+
+def _checksum(data: bytes) -> bytes:
+    import google_crc32c
+
+    found: int = google_crc32c.value(data)
+    return found.to_bytes(_CHECKSUM, "little")
+
+
+#: the attribute that says what a store holds
+MANIFEST = "cml"
+#: of a store whose arrays are being created
+_UNFINISHED = {"kind": "unfinished"}
+#: what the manifest may say otherwise without the values being others
+_FREE = frozenset({"licence"})
+_SHOWN = 24
+
+
+def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
+    """Whether a store of this manifest is at ``place``. :class:`InputError` where something else
+    is, or where none can be made; of a longer manifest the rest is not looked at."""
+    import zarr
+
+    _check_place(place)
+    try:
+        found = zarr.open_group(place, mode="r", use_consolidated=False)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        raise InputError(f"'{place}': no store that can be read: {error}") from None
+    if MANIFEST in found.attrs:
+        said = dict(found.attrs[MANIFEST])
+        if said == _UNFINISHED:
+            return False
+        _check_same(place, said, manifest)
+        return True
+    if len(list(found.keys())):
+        raise InputError(
+            f"'{place}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
+            "another store"
+        )
+    return False
+
+
+def prepare(
+    place: str, layers: Sequence[Layer], manifest: Mapping[str, Any], title: str = ""
+) -> bool:
+    """A store for these layers is at ``place``: whether it was there before.
+    :class:`InputError` where what is there holds something else."""
+    import zarr
+
+    if refuse(place, manifest):
+        return True
+    root = zarr.open_group(place, mode="a", zarr_format=3)
+    root.attrs[MANIFEST] = dict(_UNFINISHED)
+    for layer in layers:
+        _create_layer(root, layer)
+    root.attrs.update({**({"title": title} if title else {}), MANIFEST: dict(manifest)})
+    return False
+
+
+def manifest_of(place: str) -> dict[str, Any]:
+    """What a store says of itself; :class:`InputError` where there is none."""
+    import zarr
+
+    if "://" not in place and not Path(place).exists():
+        raise InputError(f"'{place}': no such store")
+    try:
+        found = zarr.open_group(place, mode="r", use_consolidated=False)
+        return dict(found.attrs[MANIFEST])
+    except KeyError:
+        raise InputError(f"'{place}' has no '{MANIFEST}' attribute: it was not baked") from None
+    except Exception as error:
+        raise InputError(f"'{place}': no store that can be read: {error}") from None
+
+
+def _check_place(place: str) -> None:
+    if "://" in place:
+        return
+    path = Path(place)
+    if path.is_file():
+        raise InputError(f"'{place}' is a file: a store is a folder. Name another")
+    if path.is_dir() and not (path / "zarr.json").exists() and any(path.iterdir()):
+        raise InputError(f"'{place}' is a folder of something else. Name another store")
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write '{place}': no folder '{parent}'; make it first")
+    if not os.access(path if path.is_dir() else parent, os.W_OK):
+        raise InputError(f"cannot write '{place}': Permission denied")
+
+
+def _check_same(place: str, found: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    for key in wanted:
+        was, now = found.get(key), wanted.get(key)
+        if was != now and key not in _FREE:
+            raise InputError(
+                f"'{place}' was made with another {key}: {_short(was)} there, {_short(now)} here. "
+                "The two are never mixed: name another store, or delete that one"
+            )
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _create_layer(root: Any, layer: Layer) -> None:
+    group = root.require_group(layer.name) if layer.name else root
+    group.attrs.update(dict(layer.attributes))
+    for name, cell in layer.arrays.items():
+        group.create_array(
+            name,
+            shape=(*layer.cells, *cell.shape),
+            chunks=(*layer.chunk, *(max(1, n) for n in cell.shape)),
+            dtype=cell.dtype,
+            compressors=codecs_of(packed=True),
+            chunk_key_encoding=KEYS,
+            dimension_names=(*layer.dims, *cell.dims),
+            attributes=dict(cell.attributes),
+            overwrite=True,
+        )
+    group.create_array(
+        RECORD,
+        shape=(*layer.chunks, RECORD_BYTES),
+        chunks=(*(1 for _ in layer.chunks), RECORD_BYTES),
+        dtype="uint8",
+        compressors=codecs_of(packed=False),
+        chunk_key_encoding=KEYS,
+        dimension_names=(*(f"chunk_{name}" for name in layer.dims), "byte"),
+        attributes={"comment": "SHA-256 of each chunk's values: zeros where it is missing"},
+        overwrite=True,
+    )
+    for name, coordinate in layer.coordinates.items():
+        values = coordinate.values
+        made = group.create_array(
+            name,
+            shape=values.shape,
+            chunks=values.shape,
+            dtype=values.dtype,
+            compressors=codecs_of(packed=True),
+            chunk_key_encoding=KEYS,
+            dimension_names=coordinate.dims,
+            overwrite=True,
+        )
+        made[...] = values
+
+
+#: the array of a layer with each unit's SHA-256, and how long one is
+RECORD, RECORD_BYTES = "sha256", 32
+
+
+def digest_of(arrays: Mapping[str, Array]) -> bytes:
+    """SHA-256 of arrays by name."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        hasher.update(value.data if value.size else b"")
+    return hasher.digest()
+
+
+#: what goes wrong with every unit from now on, and not only with one
+LASTING = frozenset(
+    {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, getattr(errno, "EDQUOT", errno.ENOSPC)}
+)
+
+
+class Store:
+    """A store that is open: reads and writes units."""
+
+    def __init__(self, place: str, layers: Sequence[Layer], writable: bool = True) -> None:
+        import zarr
+        from zarr.storage import LocalStore
+
+        self.layers = {layer.name: layer for layer in layers}
+        mode: Any = "r+" if writable else "r"
+        root = zarr.open_group(place, mode=mode, use_consolidated=False)
+        #: where it is a folder
+        self._folder = root.store.root if isinstance(root.store, LocalStore) else None
+        groups = {name: root[name] if name else root for name in self.layers}
+        self._arrays = {
+            layer.name: {name: groups[layer.name][name] for name in (*layer.arrays, RECORD)}
+            for layer in layers
+        }
+        for arrays in self._arrays.values():
+            for name, array in arrays.items():
+                check_array(array, f"{place}/{name}")
+        self._places = {
+            layer: {name: (f"{self._folder}/{a.path}", a.metadata) for name, a in arrays.items()}
+            for layer, arrays in self._arrays.items()
+        }
+
+    def write(self, unit: Unit, arrays: Mapping[str, Array], record: bool = True) -> int:
+        """Write a unit, its record last; the bytes of its values. Without ``record`` it is made
+        again next time."""
+        layer, digest = self.layers[unit.layer], np.frombuffer(digest_of(arrays), np.uint8)
+        if self._folder is None:
+            stored, span = self._arrays[unit.layer], layer.span(unit)
+            _together(stored[name].async_array.setitem(span, arrays[name]) for name in layer.arrays)
+            if record:
+                stored[RECORD][unit.at] = digest
+        else:
+            for name, cell in layer.arrays.items():
+                write_chunk(self._file(unit, name), _whole(layer, unit, cell, arrays[name]))
+            if record:
+                write_chunk(self._file(unit, RECORD), digest, packed=False)
+        return sum(arrays[name].nbytes for name in layer.arrays)
+
+    def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
+        """A unit's arrays, or those named; some error where a chunk is damaged."""
+        layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
+        wanted = names or tuple(layer.arrays)
+        if self._folder is not None:
+            inside = tuple(map(slice, layer.extent(unit)))
+            return {name: self._chunk(unit, name)[inside] for name in wanted}
+        span = layer.span(unit)
+        found = _together(stored[name].async_array.getitem(span) for name in wanted)
+        return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
+
+    def _chunk(self, unit: Unit, name: str) -> Array:
+        layer, cell = self.layers[unit.layer], self.layers[unit.layer].arrays[name]
+        return read_chunk(self._file(unit, name), (*layer.chunk, *cell.shape), cell.dtype)
+
+    def state(self, unit: Unit) -> str:
+        """``"missing"``, ``"damaged"`` or ``"whole"``."""
+        return self._look(unit)[0]
+
+    def whole(self, unit: Unit) -> dict[str, Array] | None:
+        """A unit's arrays; None where it is missing or damaged."""
+        return self._look(unit)[1]
+
+    def _look(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
+        if self._has_no_record(unit):
+            return "missing", None
+        try:
+            record = self._record(unit)
+            if not any(record):
+                return "missing", None
+            arrays = self.read(unit)
+            same = digest_of(arrays) == record
+            return ("whole", arrays) if same else ("damaged", None)
+        except OSError as error:
+            if error.errno in LASTING:
+                raise
+            return "damaged", None
+        except Exception:  # of a codec: a wrong checksum, an end too early
+            return "damaged", None
+
+    def _record(self, unit: Unit) -> bytes:
+        if self._folder is None:
+            return np.asarray(self._arrays[unit.layer][RECORD][unit.at]).tobytes()
+        file = self._file(unit, RECORD)
+        return read_chunk(file, (RECORD_BYTES,), np.uint8, packed=False).tobytes()
+
+    def _has_no_record(self, unit: Unit) -> bool:
+        """Whether a look at the folder says so: to ask Zarr takes milliseconds of every unit."""
+        if self._folder is None:
+            return False
+        return not self._file(unit, RECORD).exists()
+
+    def _file(self, unit: Unit, name: str) -> Path:
+        """Where a unit's chunk of an array is, in a folder."""
+        folder, metadata = self._places[unit.layer][name]
+        at = (*unit.at, *((len(metadata.shape) - len(unit.at)) * (0,)))
+        return Path(f"{folder}/{metadata.encode_chunk_key(at)}")
+
+    def recorded(self) -> set[Unit]:
+        """The units that have a record, as far as a listing tells: nothing is read."""
+        return {unit for name in self.layers for unit in self._recorded(name)}
+
+    def _recorded(self, layer: str) -> Iterator[Unit]:
+        from zarr.core.sync import sync
+
+        async def keys() -> list[str]:
+            stored = self._arrays[layer][RECORD].store_path
+            return [key async for key in stored.store.list_prefix(f"{stored.path}/")]
+
+        for key in sync(keys()):
+            place = key.rpartition(f"{RECORD}/")[2]
+            if re.fullmatch(r"c([./]\d+)+", place):
+                _, *at, _ = re.split("[./]", place)
+                yield Unit(layer, tuple(map(int, at)))
+
+
+def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
+    """A unit's chunk of an array: at the end of the grid with zeros beyond it."""
+    chunk = np.zeros((*layer.chunk, *cell.shape), cell.dtype)
+    chunk[tuple(map(slice, layer.extent(unit)))] = values
+    return chunk
+
+
+def _together(calls: Iterable[Any]) -> list[Any]:
+    """What Zarr gives for calls that need not wait for each other."""
+    from zarr.core.sync import sync
+
+    async def gathered() -> list[Any]:
+        return list(await asyncio.gather(*calls))
+
+    found: list[Any] = sync(gathered())
+    return found

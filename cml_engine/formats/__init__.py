@@ -1,0 +1,31 @@
+"""Models of other formats -> :class:`cml_engine.ir.graph.Graph`, which ``save`` writes as NNEF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.format import Format
+
+__all__ = ["GraphBuilder", "formats", "graph_builder"]
+
+
+@cache
+def formats() -> Mapping[str, Format]:
+    """What ``cml.load`` reads beside NNEF, by suffix: the ``FORMAT`` of each package here."""
+    packages = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__) if m.ispkg]
+    found: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]
+    return {format.suffix: format for format in found}
+
+
+def graph_builder() -> GraphBuilder:
+    """A builder of a graph of the engine's operators, for a converter of your own. Each operator's
+    shapes are inferred, and checked, when it is added."""
+    from cml_engine.compiler.passes.infer import infer_node
+    from cml_engine.ops import load_families
+
+    load_families()
+    return GraphBuilder(infer_node)

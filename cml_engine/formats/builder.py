@@ -1,0 +1,205 @@
+"""A graph made operator by operator, as converters need it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, Source
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
+from cml_engine.nnef.expansion.compose import is_identifier
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.nodes import literal_name
+from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, signature
+
+Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
+
+#: Names become labels, and so files: the longest that file systems take is 255 characters.
+_LONGEST = 100
+
+
+class GraphBuilder:
+    """Nodes, constants and names so far; ``source`` is where the next ones come from."""
+
+    def __init__(self, infer: Infer) -> None:
+        self._infer = infer
+        self._taken: set[str] = set()
+        #: of a base: all of ``base_2``, ``base_3``, … up to this number are taken
+        self._numbers: dict[str, int] = {}
+        self.source: Source | None = None
+        self.inputs: list[str] = []
+        self.nodes: list[Node] = []
+        self.facts: dict[str, Fact] = {}
+        self.constants: dict[str, Array] = {}
+        self.labels: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}
+
+    def name(self, wanted: str) -> str:
+        """A free identifier, as near to the wanted one as can be.
+
+        Two names differ by more than their case, because labels become files.
+        """
+        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
+        base = base if is_identifier(base) else f"t{base}"
+        found, key = base, base.lower()
+        if key in self._taken:
+            number = self._numbers.get(key, 1) + 1
+            while f"{key}_{number}" in self._taken:
+                number += 1
+            found, self._numbers[key] = f"{base}_{number}", number
+        self._taken.add(found.lower())
+        return found
+
+    def _free(self, name: str) -> None:
+        """Makes a name free again."""
+        self._taken.discard(name.lower())
+        base, _, number = name.lower().rpartition("_")
+        if base in self._numbers and number.isdigit():
+            self._numbers[base] = min(self._numbers[base], int(number) - 1)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that stay as they are, identifiers or not: nothing else is called so."""
+        self._taken.update(name.lower() for name in names)
+
+    def input(self, wanted: str, shape: Sequence[int]) -> str:
+        """An input of the network, of float32; its name."""
+        name = self.name(wanted)
+        self.inputs.append(name)
+        self._declare(name, Fact("scalar", tuple(shape)))
+        return name
+
+    def exact_input(self, name: str, fact: Fact) -> str:
+        """An input of a reserved name."""
+        self.inputs.append(name)
+        self._declare(name, fact)
+        return name
+
+    def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
+        """Weights, which become a file of that label."""
+        name = self.name(wanted)
+        size = values.size * NUMPY_DTYPE[dtype].itemsize
+        current().charge_bytes(size, f"the constant '{name}'", self.source)
+        values = np.array(values, NUMPY_DTYPE[dtype], order="C")
+        values.flags.writeable = False
+        self.constants[name] = values
+        self.labels[name] = name
+        self._declare(name, Fact(dtype, values.shape))
+        return name
+
+    def literal(self, value: Any, dtype: str = "scalar") -> str:
+        """A constant of one element, or the one of that value which is there; its name."""
+        array = np.array(value, NUMPY_DTYPE[dtype])
+        array.flags.writeable = False
+        name = literal_name(array)
+        while name.lower() in self._taken:  # an input that is called "0.5"
+            name += "'"
+        self.constants[name] = array
+        self._declare(name, Fact(dtype, ()))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
+        """One operator with one result; attributes that are not given have their defaults."""
+        return self.split_node(op, inputs, [wanted], **attrs)[0]
+
+    def split_node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        wanted: Sequence[str],
+        declared: Signature | None = None,
+        **attrs: Any,
+    ) -> list[str]:
+        """One operator with several results; ``declared`` where it is neither NNEF's nor ours."""
+        declared = declared or _signature(op)
+        given = {
+            p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
+            for p in declared.attrs
+            if p.name in attrs or p.default is not REQUIRED
+        }
+        if declared.needs_dtype:
+            given["dtype"] = attrs["dtype"]
+        current().charge_nodes(len(wanted), f"the operator {op}", self.source)
+        outputs = tuple(self.name(name) for name in wanted)
+        node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
+        self.nodes.append(node)
+        self._infer_facts(node)
+        return list(outputs)
+
+    def unknown_node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        wanted: str,
+        attrs: Mapping[str, Any],
+        facts: Sequence[Fact],
+    ) -> list[str]:
+        """One operator of which only the results' facts are known."""
+        outputs = [self.name(wanted) for _ in facts]
+        self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
+        self.facts.update(zip(outputs, facts, strict=True))
+        return outputs
+
+    def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
+        """Another name for a result of the nodes from number ``first`` on, which alone read it."""
+        self._free(tensor)
+        new = self.name(wanted)
+        self.rename_all({tensor: new}, first)
+        return new
+
+    def rename_all(self, names: Mapping[str, str], first: int = 0) -> None:
+        """Other, free names for results of the nodes from number ``first`` on, which alone read
+        them."""
+        self.nodes[first:] = [renamed(node, names) for node in self.nodes[first:]]
+        for old, new in names.items():
+            self.facts[new] = self.facts.pop(old)
+
+    def graph(self, name: str, outputs: Sequence[str]) -> Graph:
+        """The graph that was built. :class:`ModelError` where it has no inputs or outputs."""
+        if not outputs or not self.inputs:
+            raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
+        return self.any_graph(name, outputs)
+
+    def any_graph(self, name: str, outputs: Sequence[str]) -> Graph:
+        """The same, which may be of constants alone."""
+        return Graph(
+            name=self.name(name),
+            inputs=tuple(self.inputs),
+            outputs=tuple(outputs),
+            nodes=tuple(self.nodes),
+            facts=self.facts,
+            constants=self.constants,
+            labels=self.labels,
+            sources=self.sources,
+        )
+
+    def _declare(self, name: str, fact: Fact) -> None:
+        self.facts[name] = fact
+        if self.source is not None:
+            self.sources[name] = self.source
+
+    def _infer_facts(self, node: Node) -> None:
+        try:
+            self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
+        except CmlError as error:
+            raise type(error)(error.message, error.source or node.source) from error
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with other names of tensors."""
+
+    def new(old: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in old)
+
+    epilogues = tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues)
+    return replace(node, inputs=new(node.inputs), outputs=new(node.outputs), epilogues=epilogues)
+
+
+def _signature(op: str) -> Signature:
+    """An operator of NNEF's or of the engine's own library."""
+    return extension_signatures().get(op) or signature(op)

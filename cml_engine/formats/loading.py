@@ -1,0 +1,296 @@
+"""From a model on disk to a :class:`Graph` whose shapes are known, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cml_engine import nnef
+from cml_engine.compiler.integer.gas import within
+from cml_engine.compiler.passes.infer import infer_facts, infer_node
+from cml_engine.compiler.plugins import load_entry_points
+from cml_engine.cpu.cpu import run_node
+from cml_engine.errors import InputError, InternalError
+from cml_engine.errors.arguments import ONLY_INPUT, SEED, an_object
+from cml_engine.formats import formats
+from cml_engine.formats.format import Engine, Format, Given, Make, Model
+from cml_engine.io.budget import LoadLimits, load_budget
+from cml_engine.io.model_source import Bytes, ModelSource
+from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
+from cml_engine.ir.sliders import with_sliders
+from cml_engine.nnef import NnefModel
+from cml_engine.nnef.expansion.fake_quantize import fake_quantized
+from cml_engine.nnef.files.sources import is_archive
+from cml_engine.nnef.text.parser import parse_fragments
+from cml_engine.nnef.text.printer import print_fragment
+from cml_engine.ops import is_registered, load_families, registered
+
+
+def load(
+    model: Model,
+    *,
+    shapes: Mapping[str, Sequence[int]] | tuple[int, ...] | None = None,
+    constants: Mapping[str, Array] | None = None,
+    fragments: Sequence[str | Path] = (),
+    fake_quantize: bool = False,
+    weights: str | Path | Bytes | None = None,
+    random_weights: int | None = None,
+    sliders: Mapping[str, Slider | str] | None = None,
+    gas_limit: int | None = None,
+    limits: LoadLimits | None = None,
+) -> Graph:
+    """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
+    ``.onnx`` file, in the bytes of either file, in a ncnn ``.param`` with its ``.bin`` beside it,
+    or in a :class:`ModelSource`.
+
+    Operators that the engine knows, or that a game has registered, become nodes; other fragments
+    with a body are expanded. ``fragments`` are files of fragments that the model calls and does
+    not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
+    to the values that its line says; else such lines are read for stored integers only.
+
+    ``shapes`` are the shapes of inputs, by name, or that of the only input: where the model has
+    symbols, or instead of what it has; ``graph.reshaped(shapes)`` gives it at others later.
+    ``constants`` are inputs of an ONNX model that are the same in every run: they are known when it
+    is loaded, and inputs no more.
+
+    ``weights`` is a safetensors file, or the bytes of one, that has the variables' values by their
+    labels, instead of tensor files. ``random_weights`` is the seed of values for what is missing
+    (tensor files, tensors of ``weights``, an ONNX model's external data): what a network costs
+    does not depend on them, and ``graph.notes`` says that they are there.
+
+    ``gas_limit`` is the most that it may cost, in units that are the same on every machine
+    (``cml info --gas``): for models that players bring. One that costs more is refused.
+
+    ``sliders`` are numbers of the model that a host moves, by the names that they get:
+    ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description. Each is an
+    input, which may be left out.
+
+    ``limits`` bound the memory and the work of this load and of later reshapes, for models that are
+    not trusted: by default half of the machine's memory (docs/loading.md).
+
+    Every error in the model is a :class:`ModelError` with file, line and operator.
+    """
+    load_families()
+    load_entry_points()
+    by_name: Mapping[str, Sequence[int]]
+    by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+    with load_budget(limits):
+        make = _maker(
+            model, constants, fragments, fake_quantize, weights, random_weights, sliders, gas_limit
+        )
+        return Origin(_bounded(make, limits)).at(by_name)
+
+
+def _bounded(make: Make, limits: LoadLimits | None) -> Make:
+    """Gives every later graph of the model, at other shapes, a budget of its own."""
+
+    def bounded(shapes: Shapes) -> Graph:
+        with load_budget(limits):
+            return make(shapes)
+
+    return bounded
+
+
+def _maker(
+    model: Model,
+    constants: Mapping[str, Array] | None,
+    fragments: Sequence[str | Path],
+    fake_quantize: bool,
+    weights: str | Path | Bytes | None,
+    random_weights: int | None,
+    sliders: Mapping[str, Slider | str] | None,
+    gas_limit: int | None,
+) -> Make:
+    """Returns the function that makes the model's graph at given shapes."""
+    random = None
+    if random_weights is not None:
+        random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
+    format = _format_of(model)
+    if format is not None:
+        given = {"fragments": bool(fragments), "fake_quantize": fake_quantize,
+                 "weights": weights is not None, "constants": bool(constants),
+                 "random_weights": random is not None}  # fmt: skip
+        named = [name for name, is_given in given.items() if is_given and name not in format.takes]
+        if named:
+            raise InputError(
+                f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
+                "that out"
+            )
+        opened = _opened(format, model, Given(constants or {}, random))
+        return within(gas_limit, _sliding(opened, sliders))
+    if constants:
+        raise InputError("constants are for .onnx: leave them out for NNEF")
+    declarations = {**_library(fragments), **_declared()}
+    stored = None if weights is None else nnef.Weights(weights)
+    kept = NnefModel(model, is_registered, infer_node, declarations, stored, random)
+
+    def make(shapes: Shapes) -> Graph:
+        graph = kept.graph(shapes)
+        if fake_quantize and graph.integer:
+            raise InputError(
+                f"{_shown(model)} is an integer network (docs/integer.md), which is computed as "
+                "graph.quant says already: leave fake_quantize out"
+            )
+        return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
+
+    return within(gas_limit, _sliding(make, sliders))
+
+
+def _sliding(
+    make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
+) -> Callable[[Shapes], Graph]:
+    """What makes the graph with its sliders."""
+    if not sliders:
+        return make
+    return lambda shapes: with_sliders(make(shapes), sliders, _operands)
+
+
+def _operands(op: str) -> tuple[str, ...]:
+    """The names of an operator's operands."""
+    found = nnef.standard_signatures().get(op)
+    return () if found is None else tuple(param.name for param in found.tensors)
+
+
+def load_with_placeholders(
+    model: str | Path, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Graph:
+    """An ONNX model whose unknown operators are declared only: to be saved, and run with a game's
+    own operators of those declarations."""
+    load_families()
+    load_entry_points()
+    format = _format_of(model)
+    if format is None or "placeholders" not in format.takes:
+        raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
+    return Origin(_opened(format, model, Given(placeholders=True))).at(shapes or {})
+
+
+def _format_of(model: Model) -> Format | None:
+    """A model's format, where it is not NNEF: of bytes by what they are, of others by their
+    file's name."""
+    if isinstance(model, Bytes):
+        alone = [format for format in formats().values() if format.in_bytes]
+        return None if is_archive(model) else alone[0]
+    if isinstance(model, str | Path):
+        return formats().get(Path(model).suffix.lower())
+    if isinstance(model, ModelSource):
+        return formats().get(PurePosixPath(model.graph.lower()).suffix)
+    raise _no_model(model)
+
+
+def _no_model(model: Any) -> InputError:
+    parts = ("name", "graph", "size", "read")
+    lacking = [part for part in parts if not hasattr(model, part)]
+    which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
+    return InputError(
+        f"cannot load {type(model).__name__}: wanted a path, the bytes of an .onnx or a .tgz, or a "
+        f"cml.ModelSource{which if len(lacking) < len(parts) else ''}"
+    )
+
+
+def _shown(model: Model) -> str:
+    """What a message calls a model."""
+    if isinstance(model, Bytes):
+        return "the bytes of a model"
+    return f"'{model.name if isinstance(model, ModelSource) else model}'"
+
+
+def _opened(format: Format, model: Model, given: Given) -> Make:
+    engine = Engine(infer_node, _expanded, run_node, _declared())
+    return format.open(model, engine, given)
+
+
+def _expanded(text: str) -> Graph:
+    return nnef.load_text(text, "<compound>", is_registered, infer_node)
+
+
+def save(
+    graph: Graph, path: str | Path, *, overwrite: bool = False, opset: int | None = None
+) -> None:
+    """Write the graph as an NNEF folder, for a name in ``.tgz`` as an archive of one, and for a
+    name in ``.onnx`` as an ONNX file.
+
+    ``opset`` is that of ONNX's operators, 20 where it is left out. What ONNX cannot say is refused
+    by the operator's name.
+    """
+    an_object(Graph, graph, "the graph to save (cml.load gives one)")
+    if graph.ready is not None:
+        raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
+    path = _a_path(path)
+    if path.suffix.lower() == ".onnx":
+        from cml_engine.formats.onnx.export import USUAL_OPSET, save_onnx
+
+        if graph.integer:
+            raise InputError(
+                f"'{graph.name}' is an integer network (docs/integer.md), and ONNX has no "
+                "rule that is the same everywhere: save it as NNEF, or the network of floats "
+                "that it was made of"
+            )
+
+        wanted = USUAL_OPSET if opset is None else opset
+        save_onnx(graph, path, opset=wanted, overwrite=overwrite)
+        return
+    if opset is not None:
+        raise InputError(f"'{path}': opset is for .onnx: leave it out for NNEF")
+    nnef.save(graph, path, overwrite=overwrite)
+
+
+def _a_path(given: Any) -> Path:
+    if not isinstance(given, str | PathLike):
+        raise InputError(f"cannot save to {given!r}: wanted a path")
+    if "\0" in os.fspath(given):
+        raise InputError(f"cannot save to {os.fspath(given)!r}: no path has a NUL in it")
+    return Path(given)
+
+
+def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:
+    """``save``, of what ``load`` surely reads back, which is returned: nothing is replaced before
+    that is tried."""
+    with TemporaryDirectory() as folder:
+        trial = Path(folder) / "model"
+        save(graph, trial)
+        again = load(trial)
+    wanted, got = ([g.facts[name] for name in (*g.inputs, *g.outputs)] for g in (graph, again))
+    if wanted != got:
+        raise InternalError(f"'{graph.name}' would be read back otherwise than it was converted")
+    save(graph, path, overwrite=overwrite)
+    return again
+
+
+def _built(text: str) -> Graph:
+    return nnef.load_text(text, "graph.quant", is_registered, infer_node)
+
+
+def _declared() -> dict[str, str]:
+    """What the registered operators that are not NNEF's take and give, by name."""
+    return {
+        name: spec.signature
+        for name, spec in registered().items()
+        if _is_new(name) and spec.signature
+    }
+
+
+def _is_new(name: str) -> bool:
+    return name not in nnef.standard_signatures()
+
+
+def _library(files: Sequence[str | Path]) -> dict[str, str]:
+    """The fragments of those files, by name."""
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"'{file}': cannot read the fragments: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"'{file}': cannot read the fragments: {error}") from None
+        for fragment in parse_fragments(text, str(file)):
+            if not _is_new(fragment.name):
+                raise InputError(f"'{file}': '{fragment.name}' is NNEF's own: rename the fragment")
+            if fragment.name in found:
+                raise InputError(f"'{file}': fragment '{fragment.name}' is there twice")
+            found[fragment.name] = print_fragment(fragment)
+    return found

@@ -1,0 +1,14 @@
+"""ncnn -> Graph: one function per layer type, in ``layers/``; ``table.py`` collects them."""
+
+from __future__ import annotations
+
+from cml_engine.formats.format import Engine, Format, Given, Make, Model
+
+
+def _open(model: Model, engine: Engine, given: Given) -> Make:
+    from cml_engine.formats.ncnn.ncnn_model import NcnnModel
+
+    return NcnnModel(model, engine).graph
+
+
+FORMAT = Format("ncnn", ".param", _open)

@@ -1,0 +1,136 @@
+"""One conversion on its way: which tensor each of ncnn's blobs is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.ncnn.bin import WeightReader
+from cml_engine.formats.ncnn.param import NcnnLayer
+from cml_engine.formats.ncnn.table import LayerType
+from cml_engine.ir.graph import Array, Fact, Graph
+
+
+@dataclass
+class Conversion:
+    """The graph so far; layers' functions add operators with ``op`` and weights with ``weight``.
+
+    ncnn has no batch axis: its (channels, height, width) is NNEF's (1, channels, height, width),
+    and an axis counts one more here. ``shapes`` are the inputs'.
+    """
+
+    builder: GraphBuilder
+    weights: WeightReader
+    shapes: Mapping[str, tuple[int, ...]]
+    _layer: NcnnLayer = field(init=False)
+    _blobs: dict[str, str] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
+
+    # -- for layers -----------------------------------------------------------------------------
+
+    def op(self, op: str, *operands: str | float, **attrs: Any) -> str:
+        """One operator with one result; a number is a literal."""
+        return self.ops(op, 1, *operands, **attrs)[0]
+
+    def ops(self, op: str, count: int, *operands: str | float, **attrs: Any) -> list[str]:
+        """One operator with several results."""
+        inputs = [x if isinstance(x, str) else self.builder.literal(x) for x in operands]
+        wanted = [f"{self._base}_{op}"] * count
+        return self.builder.split_node(op, inputs, wanted, **attrs)
+
+    def weight(self, values: Array, what: str, dtype: str = "scalar") -> str:
+        """Values that become a file."""
+        return self.builder.variable(f"{self._layer.name}_{what}", values, dtype)
+
+    def raw(self, count: int, what: str, unit: int = 1) -> str:
+        """The next weights of the ``.bin`` that have no flag, one for each channel."""
+        values = self.weights.raw(count, self._layer)
+        return self.weight(values.reshape(1, -1, *[1] * (unit - 1)), what)
+
+    def extents(self, x: str) -> tuple[int, ...]:
+        """ncnn's shape of a tensor, outermost axis first."""
+        return self.builder.facts[x].shape[1:]
+
+    def axis(self, x: str, axis: int) -> int:
+        """NNEF's number of an axis."""
+        rank = len(self.extents(x))
+        if not -rank <= axis < rank:
+            raise self._layer.damaged(f"axis {axis} of {rank}")
+        return axis % rank + 1
+
+    def reshaped(self, x: str, extents: Sequence[int]) -> str:
+        """All axes but the batch anew."""
+        if tuple(extents) == self.extents(x):
+            return x
+        return self.op("reshape", x, shape=list(extents), axis_start=1)
+
+    def split(self, x: str, axis: int, parts: Sequence[int]) -> str:
+        """An axis of NNEF's number as several, of which one may be -1."""
+        return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
+
+    def merged(self, x: str, axis: int, count: int) -> str:
+        """So many axes from one of NNEF's number on as one."""
+        return self.op("reshape", x, shape=[-1], axis_start=axis, axis_count=count)
+
+    def permuted(self, x: str, order: Sequence[int]) -> str:
+        """Axes in another order, counted without the batch."""
+        return self.op("transpose", x, axes=[0, *(axis + 1 for axis in order)])
+
+    # -- for the conversion ---------------------------------------------------------------------
+
+    def feed(self, blob: str, layer: NcnnLayer | None) -> None:
+        """A blob that is an input of the network."""
+        self.builder.source = layer.source if layer else None
+        if layer is not None and blob in self._blobs:
+            raise layer.damaged(f"blob '{blob}' is made twice")
+        fact = Fact("scalar", tuple(self.shapes[blob]))
+        self._blobs[blob] = self.builder.exact_input(blob, fact)
+
+    def convert(self, layer: NcnnLayer, kind: LayerType) -> None:
+        """Add one layer."""
+        self._layer = layer
+        self.builder.source = layer.source
+        inputs = [self._blob(name) for name in layer.inputs]
+        first = len(self.builder.nodes)
+        result = kind.convert(layer, self, *inputs)
+        self._put([result] if isinstance(result, str) else list(result), first)
+
+    def graph(self, name: str) -> Graph:
+        """All of it; what no layer reads is an output, and has its blob's name."""
+        builder, outputs = self.builder, list[str]()
+        for blob in [b for b in self._blobs if b not in self._used]:
+            tensor = self._blobs[blob]
+            if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
+                # NNEF names a tensor once among inputs and outputs
+                outputs.append(builder.node("copy", [tensor], blob))
+            else:
+                outputs.append(builder.rename(tensor, blob))
+                for other in [b for b, t in self._blobs.items() if t == tensor]:
+                    self._blobs[other] = outputs[-1]
+        return self.builder.graph(name, outputs)
+
+    @property
+    def _base(self) -> str:
+        return self._layer.outputs[0] if self._layer.outputs else self._layer.name
+
+    def _blob(self, name: str) -> str:
+        if name not in self._blobs:
+            raise self._layer.damaged(f"its input '{name}' comes from no layer before it")
+        self._used.add(name)
+        return self._blobs[name]
+
+    def _put(self, tensors: list[str], first: int) -> None:
+        """The tensors that the layer's outputs are; those it made take the blobs' names."""
+        layer = self._layer
+        if len(tensors) != len(layer.outputs):
+            raise layer.damaged(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
+        made = {name for node in self.builder.nodes[first:] for name in node.outputs}
+        named: dict[str, str] = {}  # one tensor may be two outputs
+        for name, tensor in zip(layer.outputs, tensors, strict=True):
+            if name in self._blobs:
+                raise layer.damaged(f"blob '{name}' is made twice")
+            if tensor in made and tensor not in named:
+                named[tensor] = self.builder.rename(tensor, name, first)
+            self._blobs[name] = named.get(tensor, tensor)

@@ -1,0 +1,23 @@
+"""Layers that look rows of a table up."""
+
+from __future__ import annotations
+
+from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.param import NcnnLayer
+from cml_engine.formats.ncnn.table import layer
+
+
+@layer("Embed", params="0-3 18", limits="int8 weights")
+def _embed(one: NcnnLayer, to: Conversion, x: str) -> str:
+    """Rows of a table by words' numbers, which are the input's values; the nearest where there is
+    none of that number."""
+    one.refuse(18, "int8 weights")
+    width, words = one.whole(0), one.whole(1)
+    if width < 1 or words < 1 or one.whole(3) != width * words:
+        raise one.damaged(f"{one.whole(3)} weights for {words} words of {width}")
+    table = to.weight(to.weights.flagged(width * words, one).reshape(words, width), "table")
+    bias = to.raw(width, "bias", 2) if one.whole(2) else None
+    flat = to.reshaped(x, [-1])
+    numbers = to.op("cast", to.op("clamp", flat, 0.0, float(words - 1)), dtype="integer")
+    rows = to.op("gather", table, numbers, axis=0)
+    return rows if bias is None else to.op("add", rows, to.op("reshape", bias, shape=[1, 1, width]))

@@ -1,0 +1,169 @@
+"""ncnn's ``.param``: the layers, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ModelError, Source, UnsupportedOp
+from cml_engine.io.budget import current
+from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
+
+MAGIC = "7767517"
+_MAX_INT = 2**31
+
+#: ncnn's "not given".
+MISSING = -233
+
+#: Keys at or below this hold arrays: ``-23310=1,0.1`` is parameter 10.
+_ARRAY_KEY = -23300
+
+
+@dataclass(frozen=True, slots=True)
+class NcnnLayer:
+    """One line of the ``.param``; ``params`` are numbers, or lists of them, by ncnn's ids."""
+
+    type: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    params: Mapping[int, Any]
+    source: Source
+
+    def whole(self, key: int, default: int = 0) -> int:
+        value = self.params.get(key, default)
+        if not isinstance(value, (int, float)) or value != int(value) or abs(value) >= _MAX_INT:
+            raise self.damaged(f"parameter {key} wants an integer, got {_shown(value)}")
+        return int(value)
+
+    def number(self, key: int, default: float = 0.0) -> float:
+        value = self.params.get(key, default)
+        if not isinstance(value, (int, float)):
+            raise self.damaged(f"parameter {key} wants a number, got {_shown(value)}")
+        return float(value)
+
+    def values(self, key: int) -> list[float]:
+        """An array; one number where a number stands for one."""
+        value = self.params.get(key, [])
+        if isinstance(value, str):
+            raise self.damaged(f"parameter {key} wants numbers, got {_shown(value)}")
+        return list(value) if isinstance(value, list) else [value]
+
+    def wholes(self, key: int) -> list[int]:
+        """An array of integers."""
+        values = self.values(key)
+        if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
+            raise self.damaged(f"parameter {key} wants integers, got {_shown(values)}")
+        return [int(value) for value in values]
+
+    def text(self, key: int) -> str:
+        """An expression that is worked out when the network runs; mostly there is none."""
+        value = self.params.get(key, "")
+        return value if isinstance(value, str) else str(value or "")
+
+    def refuse(self, key: int, what: str, default: float = 0) -> None:
+        """Raise where a parameter asks for what has no counterpart here."""
+        if self.params.get(key, default) != default:
+            raise self.unsupported(what)
+
+    def unsupported(self, what: str) -> UnsupportedOp:
+        """The error for a variant of this layer that has no counterpart here."""
+        message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
+        return UnsupportedOp(message, self.source)
+
+    def damaged(self, what: str) -> ModelError:
+        return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
+
+
+def read_param(source: ModelSource) -> list[NcnnLayer]:
+    """The layers of a ``.param``, which is the source's graph."""
+    path = shown(source, source.graph)
+    lines = _lines(source, path)
+    if not lines or lines[0][1].strip() != MAGIC:
+        got = lines[0][1].strip()[:20] if lines else "nothing"
+        raise ModelError(f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(path, 1))
+    counts = lines[1][1].split() if len(lines) > 1 else []
+    if len(counts) != 2 or not all(count.isdecimal() for count in counts):
+        message = "wanted the numbers of layers and blobs in line 2"
+        raise ModelError(message, Source(path, 2))
+    layers = [_layer(text, Source(path, number, 0, text)) for number, text in lines[2:]]
+    if len(layers) != int(counts[0][:9]):
+        fault = "is truncated" if len(layers) < int(counts[0][:9]) else "has lines more"
+        message = f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}"
+        raise ModelError(message, Source(path, 2))
+    return layers
+
+
+def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
+    """The numbered lines that are not empty."""
+    if file_size(source, source.graph) is None:
+        raise ModelError(f"cannot read '{path}': there is no such file")
+    file = SourceFile(source, source.graph)
+    current().charge_unpacked(file.size, f"the text of '{path}'")
+    try:
+        text = bytes(file.span()).decode()
+    except UnicodeDecodeError:
+        raise ModelError(f"'{path}' is not text: wanted a .param, not a .param.bin") from None
+    return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
+
+
+def _layer(line: str, source: Source) -> NcnnLayer:
+    words = line.split()
+    if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
+        message = "wanted: type, name, number of inputs, number of outputs, ..."
+        raise ModelError(message, source)
+    ins, outs = int(words[2][:6]), int(words[3][:6])
+    blobs, rest = words[4 : 4 + ins + outs], words[4 + ins + outs :]
+    if len(blobs) < ins + outs or any(_is_param(word) for word in blobs):
+        raise ModelError(f"wanted {ins} inputs and {outs} outputs, the line is too short", source)
+    params: dict[int, Any] = {}
+    for word in rest:
+        key, value = _param(word, source)
+        if key in params:
+            raise ModelError(f"parameter {key} stands twice", source)
+        params[key] = value
+    return NcnnLayer(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
+
+
+def _is_param(word: str) -> bool:
+    """A blob may be called anything, but ``0=64`` in its place means that blobs are missing."""
+    key, equals, value = word.partition("=")
+    return bool(equals) and key.lstrip("-").isdecimal() and value[:1] in "-0123456789"
+
+
+def _param(word: str, source: Source) -> tuple[int, Any]:
+    key, equals, value = word.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        number = int(key)
+        if number > _ARRAY_KEY:
+            return number, _value(value)
+        count, *items = value.split(",")
+        if len(items) != int(count):
+            raise ValueError
+        return _ARRAY_KEY - number, [_number(item) for item in items]
+    except (ValueError, OverflowError):
+        raise ModelError(f"'{word[:60]}' is no parameter: wanted id=number", source) from None
+
+
+def _value(text: str) -> int | float | str:
+    """A number, or the text that newer files have for shapes that are computed."""
+    is_text = text[:1] == '"' or (text[:1].isalpha() and text.lower() not in ("nan", "inf"))
+    return text.strip('"') if is_text else _number(text)
+
+
+def _number(text: str) -> int | float:
+    if not any(c in text for c in ".eE"):
+        return int(text)
+    value = float(text)
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise ValueError
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"'{value[:40]}'" if isinstance(value, str) else str(value)[:60]

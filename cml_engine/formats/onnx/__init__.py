@@ -1,0 +1,15 @@
+"""ONNX models -> :class:`cml_engine.ir.graph.Graph`: opsets 7 to 28, without the onnx package."""
+
+from __future__ import annotations
+
+from cml_engine.formats.format import Engine, Format, Given, Make, Model
+
+
+def _open(model: Model, engine: Engine, given: Given) -> Make:
+    from cml_engine.formats.onnx.onnx_model import OnnxModel
+
+    return OnnxModel(model, engine, given.constants, given.random, given.placeholders).graph
+
+
+_TAKES = frozenset({"constants", "random_weights", "placeholders"})
+FORMAT = Format("ONNX", ".onnx", _open, _TAKES, in_bytes=True)

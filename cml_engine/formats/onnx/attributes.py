@@ -1,0 +1,125 @@
+"""Attributes: how a row of the table declares them, and the one place that checks them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cml_engine.formats.onnx.model import OnnxGraph
+from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
+
+_NOUNS: dict[type, str] = {
+    int: "integer", float: "number", str: "text", OnnxTensor: "tensor", OnnxGraph: "graph",
+}  # fmt: skip
+_LARGEST = (1 << 31) - 1
+
+
+class WrongAttribute(Exception):
+    """A value that an attribute may not have; the message says what was given and wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """One attribute of an operator.
+
+    Parameters
+    ----------
+    kind : the type of the value, or of each entry where there are ``many``.
+    default : the value of an attribute that is left out, of each entry if there is a ``count``.
+    low, high : the bounds of integers.
+    among : all values that it may have; none where these are not listed.
+    count : the length of a list, told by the node.
+    """
+
+    kind: type
+    default: Any = None
+    required: bool = False
+    many: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    among: Collection[Any] = ()
+    count: Callable[[Any], int] | None = None
+
+    def value(self, given: Any, count: int | None) -> Any:
+        """Returns the value that a node gives, of the declared type.
+
+        Raises
+        ------
+        WrongAttribute
+            The value has another type, length or range.
+        """
+        found = given if self.many else [given]
+        if not isinstance(found, list) or not all(map(self._fits, found)):
+            raise WrongAttribute(f"is {_shown(given)}, wanted {self._wanted(count)}")
+        if count is not None and len(found) != count:
+            raise WrongAttribute(f"is {_shown(given)}, wanted {self._wanted(count)}")
+        found = [float(v) for v in found] if self.kind is float else found
+        return found if self.many else found[0]
+
+    def left_out(self, count: int | None) -> Any:
+        """Returns the value of an attribute that a node does not give."""
+        return self.default if count is None or self.default is None else [self.default] * count
+
+    def _fits(self, value: Any) -> bool:
+        kinds = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, kinds):
+            return False
+        return not isinstance(value, int) or self.low <= value <= self.high
+
+    def _wanted(self, count: int | None) -> str:
+        noun = _NOUNS[self.kind]
+        article = "an" if noun[0] in "aeiou" else "a"
+        words = f"{noun}s" if self.many else f"{article} {noun}"
+        words = words if count is None else f"{count} {words}"
+        if self.low > -math.inf:
+            words += f" from {self.low} to {self.high}"
+        return words
+
+
+def _shown(value: Any) -> str:
+    for kind in (OnnxTensor, OnnxGraph):
+        if isinstance(value, kind):
+            return f"a {_NOUNS[kind]}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+INT, INTS = Attr(int), Attr(int, many=True)
+FLOAT, FLOATS = Attr(float), Attr(float, many=True)
+TEXT, TEXTS, TENSOR = Attr(str), Attr(str, many=True), Attr(OnnxTensor)
+#: a type of tensors that the network can hold
+ELEMENT = Attr(int, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not None])
+
+
+def required(attr: Attr) -> Attr:
+    """The attribute, which a node must have."""
+    return replace(attr, required=True)
+
+
+def at_least(low: int, default: int | None = None) -> Attr:
+    """An integer of 32 bits from ``low`` on."""
+    return Attr(int, default, low=low, high=_LARGEST)
+
+
+def per_axis(low: int, default: int | None = None, times: int = 1) -> Attr:
+    """A list of so many integers for each spatial axis of the first input."""
+    many = replace(at_least(low, default), many=True)
+    return replace(many, count=lambda node: times * max(node[0].rank - 2, 0))
+
+
+def one_of(default: str, *others: str) -> Attr:
+    """A text of a few."""
+    return Attr(str, default, among=(default, *others))
+
+
+def declared(value: Any) -> Attr:
+    """The attribute that a row declares by a default, or by a type where it must be given."""
+    if isinstance(value, Attr):
+        return value
+    if isinstance(value, type):
+        return Attr(value, required=True)
+    if isinstance(value, list):
+        return Attr(type(value[0]), value, many=True)
+    return Attr(type(value), value)

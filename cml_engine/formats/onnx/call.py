@@ -1,0 +1,142 @@
+"""One node while it is imported: its inputs and attributes, and the NNEF operators it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.formats.onnx.node_inputs import NodeInputs, Operand
+from cml_engine.formats.onnx.values import Value
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import Fact
+
+
+class OnnxCall(NodeInputs):
+    """What an operator's row is handed: what the node says, and how to say it in NNEF."""
+
+    def op(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
+        """One operator with one result."""
+        return self.emit.node(op, [self.emit.value(x) for x in inputs], 1, attrs)[0]
+
+    def ops(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
+        """One operator with several results."""
+        return self.emit.node(op, [self.emit.value(x) for x in inputs], results, attrs)
+
+    def fragment(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
+        """A compound operator of NNEF or of the extensions, expanded."""
+        return self.emit.fragment(op, [self.emit.value(x) for x in inputs], results, attrs)
+
+    def zip(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
+        """An elementwise operator; shapes are aligned from the right, as ONNX does."""
+        return self.op(op, *self.aligned(*inputs), **attrs)
+
+    def aligned(self, *inputs: Operand) -> list[Value]:
+        """Operands with 1s in front up to the largest rank, for NNEF aligns from the left."""
+        values = [self.emit.value(x) for x in inputs]
+        rank = max(v.rank for v in values)
+        full = any(v.array is None and v.rank == rank for v in values)
+        return [self._lifted(v, rank, full) for v in values]
+
+    def _lifted(self, value: Value, rank: int, full: bool) -> Value:
+        if full and value.array is not None and value.array.size == 1:
+            return Value.known(value.array.reshape(()), value.name)
+        missing = rank - value.rank
+        if value.rank == 0 or not missing:
+            return value
+        return self.unsqueeze(value, list(range(missing)))
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        shape = [int(n) for n in shape]
+        if tuple(shape) == value.shape:
+            return value
+        if value.array is not None:
+            return Value.known(value.array.reshape(shape), value.name)
+        if any(n == 0 for n in shape):  # a 0 of NNEF's copies the input's extent
+            return self._empty(value, shape)
+        return self.op("reshape", value, shape=shape).typed(value.dtype)
+
+    def _empty(self, value: Value, shape: Sequence[int]) -> Value:
+        return Value.known(np.zeros(shape, value.dtype))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        if not axes:
+            return value
+        if value.array is not None:
+            return Value.known(np.expand_dims(value.array, tuple(axes)), value.name)
+        return self.op("unsqueeze", value, axes=sorted(axes)).typed(value.dtype)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        if not axes:
+            return value
+        if value.array is not None:
+            return Value.known(value.array.squeeze(tuple(axes)), value.name)
+        return self.op("squeeze", value, axes=sorted(axes)).typed(value.dtype)
+
+    def transpose(self, value: Value, axes: Sequence[int]) -> Value:
+        if list(axes) == list(range(value.rank)):
+            return value
+        if value.array is not None:
+            return Value.known(value.array.transpose(axes), value.name)
+        return self.op("transpose", value, axes=list(axes)).typed(value.dtype)
+
+    def slice(self, value: Value, axis: int, begin: int, end: int) -> Value:
+        """A part of one axis, ``begin <= end`` counted from the front."""
+        if begin == 0 and end == value.shape[axis]:
+            return value
+        if value.array is not None:
+            return Value.known(value.array.take(range(begin, end), axis))
+        if begin == end:
+            return self._empty(value, [0 if a == axis else n for a, n in enumerate(value.shape)])
+        result = self.op("slice", value, axes=[axis], begin=[begin], end=[end])
+        return result.typed(value.dtype)
+
+    def split(self, value: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
+        """Consecutive parts of one axis."""
+        ends = np.cumsum([0, *sizes]).tolist()
+        if value.array is not None or 0 in sizes:
+            return [self.slice(value, axis, a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        unit = int(np.gcd.reduce(sizes))
+        ratios = [size // unit for size in sizes]
+        parts = self.ops("split", len(sizes), value, axis=axis, ratios=ratios)
+        return [part.typed(value.dtype) for part in parts]
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """The values one after the other; empty ones add nothing."""
+        full = [v for v in values if 0 not in v.shape]
+        if len(full) == 1:
+            return full[0]
+        if not full:
+            arrays = [np.zeros(v.shape, v.dtype) for v in values]
+            return Value.known(np.concatenate(arrays, axis))
+        if all(v.array is not None for v in full):
+            size = sum(v.array.nbytes for v in full if v.array is not None)
+            current().check_bytes(size, "its result", self.emit.source)
+            return Value.known(np.concatenate([v.array for v in full if v.array is not None], axis))
+        return self.op("concat", *full, axis=axis).typed(full[0].dtype)
+
+    def expand(self, value: Value, shape: Sequence[int]) -> Value:
+        """Broadcast to a shape, aligned from the right."""
+        lifted = self.reshape(value, [1] * (len(shape) - value.rank) + list(value.shape))
+        repeats = [n if have == 1 else 1 for have, n in zip(lifted.shape, shape, strict=True)]
+        if all(n == 1 for n in repeats):
+            return lifted
+        if lifted.array is not None:
+            return Value.known(np.broadcast_to(lifted.array, shape))
+        if 0 in repeats:
+            return self._empty(value, shape)
+        return self.op("tile", lifted, repeats=repeats).typed(value.dtype)
+
+    def cast(self, value: Value, kind: str) -> Value:
+        """To one of NNEF's three types."""
+        if value.kind == kind:
+            return value
+        return self.op("cast", value, dtype=kind)
+
+    def scalar(self, value: Operand) -> Value:
+        """As floats, which most operators want; integers are exact up to 2^24."""
+        return self.cast(self.emit.value(value), "scalar")
+
+    def fact(self, value: Value) -> Fact:
+        return Fact(value.kind, value.shape)

@@ -1,0 +1,41 @@
+"""A graph of ours -> an ONNX file, without the onnx package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.onnx.export.rows import USUAL_OPSET
+from cml_engine.formats.onnx.export.writer import Writer
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.output_folder import check_new_file
+from cml_engine.ir.graph import Graph
+
+__all__ = ["USUAL_OPSET", "onnx_parts", "save_onnx"]
+
+
+def save_onnx(
+    graph: Graph, path: str | Path, *, opset: int = USUAL_OPSET, overwrite: bool = False
+) -> None:
+    """Write a graph as an ONNX file.
+
+    Parameters
+    ----------
+    graph : as it was loaded; operators that ONNX cannot say are refused by name.
+    path : the file.
+    opset : of ONNX's operators.
+    overwrite : whether a file that is there already may be replaced.
+    """
+    path = Path(path)
+    check_new_file(path, overwrite)
+    parts = onnx_parts(graph, opset)
+    try:
+        write_atomically(path, lambda file: file.writelines(parts))
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def onnx_parts(graph: Graph, opset: int = USUAL_OPSET) -> list[bytes]:
+    """The file's bytes, in parts."""
+    return Writer(graph, ONNX_OPSET.check(opset, "opset")).parts()

@@ -1,0 +1,87 @@
+"""One node of ours being written as nodes of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.formats.onnx.export.nodes import NodeWriter
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
+
+
+@dataclass(frozen=True, slots=True)
+class FormOperand:
+    """A tensor that a node reads; ``value`` where it is the same in every run, and ``stored``
+    where a tensor of that name has it already."""
+
+    name: str
+    fact: Fact
+    value: Array | None = None
+    stored: bool = False
+
+
+@dataclass(kw_only=True)
+class FormCall(NodeWriter):
+    """What a row's form is handed: the node's operands and attributes, and where nodes go."""
+
+    operands: Sequence[FormOperand]
+    results: Sequence[Fact]
+
+    @property
+    def attrs(self) -> Attrs:
+        return self.node.attrs
+
+    @property
+    def x(self) -> str:
+        """The first operand."""
+        return self.tensor(0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The first operand's extents."""
+        return self.fact(0).shape
+
+    @property
+    def out(self) -> Fact:
+        """The first result."""
+        return self.results[0]
+
+    def fact(self, position: int) -> Fact:
+        return self.operands[position].fact
+
+    def value(self, position: int) -> Array | None:
+        """An operand's values, where they are known."""
+        return self.operands[position].value
+
+    def tensor(self, position: int, shape: Sequence[int] | None = None) -> str:
+        """An operand, in another shape if wanted."""
+        operand = self.operands[position]
+        wanted = operand.fact.shape if shape is None else tuple(shape)
+        if operand.value is not None and not operand.stored:
+            return self.constants(operand.value.reshape(wanted), operand.name)
+        if wanted == operand.fact.shape:
+            return operand.name
+        return self.reshaped(operand.name, wanted)
+
+    @property
+    def tensors(self) -> list[str]:
+        return [self.tensor(i) for i in range(len(self.operands))]
+
+    def aligned(self, position: int, rank: int) -> str:
+        """An operand with ones behind: NNEF lines shapes up on the left, ONNX on the right."""
+        shape = self.fact(position).shape
+        if not shape:
+            return self.tensor(position)
+        return self.tensor(position, (*shape, *[1] * (rank - len(shape))))
+
+    def all_aligned(self) -> list[str]:
+        rank = max(operand.fact.rank for operand in self.operands)
+        return [self.aligned(i, rank) for i in range(len(self.operands))]
+
+    def filled(self, value: Any, fact: Fact | None = None) -> str:
+        """A constant of one value, of the first result's shape or another."""
+        fact = fact or self.out
+        return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))

@@ -1,0 +1,21 @@
+"""The forms of all operators; importing a family declares its rows."""
+
+from collections.abc import Mapping
+
+from cml_engine.formats.onnx.export.forms import (  # noqa: F401
+    elementwise,
+    indexing,
+    integers,
+    movement,
+    pooling,
+    products,
+    reductions,
+    regions,
+    resampling,
+)
+from cml_engine.formats.onnx.export.rows import FormRow, declared
+
+
+def export_rows() -> Mapping[str, FormRow]:
+    """Every row by the operator's name."""
+    return declared()

@@ -1,0 +1,115 @@
+"""Nodes of ONNX being written, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from cml_engine.errors import UnsupportedOp
+from cml_engine.formats.onnx.export.wire import ELEMENTS, OutNode
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node, numbered_name
+
+
+class ConstantStore(Protocol):
+    """Where constants go: initializers of the graph, or nodes of a function. ``name`` is what
+    they are called if that can be."""
+
+    def __call__(self, array: Array, name: str = "") -> str: ...
+
+
+@dataclass(kw_only=True)
+class NodeWriter:
+    """Where the nodes go that stand for one of ours, and the constants that they read."""
+
+    node: Node
+    opset: int
+    constants: ConstantStore
+    prefix: str
+    taken: set[str]
+    nodes: list[OutNode] = field(default_factory=list)
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one result."""
+        return self.split(op, *inputs, results=1, **attributes)[0]
+
+    def split(self, op: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
+        """A node with several results."""
+        names = [self._name(op) for _ in range(results)]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(OutNode(op, inputs, tuple(names), given))
+        return names
+
+    def _name(self, op: str) -> str:
+        name = numbered_name(f"{self.prefix}{op}", self.taken.__contains__)
+        self.taken.add(name)
+        return name
+
+    def constant(self, array: Array) -> str:
+        return self.constants(array)
+
+    def real(self, value: float) -> str:
+        return self.constants(np.array(value, np.float32))
+
+    def whole(self, value: int) -> str:
+        """One of our integers."""
+        return self.constants(np.array(value, np.int32))
+
+    def indices(self, *values: int) -> str:
+        """A list as ONNX wants shapes, axes and the like."""
+        return self.constants(np.array(values, np.int64))
+
+    # -- what many forms share --------------------------------------------------------------------
+
+    def reshaped(self, x: str, shape: Sequence[int]) -> str:
+        # 0 would stand for the input's own extent
+        zero = 1 if 0 in shape else None
+        if zero:
+            self.need(14, "a shape with an extent of 0")
+        return self.add("Reshape", x, self.indices(*shape), allowzero=zero)
+
+    def cast(self, x: str, dtype: str) -> str:
+        """To a type of ours, or of NumPy's."""
+        name = NUMPY_DTYPE[dtype].name if dtype in NUMPY_DTYPE else dtype
+        return self.add("Cast", x, to=ELEMENTS[name])
+
+    def transposed(self, x: str, axes: Sequence[int]) -> str:
+        if list(axes) == list(range(len(axes))):
+            return x
+        return self.add("Transpose", x, perm=[int(axis) for axis in axes])
+
+    def reduced(self, op: str, x: str, axes: Sequence[int], keep: bool = True) -> str:
+        """A reduction; its axes were an attribute before opset 18, of ReduceSum's before 13."""
+        axes = [int(axis) for axis in axes]
+        if op == "ReduceSum" or self.opset >= 18:
+            return self.add(op, x, self.indices(*axes), keepdims=int(keep))
+        return self.add(op, x, axes=axes, keepdims=int(keep))
+
+    def either(self, condition: str, yes: str, no: str) -> str:
+        return self.add("Where", condition, yes, no)
+
+    def need(self, opset: int, what: str) -> None:
+        """Refuse an opset that is too old for something."""
+        if self.opset < opset:
+            raise UnsupportedOp(
+                f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "
+                f"give --opset {opset} (opset={opset})",
+                self.node.source,
+            )
+
+    def refused(self, why: str) -> UnsupportedOp:
+        return UnsupportedOp(f"{self.node.title} has no ONNX form: {why}", self.node.source)
+
+
+def renamed(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:
+    """The nodes with other names of tensors."""
+    return [
+        replace(
+            node,
+            inputs=tuple(names.get(name, name) for name in node.inputs),
+            outputs=tuple(names.get(name, name) for name in node.outputs),
+        )
+        for node in nodes
+    ]

@@ -1,0 +1,192 @@
+"""ONNX's messages as bytes: Protocol Buffers' wire format, written.
+
+The same model always gives the same bytes: fields go by their numbers, and nothing is a map.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cml_engine.formats.onnx.protobuf import BYTES, FIXED32, VARINT
+from cml_engine.formats.onnx.tensors import ELEMENT_TYPES
+from cml_engine.ir.graph import Array
+
+#: types by their NumPy names
+ELEMENTS = {name: number for number, name in ELEMENT_TYPES.items()}
+_SIGNED = 1 << 64
+
+#: what reads functions within a model; every opset may be used in it
+IR_VERSION = 8
+#: kinds of attributes, by ONNX's numbers
+_FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS = 1, 2, 3, 4, 6, 7
+
+
+@dataclass(frozen=True, slots=True)
+class OutNode:
+    """A node to be written."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutValue:
+    """An input or output: its NumPy type's name, and its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutFunction:
+    """A local function."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    body: bytes
+
+
+def model_bytes(
+    graph: bytes, producer: str, opsets: Mapping[str, int], functions: Iterable[bytes]
+) -> list[bytes]:
+    """A whole file, in parts: the graph is not copied once more."""
+    head = _whole(1, IR_VERSION) + _text(2, producer)
+    tail = b"".join(
+        [
+            *(_message(8, _opset(domain, version)) for domain, version in opsets.items()),
+            *(_message(25, function) for function in functions),
+        ]
+    )
+    return [head, _key(7, BYTES) + _varint(len(graph)), graph, tail]
+
+
+def graph_bytes(
+    name: str,
+    nodes: Iterable[OutNode],
+    tensors: Iterable[tuple[str, Array]],
+    inputs: Iterable[OutValue],
+    outputs: Iterable[OutValue],
+) -> bytes:
+    """A graph."""
+    return b"".join(
+        [
+            *(_message(1, node_bytes(node)) for node in nodes),
+            _text(2, name),
+            *(_message(5, tensor_bytes(array, name)) for name, array in tensors),
+            *(_message(11, _value(value)) for value in inputs),
+            *(_message(12, _value(value)) for value in outputs),
+        ]
+    )
+
+
+def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
+    """A local function of a domain; its body is of ONNX's own operators."""
+    return b"".join(
+        [
+            _text(1, function.name),
+            *(_text(4, name) for name in function.inputs),
+            *(_text(5, name) for name in function.outputs),
+            function.body,
+            _message(9, _opset("", opset)),
+            _text(10, domain),
+        ]
+    )
+
+
+def body_bytes(nodes: Iterable[OutNode]) -> bytes:
+    """The nodes of a function."""
+    return b"".join(_message(7, node_bytes(node)) for node in nodes)
+
+
+def node_bytes(node: OutNode) -> bytes:
+    """A node, which is called as its first result is."""
+    return b"".join(
+        [
+            *(_text(1, name) for name in node.inputs),
+            *(_text(2, name) for name in node.outputs),
+            _text(3, node.outputs[0]),
+            _text(4, node.op),
+            *(_message(5, _attribute(k, v)) for k, v in sorted(node.attributes.items())),
+            *([_text(7, node.domain)] if node.domain else []),
+        ]
+    )
+
+
+def tensor_bytes(array: Array, name: str = "") -> bytes:
+    """A tensor with its values."""
+    data = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return b"".join(
+        [
+            *(_whole(1, extent) for extent in array.shape),
+            _whole(2, ELEMENTS[array.dtype.name]),
+            *([_text(8, name)] if name else []),
+            _key(9, BYTES) + _varint(data.nbytes),
+            data.tobytes(),
+        ]
+    )
+
+
+def _attribute(name: str, value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        kind, content = _TENSOR, _message(5, tensor_bytes(value))
+    elif isinstance(value, str):
+        kind, content = _STRING, _text(4, value)
+    elif isinstance(value, float):
+        kind, content = _FLOAT, _real(2, value)
+    elif isinstance(value, Sequence):
+        reals = any(isinstance(item, float) for item in value)
+        kind = _FLOATS if reals else _INTS
+        content = b"".join(_real(7, item) if reals else _whole(8, item) for item in value)
+    else:
+        kind, content = _INT, _whole(3, int(value))
+    return _text(1, name) + content + _whole(20, kind)
+
+
+def _value(value: OutValue) -> bytes:
+    dims = b"".join(_message(1, _whole(1, extent)) for extent in value.shape)
+    tensor = _whole(1, ELEMENTS[value.dtype]) + _message(2, dims)
+    return _text(1, value.name) + _message(2, _message(1, tensor))
+
+
+def _opset(domain: str, version: int) -> bytes:
+    return _text(1, domain) + _whole(2, version)
+
+
+def _key(number: int, wire: int) -> bytes:
+    return _varint(number << 3 | wire)
+
+
+def _varint(value: int) -> bytes:
+    value %= _SIGNED
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _whole(number: int, value: int) -> bytes:
+    return _key(number, VARINT) + _varint(int(value))
+
+
+def _real(number: int, value: float) -> bytes:
+    return _key(number, FIXED32) + struct.pack("<f", np.float32(value))
+
+
+def _text(number: int, text: str) -> bytes:
+    return _message(number, text.encode())
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return _key(number, BYTES) + _varint(len(content)) + content

@@ -1,0 +1,239 @@
+"""A graph of ours as an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cml_engine.errors import InputError, InternalError, UnsupportedOp
+from cml_engine.formats.onnx.export.call import FormCall, FormOperand
+from cml_engine.formats.onnx.export.forms import export_rows
+from cml_engine.formats.onnx.export.nodes import renamed
+from cml_engine.formats.onnx.export.rows import FormRow
+from cml_engine.formats.onnx.export.wire import (
+    OutFunction,
+    OutNode,
+    OutValue,
+    body_bytes,
+    function_bytes,
+    graph_bytes,
+    model_bytes,
+)
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, unused_name
+
+#: the domain of the local functions, and the model's producer
+DOMAIN = "cml_engine"
+#: Protocol Buffers' own limit of a message
+MOST_BYTES = 2**31 - 1
+#: what stands behind the name of a variable in that of its next value
+NEXT = "_next"
+
+
+class Writer:
+    """What has been written of a graph so far."""
+
+    def __init__(self, graph: Graph, opset: int) -> None:
+        self._graph, self._opset = graph, opset
+        self._rows = export_rows()
+        self._nodes: list[OutNode] = []
+        self._tensors: dict[str, Array] = {}
+        self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._functions: dict[tuple[str, bytes, int], OutFunction] = {}
+        self._taken = {*graph.facts, *graph.inputs, *graph.outputs}
+        self._state = {variable for variable, _ in graph.updates}
+
+    def parts(self) -> list[bytes]:
+        """The file, in parts."""
+        graph = self._graph
+        self._check_size()
+        for name in self._ordered_state():
+            self._tensors[name] = graph.constants[name]
+        for node in graph.nodes:
+            self._write(node)
+        next_values = [self._next(variable, value) for variable, value in graph.updates]
+        inputs = [self._value(name) for name in (*graph.inputs, *self._ordered_state())]
+        outputs = [self._output(name) for name in graph.outputs]
+        body = graph_bytes(
+            graph.name, self._nodes, self._tensors.items(), inputs, [*outputs, *next_values]
+        )
+        opsets = {"": self._opset, **({DOMAIN: 1} if self._functions else {})}
+        functions = [function_bytes(f, DOMAIN, self._opset) for f in self._functions.values()]
+        return model_bytes(body, DOMAIN, opsets, functions)
+
+    # -- the graph's own tensors ----------------------------------------------------------------
+
+    def _ordered_state(self) -> list[str]:
+        return [variable for variable, _ in self._graph.updates]
+
+    def _value(self, name: str, called: str = "") -> OutValue:
+        fact = self._graph.facts[name]
+        return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, fact.shape)
+
+    def _output(self, name: str) -> OutValue:
+        """An output; one that is an input or a constant too gets a node, and another name."""
+        graph = self._graph
+        if name in graph.inputs or name in graph.constants:
+            called = unused_name(f"{name}_out", self._taken)
+            self._copy(name, called)
+            return self._value(name, called)
+        return self._value(name)
+
+    def _next(self, variable: str, value: str) -> OutValue:
+        called = unused_name(f"{variable}{NEXT}", self._taken)
+        self._copy(value, called)
+        return self._value(value, called)
+
+    def _copy(self, name: str, called: str) -> None:
+        self._taken.add(called)
+        operand = self._operand(name)
+        source = name if operand.value is None else self._constant(operand.value, name)
+        self._nodes.append(OutNode("Identity", (source,), (called,)))
+
+    def _operand(self, name: str) -> FormOperand:
+        value = None if name in self._state else self._graph.constants.get(name)
+        return FormOperand(name, self._graph.facts[name], value)
+
+    def _constant(self, array: Array, name: str = "") -> str:
+        """An initializer; those of equal values are one. One of the graph's keeps its name."""
+        if name and self._tensors.setdefault(name, array).shape == array.shape:
+            return name
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._made:
+            base = name or "constant"
+            made, count = f"{base}_1", 1
+            while made in self._taken:
+                count += 1
+                made = f"{base}_{count}"
+            self._taken.add(made)
+            self._made[key] = made
+            self._tensors[made] = array
+        return self._made[key]
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _write(self, node: Node) -> None:
+        if node.epilogues:
+            raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
+        row = self._rows.get(node.op)
+        if row is None:
+            raise UnsupportedOp(
+                f"{node.title} has no ONNX form: it is an operator of your own. Give the model a "
+                "fragment with a body for it and leave out --ops, or compute it outside",
+                node.source,
+            )
+        operands = [self._operand(name) for name in node.inputs]
+        facts = [self._graph.facts[name] for name in node.outputs]
+        if all(fact.size == 0 for fact in facts):
+            self._write_empty(node, facts)
+        elif row.function:
+            self._write_function(node, row, operands, facts)
+        else:
+            self._write_nodes(node, row, operands, facts)
+
+    def _write_nodes(
+        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
+    ) -> None:
+        prefix = f"{node.outputs[0]}/"
+        call = FormCall(
+            node=node,
+            operands=operands,
+            results=facts,
+            opset=self._opset,
+            constants=self._constant,
+            prefix=prefix,
+            taken=self._taken,
+        )
+        self._nodes += _finished(call, row, node.outputs)
+
+    def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
+        """Nothing is to be computed, and many readers stumble over it."""
+        for name, fact in zip(node.outputs, facts, strict=True):
+            empty = self._constant(np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype]))
+            self._nodes.append(OutNode("Identity", (empty,), (name,)))
+
+    def _write_function(
+        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
+    ) -> None:
+        """A call of a local function; calls whose bodies are equal share it. The constants that
+        the function is handed are stored when it is called."""
+        inner, given = list[FormOperand](), list[str]()
+        for operand in operands:
+            formal = FormOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
+            if operand.value is None:
+                given.append(operand.name)
+            elif operand.value.size > _INLINED:
+                given.append(self._constant(operand.value, operand.name))
+            else:
+                formal = operand
+            inner.append(formal)
+        body = _Body()
+        inputs = tuple(f"x{i}" for i in range(len(given)))
+        results = tuple(f"y{i}" for i in range(len(facts)))
+        taken = {*inputs, *results}
+        call = FormCall(
+            node=node,
+            operands=inner,
+            results=facts,
+            opset=self._opset,
+            constants=body.constant,
+            prefix="",
+            taken=taken,
+            nodes=body.nodes,
+        )
+        nodes = _finished(call, row, results)
+        if sum(made.op != "Constant" for made in nodes) == 1:  # it needs no function
+            self._write_nodes(node, row, operands, facts)
+            return
+        content = body_bytes(nodes)
+        key = (node.op, content, len(inputs))
+        if key not in self._functions:
+            count = sum(op == node.op for op, _, _ in self._functions)
+            name = f"{node.op}_{count + 1}" if count else node.op
+            self._functions[key] = OutFunction(name, inputs, results, content)
+        name = self._functions[key].name
+        self._nodes.append(OutNode(name, tuple(given), node.outputs, {}, DOMAIN))
+
+    def _check_size(self) -> None:
+        size = sum(array.nbytes for array in self._graph.constants.values())
+        if size > MOST_BYTES:
+            raise InputError(
+                f"'{self._graph.name}' has {size:,} bytes of weights, and an ONNX file holds "
+                f"{MOST_BYTES:,}: save it as NNEF (cml convert), or split the network"
+            )
+
+
+#: constants of up to so many values are within a function, others are handed to it
+_INLINED = 16
+
+
+class _Body:
+    """A function's nodes, constants among them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[OutNode] = []
+        self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def constant(self, array: Array, name: str = "") -> str:
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._made:
+            self._made[key] = f"c{len(self._made)}"
+            self.nodes.append(OutNode("Constant", (), (self._made[key],), {"value": array}))
+        return self._made[key]
+
+
+def _finished(call: FormCall, row: FormRow, names: Sequence[str]) -> list[OutNode]:
+    """The nodes of a form, whose results are called so."""
+    if call.opset < row.since:
+        call.need(row.since, "its ONNX form")
+    filled = row.empty is not None and not call.fact(0).size
+    found = call.filled(row.empty) if filled else row.form(call)
+    results = [found] if isinstance(found, str) else list(found)
+    made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
+    called: dict[str, str] = {}
+    for result, name in zip(results, names, strict=True):
+        if result in made and result not in called:
+            called[result] = name
+        else:
+            call.nodes.append(OutNode("Identity", (result,), (name,)))
+    return renamed(call.nodes, called)

@@ -1,0 +1,480 @@
+"""From an ONNX model to a :class:`Graph`: nodes in order, each by its row of the table.
+
+What is known is computed on the way: the values of a graph are its inputs, known arrays, and
+tensors whose shapes are known, so integer arithmetic on shapes is done in int64 as the nodes come.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
+from cml_engine.formats.format import Engine
+from cml_engine.formats.onnx import operators
+from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.emit import Emitter
+from cml_engine.formats.onnx.inputs import bind_inputs
+from cml_engine.formats.onnx.integer.reading import Reading
+from cml_engine.formats.onnx.model import (
+    Model,
+    OnnxFunction,
+    OnnxGraph,
+    OnnxNode,
+    Reference,
+    ValueInfo,
+)
+from cml_engine.formats.onnx.placeholders import Placeholders
+from cml_engine.formats.onnx.ranges.interval import of_dtype
+from cml_engine.formats.onnx.rows import (
+    FIRST_OPSET,
+    LAST_OPSET,
+    OnnxRow,
+    all_rows,
+    row_for,
+    rows_of,
+)
+from cml_engine.formats.onnx.summary import Summary
+from cml_engine.formats.onnx.tensors import OnnxTensor
+from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import Array, Graph, Shapes
+
+#: Microseconds to import an operator that a loop or a function repeats.
+_NODE_STEPS = 100
+#: Functions within functions.
+MAX_DEPTH = 64
+#: Elements of a tensor that is computed at import rather than at run time.
+MAX_FOLDED = 1 << 26
+
+
+@dataclass(frozen=True)
+class GraphScope:
+    """Names where a node stands: those of its graph, and of the graphs around it."""
+
+    values: dict[str, Value]
+    opsets: Mapping[str, int]
+    outer: GraphScope | None = None
+    prefix: str = ""
+    chain: tuple[str, ...] = ()
+
+    def find(self, name: str) -> Value | None:
+        scope: GraphScope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+
+def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
+    """What the file's symbols are, as far as the inputs say it."""
+    return {
+        dim: extent
+        for info in inputs
+        for dim, extent in zip(info.shape or (), values[info.name].shape, strict=False)
+        if isinstance(dim, str)
+    }
+
+
+class Importer:
+    """One import; with a ``reading`` that of a quantized model as a network of words."""
+
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        placeholders: bool = False,
+        reading: Reading | None = None,
+    ) -> None:
+        self._model, self._reading = model, reading
+        self._with_placeholders = placeholders
+        self._placeholders = Placeholders((), {})
+        self.emit = Emitter(engine)
+        self._needed: dict[tuple[int, tuple[str, ...]], _Needed] = {}
+        self._initializers: dict[int, Value] = {}
+        self.summary = Summary()
+
+    def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
+        model, graph = self._model, self._model.graph
+        _check_opset(model)
+        if not self._with_placeholders:
+            _check_operators(model, self.emit)
+        _check_size(model)
+        inputs = [info for info in graph.inputs if info.name not in graph.initializers]
+        self.emit.builder.reserve(
+            [info.name for info in inputs] + [info.name for info in graph.outputs]
+        )
+        values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
+        for info in inputs:
+            self.emit.intervals.declare(info.name, of_dtype(values[info.name].dtype))
+        scope = GraphScope(values, model.opsets)
+        self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
+        results = self.body(graph, scope)
+        if self._reading is not None:
+            self._reading.check_outputs(results, [info.name for info in graph.outputs])
+        outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
+        if len(outputs) < len(graph.outputs):
+            raise ModelError(f"'{model.file}': two outputs have one name: export it again")
+        self.summary.widths.warn(model.file)
+        notes = (*self.summary.lines(model), *self._placeholders.comments)
+        return self.emit.graph(name, outputs).with_(notes=notes)
+
+    # -- graphs ---------------------------------------------------------------------------------
+
+    def body(self, graph: OnnxGraph, scope: GraphScope) -> list[Value]:
+        """Run a graph's nodes in a scope that has its inputs; gives its outputs."""
+        wanted = tuple(info.name for info in graph.outputs)
+        needed = self._needed_nodes(graph.nodes, wanted)
+        for name in sorted(needed.names):
+            if name in graph.initializers and name not in scope.values:
+                scope.values[name] = self._initializer(name, graph.initializers[name])
+        for node, outputs in needed.nodes:
+            self._node(node, outputs, scope)
+        return [self._found(name, scope, "the graph's output") for name in wanted]
+
+    def inner(
+        self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
+    ) -> list[Value]:
+        """A graph within a node, which sees the names around it."""
+        source, base = self.emit.source, self.emit.base
+        if len(scope.chain) > MAX_DEPTH:
+            raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
+        chain = (*scope.chain, "")
+        inner = GraphScope(values, scope.opsets, scope, f"{base}_{prefix}", chain)
+        results = self.body(graph, inner)
+        self.emit.at(source, base)
+        return results
+
+    def _initializer(self, name: str, tensor: OnnxTensor) -> Value:
+        """A tensor's value, which is decoded once however often a loop's body reads it."""
+        if id(tensor) not in self._initializers:
+            self._initializers[id(tensor)] = Value.known(tensor.values(), name)
+        return self._initializers[id(tensor)]
+
+    def _needed_nodes(self, nodes: Sequence[OnnxNode], wanted: tuple[str, ...]) -> _Needed:
+        """The nodes that the wanted names need, found once for every body of a loop or function."""
+        key = id(nodes), wanted
+        if key not in self._needed:
+            self._needed[key] = _Needed(nodes, wanted)
+        return self._needed[key]
+
+    def _node(self, node: OnnxNode, needed: set[str], scope: GraphScope) -> None:
+        base = node.name or next((name for name in node.outputs if name), node.op)
+        source = Source(f"{self._model.file}: {node.title}")
+        current().charge_nodes(1, "the operator", source)
+        if scope.chain:
+            current().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
+        self.emit.at(source, scope.prefix + base)
+        inputs = [
+            self._found(name, scope, f"{node.title}: its input") if name else None
+            for name in node.inputs
+        ]
+        results = self._results(node, inputs, needed, scope, source)
+        for name, value in zip(node.outputs, results, strict=False):
+            if not name or value is None:
+                continue
+            if name in scope.values:
+                raise ModelError(f"'{name}' is made twice: export the model again", source)
+            scope.values[name] = value
+            if value.array is not None and value.array.base is None:
+                current().charge_bytes(value.array.nbytes, "its result", source)
+            if value.tensor is not None and value.array is None:
+                self.emit.call(value.tensor, scope.prefix + base)
+
+    def _results(
+        self,
+        node: OnnxNode,
+        inputs: Sequence[Value | None],
+        needed: set[str],
+        scope: GraphScope,
+        source: Source,
+    ) -> Sequence[Value | None]:
+        opset = scope.opsets.get(node.domain, 1)
+        row = row_for(node.domain, node.op, opset)
+        control = operators.CONTROL.get(node.op) if not node.domain else None
+        if self._reading is not None and (row is None or control is not None):
+            self._reading.check(node, inputs, source)
+        function = self._model.functions.get((node.domain, node.op, node.overload))
+        if row is None and function is not None:
+            return self._inlined(node, function, inputs, scope)
+        if row is None and self.emit.has(node.op):
+            return self._custom(node, inputs)
+        if row is None and self._with_placeholders:
+            return self._placeholder(node, inputs)
+        if row is None:
+            raise _unsupported([(node, opset)], self._model.file)
+        wants = [name in needed for name in node.outputs]
+        call = OnnxCall(node, row, opset, inputs, self.emit, wants)
+        self.summary.nodes += 1
+        try:
+            if control is not None:
+                return control(call, self, scope)
+            read = self._reading.results(row, call) if self._reading else None
+            return self._of_row(row, call) if read is None else read
+        except CmlError as error:
+            if error.source is None:
+                raise type(error)(error.message, source) from error
+            raise
+        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
+            shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
+            why = NOTHING if has_nothing(inputs) else e
+            raise ModelError(f"cannot take inputs ({shown}): {why}", source) from e
+        except MemoryError as e:
+            raise ModelError("not enough memory for its result", source) from e
+
+    def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
+        """An operator that a game brought, whatever the domain."""
+        if any(value is None for value in inputs):
+            raise ModelError("a game's own operator wants all its inputs", self.emit.source)
+        self.summary.nodes += 1
+        given = [value for value in inputs if value is not None]
+        return self.emit.custom(node.op, given, len(node.outputs), node.attributes)
+
+    def _placeholder(
+        self, node: OnnxNode, inputs: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        self.summary.nodes += 1
+        self.summary.unknown.setdefault(node.op, []).append(node.shown)
+        try:
+            op, attrs, facts = self._placeholders.declare(node, inputs)
+        except CmlError as error:
+            raise type(error)(error.message, self.emit.source) from None
+        declaration = self._placeholders.declarations[op]
+        return self.emit.placeholder(op, declaration, inputs, attrs, facts)
+
+    def _of_row(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None]:
+        known = all(v is None or v.array is not None for v in call.inputs)
+        if row.fold is not None and not _grows(call.inputs) and (arrays := call.known_integers()):
+            with np.errstate(all="ignore"):
+                folded = row.fold(call, *arrays)
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
+            return [Value.known(folded)]
+        mark = self.emit.mark()
+        found = row.form(call)
+        values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
+        made = self.emit.mark() - mark
+        if known and _is_small(values):
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
+            return self.emit.evaluate(values, mark)
+        if made == 0:
+            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
+        elif made > 1:
+            self.summary.composed.setdefault(call.node.op, []).append(call.node.shown)
+        self.summary.widths.check(call, values, mark)
+        return values
+
+    # -- functions ------------------------------------------------------------------------------
+
+    def _inlined(
+        self,
+        node: OnnxNode,
+        function: OnnxFunction,
+        inputs: Sequence[Value | None],
+        scope: GraphScope,
+    ) -> list[Value | None]:
+        """A function's nodes in the place of its call."""
+        chain = (*scope.chain, node.qualified)
+        if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
+            raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
+        self.summary.inlined += 1
+        values = {
+            name: value
+            for name, value in zip(function.inputs, inputs, strict=False)
+            if value is not None
+        }
+        attributes = {**function.defaults, **node.attributes}
+        missing = set(function.inputs) - set(values)
+        prefix = f"{scope.prefix}{node.name}_" if node.name else scope.prefix
+        opsets = function.opsets or scope.opsets
+        inner = GraphScope(values, opsets, None, prefix, chain)
+        wanted = function.outputs[: len(node.outputs)]
+        for one, needed in self._needed_nodes(function.nodes, wanted).nodes:
+            given = replace(one, inputs=_without(one.inputs, missing))
+            self._node(_with_attributes(given, attributes), needed, inner)
+        return [inner.find(name) for name in wanted]
+
+    def _found(self, name: str, scope: GraphScope, what: str) -> Value:
+        value = scope.find(name)
+        if value is None:
+            raise ModelError(
+                f"'{self._model.file}': {what} '{name}' comes from no node before it: the model is "
+                "damaged or has a cycle, export it again"
+            )
+        return value
+
+
+# -- which nodes ---------------------------------------------------------------------------------
+
+
+class _Needed:
+    """The nodes that wanted names need, in order, each with the outputs that are needed; and the
+    ``names`` that they read."""
+
+    def __init__(self, nodes: Sequence[OnnxNode], wanted: Sequence[str]) -> None:
+        self.names, self.nodes = set(wanted), list[tuple[OnnxNode, set[str]]]()
+        for node in reversed(nodes):
+            outputs = self.names.intersection(node.outputs) - {""}
+            if outputs:
+                self.nodes.append((node, outputs))
+                self.names.update(_reads(node))
+        self.nodes.reverse()
+        self._keeps_the_id = nodes
+
+
+def _reads(node: OnnxNode) -> Iterator[str]:
+    """Every name that a node reads, those in its graphs included."""
+    yield from node.inputs
+    for graph in _graphs(node):
+        for inner in graph.nodes:
+            yield from _reads(inner)
+        yield from (info.name for info in graph.outputs)
+
+
+def _graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
+    for value in node.attributes.values():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, OnnxGraph):
+                yield item
+
+
+def _without(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
+    return tuple("" if name in missing else name for name in names)
+
+
+def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
+    """A function's node with the attributes of the call; what the call leaves out is left out."""
+    given: dict[str, Any] = {}
+    for name, value in node.attributes.items():
+        if isinstance(value, Reference):
+            if value.name in attributes:
+                given[name] = attributes[value.name]
+        elif isinstance(value, OnnxGraph):
+            inner = tuple(_with_attributes(n, attributes) for n in value.nodes)
+            given[name] = replace(value, nodes=inner)
+        else:
+            given[name] = value
+    return replace(node, attributes=given)
+
+
+# -- what cannot be imported ---------------------------------------------------------------------
+
+
+def _check_opset(model: Model) -> None:
+    opset = model.opsets.get("")
+    if opset is not None and not FIRST_OPSET <= opset <= LAST_OPSET:
+        raise UnsupportedOp(
+            f"'{model.file}' is of opset {opset}, wanted {FIRST_OPSET} to {LAST_OPSET}: export it "
+            "with another opset_version"
+        )
+
+
+def _check_size(model: Model) -> None:
+    """Raises OverBudget for functions that would be too many nodes, before any is written out:
+    functions that call each other twice double at every level."""
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def size(nodes: Sequence[OnnxNode]) -> int:
+        return sum(1 + of_call(node) + of_graphs(node) for node in nodes)
+
+    def of_graphs(node: OnnxNode) -> int:
+        return max((size(graph.nodes) for graph in _graphs(node)), default=0)
+
+    def of_call(node: OnnxNode) -> int:
+        key = (node.domain, node.op, node.overload)
+        function = model.functions.get(key)
+        if function is not None and key not in sizes:
+            sizes[key] = 0  # of functions that call themselves, which is refused later
+            needed = _Needed(function.nodes, function.outputs).nodes
+            sizes[key] = size([one for one, _ in needed])
+        return sizes.get(key, 0)
+
+    called = size([node for node, _ in _Needed(model.graph.nodes, _output_names(model)).nodes])
+    if sizes:
+        current().check_nodes(called, f"'{model.file}', with its functions written out,")
+
+
+def _output_names(model: Model) -> list[str]:
+    return [info.name for info in model.graph.outputs]
+
+
+def _check_operators(model: Model, emit: Emitter) -> None:
+    """All operators without a row, in one message."""
+    found = _missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
+    missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
+    if missing:
+        raise _unsupported(missing, model.file)
+
+
+def _missing(
+    nodes: Sequence[OnnxNode],
+    wanted: Sequence[str],
+    model: Model,
+    seen: set[tuple[str, str, str]],
+    opsets: Mapping[str, int],
+) -> Iterator[tuple[OnnxNode, int]]:
+    """The nodes without a row; every function is looked at once, however often it is called."""
+    for node, _ in _Needed(nodes, wanted).nodes:
+        opset = opsets.get(node.domain, 1)
+        key = (node.domain, node.op, node.overload)
+        function = model.functions.get(key)
+        if row_for(node.domain, node.op, opset) is None:
+            if function is None:
+                yield node, opset
+            elif key not in seen:
+                seen.add(key)
+                inner = function.opsets or opsets
+                yield from _missing(function.nodes, function.outputs, model, seen, inner)
+        for graph in _graphs(node):
+            names = [info.name for info in graph.outputs]
+            yield from _missing(graph.nodes, names, model, seen, opsets)
+
+
+def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
+    counts = Counter((node.qualified, opset) for node, opset in missing)
+    first = {(node.qualified, opset): node for node, opset in reversed(missing)}
+    lines = [_line(first[key], key[1], count) for key, count in counts.items()]
+    what = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
+    return UnsupportedOp(
+        f"'{file}' has {what} that cannot be imported; docs/onnx.md lists those that can:\n"
+        + "\n".join(lines)
+        + "\n  bring your own (--ops FILE.py), or look at the rest: cml convert --placeholders"
+    )
+
+
+#: how alike a suggested name is: names that share a long word are no slips of the pen
+_NEAR = 0.85
+
+
+def _line(node: OnnxNode, opset: int, count: int) -> str:
+    name = node.name or next(iter(node.outputs), "")
+    times = f"{count} nodes, first '{name}'" if count > 1 else f"'{name}'"
+    line = f"  {node.qualified} (opset {opset}): {times}"
+    if rows := rows_of(node.domain, node.op):
+        return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
+    known = {row.name: row.qualified for row in reversed(all_rows())}
+    for near in difflib.get_close_matches(node.op, known, n=1, cutoff=_NEAR):
+        line += f"; did you mean {known[near]}?"
+    if node.domain:
+        line += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"
+    return line
+
+
+def _grows(inputs: Sequence[Value | None]) -> bool:
+    """Whether tensors broadcast to one that is too large to be computed at import."""
+    try:
+        shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
+    except ValueError:  # of no elementwise operator, or for it to refuse
+        return False
+    return int(np.prod(shape, dtype=object)) > max(
+        MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)
+    )
+
+
+def _is_small(values: Sequence[Value | None]) -> bool:
+    return all(v is None or np.prod(v.shape, dtype=object) <= MAX_FOLDED for v in values)

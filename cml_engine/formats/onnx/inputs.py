@@ -1,0 +1,142 @@
+"""The graph's inputs: their shapes, from the file and from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
+from cml_engine.errors.arguments import check_inputs_exist, named_shapes
+from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.onnx.model import ValueInfo
+from cml_engine.formats.onnx.tensors import element_dtype
+from cml_engine.formats.onnx.values import Value, kind_of
+from cml_engine.ir.graph import Array, Fact, can_be_shape
+from cml_engine.nnef.warning import warn
+
+
+def bind_inputs(
+    inputs: Sequence[ValueInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    constants: Mapping[str, Array],
+    builder: GraphBuilder,
+    file: str,
+) -> dict[str, Value]:
+    """A value for every input: of the given shape, or one of ``constants``."""
+    known = {info.name: info for info in inputs}
+    check_inputs_exist(constants, known, file)
+    shapes = named_shapes(shapes, known, file)
+    symbols = _symbols(inputs, shapes, file)
+    values: dict[str, Value] = {}
+    for info in inputs:
+        dtype = _dtype(info, file)
+        if info.name in values:
+            raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
+        if info.name in constants:
+            given = _constant(info, np.asarray(constants[info.name]), shapes, file)
+            values[info.name] = Value.known(_as_type(given, dtype, info, file))
+            continue
+        if dtype == np.float64:
+            warn(f"'{file}': input '{info.name}' is float64, and the network computes with float32")
+        shape = _shape(info, shapes, symbols, file)
+        builder.exact_input(info.name, Fact(kind_of(dtype), shape))
+        values[info.name] = Value(dtype, shape, None, info.name)
+    return values
+
+
+def _constant(
+    info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
+) -> Array:
+    """An input's value that is the same in every run; a number fits extents of 1 too."""
+    if given.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
+        given = given.reshape([1] * len(info.shape or ()))
+    if info.shape is not None and given.ndim != len(info.shape):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
+        )
+    if info.name in shapes and given.shape != tuple(shapes[info.name]):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has the shape {list(given.shape)}, and shapes= "
+            f"says {list(shapes[info.name])}: leave it out of shapes="
+        )
+    return given
+
+
+def _as_type(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
+    """A constant in the type that the model declares, if it has such values."""
+    is_number = given.dtype.kind in "biuf"
+    with np.errstate(all="ignore"):
+        found = given.astype(dtype) if is_number else given
+    if not is_number or (dtype.kind != "f" and not np.array_equal(found, given)):
+        raise InputError(
+            f"'{file}': the constant '{info.name}' has values that are no {info.type_name}: wanted "
+            f"{info}"
+        )
+    return found
+
+
+def _symbols(
+    inputs: Sequence[ValueInfo], shapes: Mapping[str, Sequence[int]], file: str
+) -> dict[str, int]:
+    """What the given shapes say of the symbols."""
+    found: dict[str, int] = {}
+    for info in inputs:
+        given = shapes.get(info.name)
+        if given is None or info.shape is None:
+            continue
+        if len(given) != len(info.shape):
+            raise InputError(
+                f"'{file}': the shape {list(given)} of '{info.name}' has {len(given)} extents, the "
+                f"model wants {info}"
+            )
+        for dim, extent in zip(info.shape, given, strict=True):
+            if isinstance(dim, str) and found.setdefault(dim, int(extent)) != int(extent):
+                raise InputError(
+                    f"the shapes give '{dim}' as {found[dim]} and as {extent}: '{file}' wants one"
+                )
+    return found
+
+
+def _dtype(info: ValueInfo, file: str) -> np.dtype[Any]:
+    dtype = element_dtype(info.element) if info.kind == "tensor" else None
+    if dtype is None:
+        what = info.type_name if info.kind == "tensor" else f"a {info.kind}"
+        raise UnsupportedOp(
+            f"'{file}': input '{info.name}' is {what}: wanted a tensor of floats, integers or "
+            "truth values"
+        )
+    return dtype
+
+
+def _shape(
+    info: ValueInfo, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int], file: str
+) -> tuple[int, ...]:
+    if info.name in shapes:
+        found = tuple(int(n) for n in shapes[info.name])
+    elif info.shape is None:
+        raise _unknown(info, "its rank", "1,3,64,64", file, None)
+    else:
+        dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
+        unknown = [d for d in dims if not isinstance(d, int)]
+        if unknown:
+            named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
+            sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
+            known = tuple(d if isinstance(d, int) else None for d in dims)
+            raise _unknown(info, named, sample, file, known)
+        found = tuple(d for d in dims if isinstance(d, int))
+    if not can_be_shape(found):
+        raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
+    return found
+
+
+def _unknown(
+    info: ValueInfo, what: str, sample: str, file: str, known: tuple[int | None, ...] | None
+) -> OpenShape:
+    return OpenShape(
+        f"'{file}': input '{info.name}' is {info}, which leaves {what} open: say "
+        f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})",
+        info.name,
+        known,
+    )

@@ -1,0 +1,114 @@
+"""The constants of a quantized model as an integer network stores them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.lines import along, line_of
+from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.formats.onnx.integer.words import NotInteger, StoredWords
+from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
+from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
+
+#: by how much two scales may differ that stand for one: the file's have 24 bits
+_NEAR = 1e-5
+
+
+@dataclass
+class WordConstants:
+    """Constants that become integers, with their lines."""
+
+    graph: Graph
+    stored: Mapping[str, StoredWords]
+    values: dict[str, Array] = field(default_factory=dict)
+    lines: dict[str, Attrs] = field(default_factory=dict)
+
+    def weights(self, node: Node, axis: int) -> list[float]:
+        """Make a node's weights integers; their scales along an axis, one or one for each."""
+        name = node.inputs[1]
+        found = self._found(name)
+        if found is None:
+            raise NotInteger(
+                f"{node.title}: its weights '{name}' are numbers: no DequantizeLinear gives them, "
+                "or blocks of them have scales of their own",
+                node.source,
+            )
+        whole = self._whole(name, found, axis)
+        if whole is None:
+            raise NotInteger(
+                f"{node.title}: its weights '{name}' are changed before they are used, or have "
+                f"{len(found.scales)} scales that are not those of its outputs",
+                node.source,
+            )
+        scales = [decimal(scale) for scale in found.scales]
+        self._keep(name, whole, along(scales, axis, whole.ndim))
+        return scales
+
+    def bias(self, node: Node, of_x: float, scales: Sequence[float], channels: int) -> str:
+        """Make a node's bias integers of 32 bits, in the scale of its sums; what it is called."""
+        name = node.inputs[2]
+        numbers = self.graph.constants.get(name)
+        if numbers is None:
+            raise NotInteger(f"{node.title}: its bias '{name}' is computed", node.source)
+        if not numbers.any():
+            return name
+        of_sums = [Fraction(repr(of_x)) * Fraction(repr(scale)) for scale in scales]
+        of_sums = of_sums * (channels // len(of_sums))
+        found = self._found(name)
+        if found is not None and found.whole.size in (1, channels):
+            steps = np.broadcast_to(np.array(found.scales), channels)
+            given = np.broadcast_to(found.whole.reshape(-1), channels)
+        else:
+            steps = np.ones(channels)
+            given = np.broadcast_to(numbers.reshape(-1).astype(np.float64), channels)
+        whole = [_in_steps(g, float(s), of) for g, s, of in zip(given, steps, of_sums, strict=True)]
+        if max(map(abs, whole)) >= INT_BOUND:
+            raise NotInteger(f"{node.title}: its bias does not fit into 32 bits", node.source)
+        new = unused_name(f"{node.outputs[0]}_bias", self.graph.facts, self.values)
+        self.values[new] = np.array(whole, np.int32).reshape(1, -1)
+        self.lines[new] = line_of([[float(of) for of in of_sums]], 32)
+        return new
+
+    def operand(self, name: str) -> None:
+        """Make a constant integers that something adds or multiplies with, if it has such."""
+        found = self._found(name)
+        if found is not None and len(found.scales) == 1 and name not in self.values:
+            whole = self._whole(name, found, 0)
+            if whole is not None:
+                self._keep(name, whole, decimal(found.scales[0]))
+
+    def _found(self, name: str) -> StoredWords | None:
+        """What was read as integers; a name that was taken has a number behind it."""
+        return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
+
+    def _whole(self, name: str, found: StoredWords, axis: int) -> Array | None:
+        """A constant's numbers as whole steps, however they lie; None where they are none."""
+        numbers = self.graph.constants[name].astype(np.float64)
+        shape = [1] * numbers.ndim
+        if len(found.scales) > 1:
+            if not numbers.ndim or numbers.shape[axis] != len(found.scales):
+                return None
+            shape[axis] = -1
+        steps = np.array(found.scales).reshape(shape)
+        whole = np.rint(numbers / steps)
+        if not np.allclose(whole * steps, numbers, rtol=_NEAR, atol=0):
+            return None
+        return whole if np.abs(whole).max(initial=0) <= 32767 else None
+
+    def _keep(self, name: str, whole: Array, scale: Any) -> None:
+        is_small = np.abs(whole).max(initial=0) <= 127
+        self.values[name] = whole.astype(np.int8 if is_small else np.int16)
+        self.lines[name] = line_of(scale, 8 if is_small else 16)
+
+
+def _in_steps(given: float, step: float, of_sums: Fraction) -> int:
+    """A bias in steps of its sums: its own integers, where their scale is the same."""
+    if abs(step / float(of_sums) - 1) < _NEAR:
+        return int(given)
+    return round_half_up(Fraction(float(given)) * Fraction(step) / of_sums)

@@ -1,0 +1,275 @@
+"""The messages of ``onnx.proto`` that an importer needs, as plain data.
+
+Tensors stay views of the file until their values are asked for (``tensors.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cml_engine.errors import ModelError, UnsupportedOp
+from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
+from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
+from cml_engine.io.budget import current
+
+#: an extent: a number, a symbol ("batch"), or nothing at all
+Dim = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """A graph's input or output; ``kind`` is ``tensor`` or what else it is."""
+
+    name: str
+    element: int = 0
+    shape: tuple[Dim, ...] | None = None
+    kind: str = "tensor"
+
+    @property
+    def type_name(self) -> str:
+        return ELEMENT_TYPES.get(self.element, f"type {self.element}")
+
+    def __str__(self) -> str:
+        dims = (
+            "" if self.shape is None else ",".join("?" if d is None else str(d) for d in self.shape)
+        )
+        return f"{self.type_name}[{dims}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An attribute of a function's node that is an attribute of the function's call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """One node; attributes are numbers, texts, tensors, graphs or lists of them."""
+
+    op: str
+    name: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    overload: str = ""
+
+    @property
+    def title(self) -> str:
+        """``Conv '/conv1/Conv'``, as messages name it."""
+        return f"{self.qualified} {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """Its name, or its first output's, in quotes."""
+        return f"'{self.name or next((name for name in self.outputs if name), '')}'"
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.domain}:{self.op}" if self.domain else self.op
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxGraph:
+    """A graph, or the body of a control-flow operator. ``infos`` are what the file says of tensors
+    that are neither inputs nor outputs."""
+
+    name: str
+    nodes: tuple[OnnxNode, ...]
+    initializers: Mapping[str, OnnxTensor]
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    infos: tuple[ValueInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFunction:
+    """A local function: nodes in the place of a node of its name."""
+
+    name: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    nodes: tuple[OnnxNode, ...]
+    opsets: Mapping[str, int]
+    overload: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole file."""
+
+    file: str
+    ir_version: int
+    producer: str
+    opsets: Mapping[str, int]
+    graph: OnnxGraph
+    functions: Mapping[tuple[str, str, str], OnnxFunction] = field(default_factory=dict)
+
+
+def read_model(data: memoryview, file: str, folder: ExternalData) -> Model:
+    """The model in a file's bytes; ``folder`` has its external data."""
+    return _Reader(folder).model(Message(data, file))
+
+
+def domain_name(domain: str) -> str:
+    """ONNX's own domain has two names."""
+    return "" if domain == "ai.onnx" else domain
+
+
+_KINDS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
+
+
+class _Reader:
+    def __init__(self, folder: ExternalData) -> None:
+        self._folder = folder
+
+    def model(self, message: Message) -> Model:
+        parts = message.parts(1, 2, 7, 8, 25)
+        functions: dict[tuple[str, str, str], OnnxFunction] = {}
+        for function in map(self._function, parts.nested(25)):
+            key = (function.domain, function.name, function.overload)
+            if key in functions:
+                raise message.damaged(f"the function '{function.name}' is there twice")
+            functions[key] = function
+        graphs, opsets = parts.nested(7), dict(map(_opset, parts.nested(8)))
+        if not graphs or not opsets:
+            raise message.damaged("it names no opset" if graphs else "it has no graph")
+        graph = self.graph(graphs[-1])
+        return Model(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
+
+    def graph(self, message: Message) -> OnnxGraph:
+        parts = message.parts(1, 2, 5, 11, 12, 13, 15)
+        for f in parts.of(15):
+            raise _sparse(f, message.file)
+        tensors: dict[str, OnnxTensor] = {}
+        for part in parts.nested(5):
+            tensor = read_tensor(part, self._folder)
+            if tensor.name in tensors:
+                raise message.damaged(f"the initializer '{tensor.name}' is there twice")
+            tensors[tensor.name] = tensor
+        nodes = tuple(map(self._node, parts.nested(1)))
+        inputs, outputs, infos = (tuple(map(_value_info, parts.nested(n))) for n in (11, 12, 13))
+        return OnnxGraph(parts.text(2), nodes, tensors, inputs, outputs, infos)
+
+    def _function(self, message: Message) -> OnnxFunction:
+        parts = message.parts(1, 4, 5, 6, 7, 9, 10, 11, 13)
+        return OnnxFunction(
+            name=parts.text(1),
+            domain=domain_name(parts.text(10)),
+            inputs=parts.texts(4),
+            outputs=parts.texts(5),
+            attributes=parts.texts(6),
+            defaults=dict(map(self._attribute, parts.nested(11))),
+            nodes=tuple(map(self._node, parts.nested(7))),
+            opsets=dict(map(_opset, parts.nested(9))),
+            overload=parts.text(13),
+        )
+
+    def _node(self, message: Message) -> OnnxNode:
+        parts = message.parts(1, 2, 3, 4, 5, 7, 8)
+        return OnnxNode(
+            op=parts.text(4),
+            name=parts.text(3),
+            domain=domain_name(parts.text(7)),
+            inputs=parts.texts(1),
+            outputs=parts.texts(2),
+            attributes=dict(map(self._attribute, parts.nested(5))),
+            overload=parts.text(8),
+        )
+
+    def _attribute(self, message: Message) -> tuple[str, Any]:
+        """Name and value; what the value is, is told by the type or by the field that is there."""
+        parts = message.parts(1, 20, 21, 22, 23, *self._VALUES)
+        for f in (*parts.of(22), *parts.of(23)):
+            raise _sparse(f, message.file)
+        name, reference = parts.text(1), parts.text(21)
+        if reference:
+            return name, Reference(reference)
+        first = next((number for number in parts.numbers if number in self._VALUES), 0)
+        number = _FIELD_OF_KIND.get(parts.whole(20), first)
+        if not name or not number:
+            raise message.damaged(f"the attribute '{name}' has no value that is known")
+        found = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
+        if number in _REPEATED:
+            return name, found
+        return name, found[-1] if found else _EMPTY.get(number)
+
+    #: how the values of an attribute's field are read, in a list
+    _VALUES: Mapping[int, Callable[[_Reader, Field], list[Any]]] = {
+        2: lambda self, f: [f.real()],
+        3: lambda self, f: [f.whole()],
+        4: lambda self, f: [_text_or_bytes(f)],
+        5: lambda self, f: [read_tensor(f.nested(), self._folder)],
+        6: lambda self, f: [self.graph(f.nested())],
+        7: lambda self, f: _reals(f),
+        8: lambda self, f: f.listed(),
+        9: lambda self, f: [_text_or_bytes(f)],
+        10: lambda self, f: [read_tensor(f.nested(), self._folder)],
+        11: lambda self, f: [self.graph(f.nested())],
+    }
+
+
+#: the field that holds an attribute of a type, which of them are repeated, and what they are when
+#: the file leaves them out, as it may where they are 0 or empty
+_FIELD_OF_KIND = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11}
+_REPEATED = (7, 8, 9, 10, 11)
+_EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
+
+
+def _reals(f: Field) -> list[float]:
+    values = f.numbers("<f4")
+    current().charge_steps(values.size, f"'{f.message.file}': a list of numbers")
+    return list(values.tolist())
+
+
+def _text_or_bytes(f: Field) -> str | bytes:
+    try:
+        return str(f.view(), "utf-8")
+    except UnicodeDecodeError:
+        return bytes(f.view())
+
+
+def _opset(message: Message) -> tuple[str, int]:
+    parts = message.parts(1, 2)
+    return domain_name(parts.text(1)), parts.whole(2)
+
+
+def _value_info(message: Message) -> ValueInfo:
+    parts, found = message.parts(1, 2), ValueInfo("", kind="nothing")
+    for f in (f for kind in parts.nested(2) for f in kind.fields()):
+        if f.number == 1:
+            found = _tensor_info(f.nested())
+        elif f.number in _KINDS:
+            found = ValueInfo("", kind=_KINDS[f.number])
+    return replace(found, name=parts.text(1))
+
+
+def _tensor_info(message: Message) -> ValueInfo:
+    parts, shape = message.parts(1, 2), None
+    for dims in parts.nested(2):
+        shape = tuple(map(_dim, dims.parts(1).nested(1)))
+    return ValueInfo("", parts.whole(1), shape)
+
+
+def _dim(message: Message) -> Dim:
+    for f in message.fields():
+        if f.number == 1:
+            return f.whole()
+        if f.number == 2:
+            text = f.text()
+            return text if text.isidentifier() else None  # "?" names nothing
+    return None
+
+
+def _sparse(f: Field, file: str) -> ModelError:
+    values = [part for part in f.nested().fields() if part.number == 1 and part.wire == BYTES]
+    name = values[-1].nested().parts(8).text(8) if values else ""
+    return UnsupportedOp(
+        f"'{file}': the sparse tensor '{name}' is not supported: store it as a dense one"
+    )

@@ -1,0 +1,194 @@
+"""What one node says, while it is imported: its inputs and attributes, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.errors import NeedsConstant, ShapeError, UnsupportedOp
+from cml_engine.formats.onnx.attributes import Attr, WrongAttribute
+from cml_engine.formats.onnx.model import OnnxNode
+from cml_engine.formats.onnx.rows import OnnxRow
+from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import Array, can_be_shape
+
+if TYPE_CHECKING:
+    from cml_engine.formats.onnx.emit import Emitter
+
+Operand = Value | float | int | bool
+#: Elements of a tensor.
+_MOST = 2**31 - 1
+
+
+class NodeInputs:
+    """A node with its inputs as values. ``opset`` is that of the node's domain."""
+
+    def __init__(
+        self,
+        node: OnnxNode,
+        row: OnnxRow,
+        opset: int,
+        inputs: Sequence[Value | None],
+        emitter: Emitter,
+        wanted: Sequence[bool],
+    ) -> None:
+        self.node, self.opset, self.inputs, self.emit = node, opset, inputs, emitter
+        self._wanted = wanted
+        count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
+        if count > row.inputs:
+            raise UnsupportedOp(
+                f"{count} inputs, the operator takes {row.inputs}: the model was made for another "
+                "version of it",
+                emitter.source,
+            )
+        self._attrs = self._checked(row)
+
+    def attr(self, name: str) -> Any:
+        """An attribute's value, or its default."""
+        return self._attrs[name]
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        return self._attrs
+
+    def given(self, name: str) -> bool:
+        return name in self.node.attributes
+
+    def has(self, position: int) -> bool:
+        """Whether an optional input is there."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def wants(self, position: int) -> bool:
+        """Whether anything reads that output."""
+        return position < len(self._wanted) and self._wanted[position]
+
+    @property
+    def results(self) -> int:
+        """How many outputs the node names."""
+        return len(self.node.outputs)
+
+    def __getitem__(self, position: int) -> Value:
+        """An input that must be there."""
+        if not self.has(position):
+            raise self.wrong(f"input {position + 1} is missing")
+        value = self.inputs[position]
+        assert value is not None
+        return value
+
+    def get(self, position: int, default: Operand) -> Value:
+        """An optional input, or a number in its place."""
+        return self[position] if self.has(position) else self.emit.value(default)
+
+    def array(self, position: int, what: str = "") -> Array:
+        """The values of an input that the import must know."""
+        return self.known(self[position], what or f"input {position + 1}")
+
+    def known(self, value: Value, what: str) -> Array:
+        if value.array is not None:
+            return value.array
+        inputs = self.emit.origins(value)
+        named = ", ".join(f"'{name}'" for name in inputs)
+        from_what = f"it is computed from {named}" if inputs else "it is computed"
+        bind = "a constant in its place"
+        if inputs:
+            options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
+            bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
+        raise NeedsConstant(
+            f"{what} must be known when the model is loaded, and {from_what}: export the model "
+            f"with fixed shapes, or give {bind}",
+            self.emit.source,
+            inputs,
+        )
+
+    def ints(self, position: int, what: str = "") -> list[int]:
+        """The integers of an input that the import must know."""
+        array = self.array(position, what)
+        if array.dtype.kind not in "iu" and array.size:
+            raise self.wrong(f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers")
+        return [int(n) for n in array.reshape(-1)]
+
+    def known_integers(self) -> list[Array]:
+        """Returns the values of all inputs, or nothing if one is missing, computed or floats."""
+        arrays = [v.array for v in self.inputs if v is not None and v.array is not None]
+        whole = all(array.dtype.kind != "f" for array in arrays)
+        return arrays if whole and len(arrays) == len(self.inputs) else []
+
+    def number(self, position: int, default: float = 0.0) -> float:
+        """A single known number."""
+        if not self.has(position):
+            return default
+        array = self.array(position)
+        if array.size != 1:
+            raise self.wrong(f"input {position + 1} has {array.size} values, wanted one")
+        return float(array.reshape(-1)[0])
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front."""
+        if not -rank <= axis < rank:
+            raise self.wrong(f"axis {axis} of {rank}")
+        return axis % rank
+
+    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
+        found = [self.axis(axis, rank) for axis in axes]
+        if len(set(found)) < len(found):
+            raise self.wrong(f"the axes {list(axes)} name one twice")
+        return found
+
+    # -- arrays that the import makes -------------------------------------------------------------
+
+    def checked_shape(self, shape: Sequence[int]) -> list[int]:
+        """Returns a shape that a tensor of the network can have."""
+        if not can_be_shape(shape) or prod(shape) > _MOST:
+            raise self.wrong(f"the shape {list(shape)[:8]}")
+        return list(shape)
+
+    def allocate(self, shape: Sequence[int], itemsize: int = 8) -> list[int]:
+        """Returns the shape of an array that is made now, if the budget has the memory."""
+        checked = self.checked_shape(shape)
+        what = f"its tensor of the shape {checked[:8]}"
+        current().check_bytes(prod(checked) * itemsize, what, self.emit.source)
+        return checked
+
+    def check_written_out(self, count: int) -> None:
+        """Refuses iterations or results that exceed the budget before any of them is made."""
+        current().check_nodes(count, "the operator", self.emit.source)
+
+    # -- errors -----------------------------------------------------------------------------------
+
+    def refuse(self, what: str) -> UnsupportedOp:
+        """The error for a variant of this operator that has no counterpart here."""
+        return UnsupportedOp(
+            f"{what} is not supported: export the model otherwise", self.emit.source
+        )
+
+    def wrong(self, what: str) -> ShapeError:
+        if has_nothing(self.inputs):
+            return ShapeError(f"{what}: {NOTHING}", self.emit.source)
+        return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
+
+    def _checked(self, row: OnnxRow) -> dict[str, Any]:
+        for name in self.node.attributes:
+            if name not in row.attrs:
+                known = ", ".join(row.attrs) or "none"
+                raise UnsupportedOp(
+                    f"unknown attribute '{name}', the operator has {known}: the model was made for "
+                    "another version of it",
+                    self.emit.source,
+                )
+        return {name: self._value(name, attr) for name, attr in row.attrs.items()}
+
+    def _value(self, name: str, attr: Attr) -> Any:
+        count = None if attr.count is None else attr.count(self)
+        if name not in self.node.attributes:
+            if attr.required:
+                raise self.wrong(f"attribute '{name}' is missing")
+            return attr.left_out(count)
+        try:
+            value = attr.value(self.node.attributes[name], count)
+        except WrongAttribute as error:
+            raise self.wrong(f"attribute '{name}' {error}") from None
+        if attr.among and value not in attr.among:
+            raise self.refuse(f"{name}={value!r} (of {', '.join(map(str, attr.among))})")
+        return value

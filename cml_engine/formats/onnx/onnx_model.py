@@ -1,0 +1,85 @@
+"""An ONNX model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from cml_engine.compiler.integer.floats import WHY
+from cml_engine.errors import ModelError
+from cml_engine.formats.format import Engine
+from cml_engine.formats.onnx.importer import Importer
+from cml_engine.formats.onnx.integer.landing import landed
+from cml_engine.formats.onnx.integer.reading import Reading, is_quantized
+from cml_engine.formats.onnx.model import read_model
+from cml_engine.formats.onnx.tensors import ExternalData
+from cml_engine.formats.onnx.uses import uses
+from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
+from cml_engine.ir.graph import Array, Graph, Shapes
+from cml_engine.nnef import RandomWeights
+
+
+class OnnxModel:
+    """A model in memory, which graphs of any shapes are made of.
+
+    Parameters
+    ----------
+    model : a file, the bytes of one, or a source of such a file and of the data beside it.
+    engine : what the importer asks of the engine.
+    constants : values of inputs that are the same in every run; they are inputs no more.
+    random : makes the values of external data that is missing.
+    placeholders : whether unknown operators become declarations instead of an error.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Bytes | ModelSource,
+        engine: Engine,
+        constants: Mapping[str, Array],
+        random: RandomWeights | None = None,
+        placeholders: bool = False,
+    ) -> None:
+        if isinstance(model, Bytes):
+            self._file, source, data, self._name = "<bytes>", None, memoryview(model), "model"
+        else:
+            source = file_source(Path(model)) if isinstance(model, str | Path) else model
+            self._file, self._name = shown(source, source.graph), PurePosixPath(source.graph).stem
+            data = SourceFile(source, source.graph).span()
+        self._engine = engine
+        self._constants = {name: np.array(value) for name, value in constants.items()}
+        with self._depth_checked():
+            external = ExternalData(source, random)
+            self._model = read_model(data, self._file, external)
+            external.uses = uses(self._model)
+        self._random, self._placeholders = random, placeholders
+
+    def graph(self, shapes: Shapes) -> Graph:
+        """The graph where inputs have these shapes, by name, and else those in the file."""
+        with self._depth_checked():
+            graph = self._graph(shapes)
+        return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
+
+    def _graph(self, shapes: Shapes) -> Graph:
+        """Of a quantized model the integer network, or the network of floats with a note why."""
+        notes: tuple[str, ...] = ()
+        if is_quantized(self._model) and not self._placeholders:
+            reading = Reading()
+            importer = Importer(self._model, self._engine, reading=reading)
+            try:
+                graph = importer.graph(shapes, self._constants, self._name)
+                return landed(graph, reading.stored)
+            except ModelError as error:
+                notes = (f"{WHY} {error}",)
+        importer = Importer(self._model, self._engine, self._placeholders)
+        graph = importer.graph(shapes, self._constants, self._name)
+        return graph.with_(notes=(*graph.notes, *notes))
+
+    @contextmanager
+    def _depth_checked(self) -> Iterator[None]:
+        try:
+            yield
+        except RecursionError:
+            raise ModelError(f"'{self._file}' is nested too deep: export it again") from None

@@ -1,0 +1,237 @@
+"""LSTM, GRU and RNN, step after step.
+
+The input's part of all steps is one product; what is left for a step is a product with the state
+and a few elementwise operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cml_engine.formats.onnx.attributes import FLOAT, FLOATS, TEXTS, at_least, one_of
+from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.operators.convolution import activated
+from cml_engine.formats.onnx.rows import op
+from cml_engine.formats.onnx.values import Value
+
+_COMMON = {
+    "activation_alpha": FLOATS,
+    "activation_beta": FLOATS,
+    "activations": TEXTS,
+    "clip": FLOAT,
+    "direction": one_of("forward", "reverse", "bidirectional"),
+    "hidden_size": at_least(1),
+}
+#: which activations take parameters, and how many
+_PARAMETERS = {
+    "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
+}  # fmt: skip
+
+State = list[Value]
+
+
+@dataclass(frozen=True)
+class RecurrentCell:
+    """One direction: its weights, its activations, and what they give for a step."""
+
+    call: OnnxCall
+    weights: Value
+    recurrent: Value
+    bias: tuple[Value, Value]
+    peephole: Value | None
+    activations: tuple[tuple[str, list[float]], ...]
+
+    @property
+    def size(self) -> int:
+        return self.recurrent.shape[1]
+
+    def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
+        """An activation, of the clipped value."""
+        name, params = self.activations[number]
+        bound = self.call.attr("clip") if clipped else None
+        x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
+        return activated(self.call, x, name, params)
+
+    def from_state(self, hidden: Value, weights: Value, bias: Value | float = 0.0) -> Value:
+        return self.call.op("linear", hidden, weights, bias)
+
+
+Step = Callable[[RecurrentCell, Value, State], State]
+
+
+def _rows(call: OnnxCall, value: Value, index: int) -> Value:
+    """One direction's part."""
+    return call.squeeze(call.slice(value, 0, index, index + 1), [0])
+
+
+def _parts(cell: RecurrentCell, x: Value, count: int) -> list[Value]:
+    return cell.call.split(x, 1, [cell.size] * count)
+
+
+# -- the three cells -----------------------------------------------------------------------------
+
+
+def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
+    call, (hidden, old) = cell.call, state
+    gates = call.op("add", x, cell.from_state(hidden, cell.recurrent))
+    i, o, f, c = _parts(cell, gates, 4)
+    look = [None] * 3 if cell.peephole is None else _parts(cell, cell.peephole, 3)
+    i = cell.apply(0, _peeped(call, i, look[0], old))
+    if call.attr("input_forget"):
+        f = call.op("sub", 1.0, i)
+    else:
+        f = cell.apply(0, _peeped(call, f, look[2], old))
+    new = call.op("add", call.op("mul", f, old), call.op("mul", i, cell.apply(1, c)))
+    o = cell.apply(0, _peeped(call, o, look[1], new))
+    # what `clip` bounds is the gates' sums: ONNX Runtime leaves the state that h takes as it is
+    return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
+
+
+def _peeped(call: OnnxCall, gate: Value, weights: Value | None, state: Value) -> Value:
+    return gate if weights is None else call.op("add", gate, call.op("mul", weights, state))
+
+
+def _gru_step(cell: RecurrentCell, x: Value, state: State) -> State:
+    call, hidden, n = cell.call, state[0], cell.size
+    xz, xr, xh = _parts(cell, x, 3)
+    weights = call.split(cell.recurrent, 0, [n, n, n])
+    # the biases of the state's part of z and r are in x already
+    z = cell.apply(0, call.op("add", xz, cell.from_state(hidden, weights[0])))
+    r = cell.apply(0, call.op("add", xr, cell.from_state(hidden, weights[1])))
+    bias = call.slice(cell.bias[1], 1, 2 * n, 3 * n)
+    if call.attr("linear_before_reset"):
+        inner = call.op("mul", r, cell.from_state(hidden, weights[2], bias))
+    else:
+        inner = cell.from_state(call.op("mul", r, hidden), weights[2], bias)
+    new = cell.apply(1, call.op("add", xh, inner))
+    return [call.op("add", new, call.op("mul", z, call.op("sub", hidden, new)))]
+
+
+def _rnn_step(cell: RecurrentCell, x: Value, state: State) -> State:
+    call = cell.call
+    return [cell.apply(0, call.op("add", x, cell.from_state(state[0], cell.recurrent)))]
+
+
+# -- all steps of all directions -----------------------------------------------------------------
+
+
+def _run(
+    call: OnnxCall, gates: int, states: int, defaults: tuple[str, ...], step: Step
+) -> list[Value]:
+    batch_first = bool(call.attributes.get("layout"))
+    x = call.transpose(call[0], [1, 0, 2]) if batch_first else call[0]
+    length, batch, _ = x.shape
+    call.check_written_out(length)
+    directions = 2 if call.attr("direction") == "bidirectional" else 1
+    if call[1].shape[0] != directions:
+        raise call.wrong(f"direction '{call.attr('direction')}' with weights {call[1]}")
+    names = _activations(call, defaults * directions)
+    outputs, finals = [], []
+    for d in range(directions):
+        cell = _cell(call, d, gates, names[d * len(defaults) : (d + 1) * len(defaults)])
+        state = [_initial(call, 5 + i, d, batch, cell.size, batch_first) for i in range(states)]
+        back = call.attr("direction") == "reverse" or d == 1
+        y, state = _steps(call, cell, x, state, back, step)
+        outputs.append(y)
+        finals.append(state)
+    y = outputs[0] if directions == 1 else call.concat(outputs, 1)
+    lasts = [call.concat([call.unsqueeze(f[i], [0]) for f in finals], 0) for i in range(states)]
+    if batch_first:
+        y = call.transpose(y, [2, 0, 1, 3])
+        lasts = [call.transpose(v, [1, 0, 2]) for v in lasts]
+    return [y, *lasts]
+
+
+def _steps(
+    call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
+) -> tuple[Value, State]:
+    """Every step's hidden state as [length, 1, batch, size], and the last state."""
+    length, batch, width = x.shape
+    flat = call.reshape(x, [length * batch, width])
+    every = call.op("linear", flat, cell.weights, cell.bias[0])
+    lengths = call.ints(4, "the lengths of the sequences") if call.has(4) else [length] * batch
+    found: list[Value] = []
+    for t in range(length)[:: -1 if back else 1]:
+        new = step(cell, call.slice(every, 0, t * batch, (t + 1) * batch), state)
+        hidden = new[0]
+        if min(lengths) <= t:
+            runs = Value.known(np.array([t < n for n in lengths]).reshape(batch, 1))
+            new = [call.op("select", runs, a, b) for a, b in zip(new, state, strict=True)]
+            hidden = call.op("select", runs, hidden, 0.0)
+        state = new
+        found.append(call.reshape(hidden, [1, 1, batch, cell.size]))
+    return call.concat(found[::-1] if back else found, 0), state
+
+
+def _cell(
+    call: OnnxCall, d: int, gates: int, names: list[tuple[str, list[float]]]
+) -> RecurrentCell:
+    recurrent = _rows(call, call[2], d)
+    count = gates * recurrent.shape[1]
+    if call.has(3):
+        both = call.slice(call[3], 0, d, d + 1)
+        of_x, of_state = call.split(both, 1, [count, count])
+    else:
+        of_x = of_state = Value.known(np.zeros((1, count), np.float32))
+    peephole = call.slice(call[7], 0, d, d + 1) if call.has(7) else None
+    return RecurrentCell(
+        call=call,
+        weights=_rows(call, call[1], d),
+        recurrent=recurrent,
+        bias=(_input_bias(call, of_x, of_state, gates, recurrent.shape[1]), of_state),
+        peephole=peephole,
+        activations=tuple(names),
+    )
+
+
+def _input_bias(call: OnnxCall, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
+    """Both biases together, but a GRU's last gate, whose second one the reset gate scales."""
+    if gates == 3:
+        kept = call.slice(of_state, 1, 0, 2 * size)
+        zero = Value.known(np.zeros((1, size), np.float32))
+        of_state = call.concat([kept, zero], 1)
+    if of_x.array is not None and of_state.array is not None:
+        return Value.known(of_x.array + of_state.array, of_x.name)
+    return call.op("add", of_x, of_state)
+
+
+def _initial(
+    call: OnnxCall, position: int, d: int, batch: int, size: int, batch_first: bool
+) -> Value:
+    if not call.has(position):
+        return Value.known(np.zeros((batch, size), np.float32))
+    given = call[position]
+    given = call.transpose(given, [1, 0, 2]) if batch_first else given
+    return _rows(call, given, d)
+
+
+def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
+    """Names with their parameters, which lie one after the other in two lists."""
+    names = call.attr("activations") or defaults
+    if len(names) != len(defaults):
+        raise call.wrong(f"activations {names}: wanted {len(defaults)}")
+    alphas = list(call.attr("activation_alpha") or [])
+    betas = list(call.attr("activation_beta") or [])
+    found = []
+    for name in names:
+        count = _PARAMETERS.get(name.lower(), 0)
+        lists: list[list[Any]] = [alphas, betas][:count]
+        given = all(lists) if count else False
+        found.append((name, [values.pop(0) for values in lists] if given else []))
+    return found
+
+
+for _name, _gates, _states, _defaults, _step, _inputs, _more in (
+    ("LSTM", 4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, 8, {"input_forget": 0}),
+    ("GRU", 3, 1, ("Sigmoid", "Tanh"), _gru_step, 6, {"linear_before_reset": 0}),
+    ("RNN", 1, 1, ("Tanh",), _rnn_step, 6, {}),
+):
+    _form = partial(_run, gates=_gates, states=_states, defaults=_defaults, step=_step)
+    _nnef = "linear, split, add, mul, and the activations, for every step"
+    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more}, until=13)(_form)
+    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more, "layout": 0}, since=14)(_form)

@@ -1,0 +1,64 @@
+"""What convolutions and pooling share: strides, padding and automatic padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cml_engine.formats.onnx.attributes import one_of, per_axis
+from cml_engine.formats.onnx.call import OnnxCall
+
+#: the attributes of every operator with a window
+WINDOW: dict[str, Any] = {
+    "auto_pad": one_of("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
+    "dilations": per_axis(1, 1),
+    "pads": per_axis(0, 0, times=2),
+    "strides": per_axis(1, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpatialWindow:
+    """A window's numbers for each spatial axis."""
+
+    size: list[int]
+    stride: list[int]
+    dilation: list[int]
+    padding: list[tuple[int, int]]
+
+    @property
+    def reach(self) -> list[int]:
+        """How many elements a dilated window spans."""
+        return [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
+
+
+def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> SpatialWindow:
+    """The window of an operator that goes down in size."""
+    stride, dilation = call.attr("strides"), call.attr("dilations")
+    if len(size) != len(extents) or min(size, default=1) < 1:
+        raise call.wrong(f"a window {size} over {extents}")
+    reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
+    mode = call.attr("auto_pad")
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        padding = []
+        for n, s, r in zip(extents, stride, reach, strict=True):
+            total = max((-(-n // s) - 1) * s + r - n, 0)
+            padding.append(halves(total, mode == "SAME_UPPER"))
+    else:
+        padding = explicit_padding(call)
+    return SpatialWindow(size, stride, dilation, padding)
+
+
+def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
+    """The attribute ``pads``, or none with ``VALID``."""
+    pads = call.attr("pads")
+    if call.attributes.get("auto_pad") == "VALID":
+        pads = [0] * len(pads)
+    half = len(pads) // 2
+    return list(zip(pads[:half], pads[half:], strict=True))
+
+
+def halves(total: int, odd_at_end: bool) -> tuple[int, int]:
+    """A padding in two, the odd element at the end or at the start."""
+    small, large = total // 2, total - total // 2
+    return (small, large) if odd_at_end else (large, small)

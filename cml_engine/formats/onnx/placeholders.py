@@ -1,0 +1,97 @@
+"""Fragment declarations in the place of operators that nobody here knows.
+
+The converted model names them, so that it can be read, and run with a game's own operator of that
+declaration (``--ops``). What such an operator gives, only the file can say: its shapes are those
+of the file's ``value_info``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cml_engine.errors import ModelError, UnsupportedOp
+from cml_engine.formats.onnx.model import OnnxNode, ValueInfo
+from cml_engine.formats.onnx.tensors import element_dtype
+from cml_engine.formats.onnx.values import Value, kind_of
+from cml_engine.ir.graph import Fact, unused_name
+from cml_engine.nnef.expansion.compose import is_identifier
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
+
+_TYPES = {bool: "logical", int: "integer", float: "scalar", str: "string"}
+
+
+class Placeholders:
+    """The declarations so far; ``comments`` say which node of the file each came from."""
+
+    def __init__(self, infos: Sequence[ValueInfo], symbols: Mapping[str, int]) -> None:
+        self._infos = {info.name: info for info in infos if info.shape is not None}
+        self._symbols = symbols
+        self._names: dict[tuple[str, str], str] = {}
+        self.declarations: dict[str, str] = {}
+        self.comments: list[str] = []
+
+    def declare(
+        self, node: OnnxNode, inputs: Sequence[Value | None]
+    ) -> tuple[str, dict[str, Any], list[Fact]]:
+        """The operator's name here, its attributes, and the facts of its results."""
+        attrs = {_parameter(name): _attribute(node, name, v) for name, v in node.attributes.items()}
+        facts = [self._fact(node, name) for name in node.outputs]
+        tensors = [
+            f"x{i + 1}: tensor<{value.kind}>" for i, value in enumerate(inputs) if value is not None
+        ]
+        given = [f"{name}: {_type(value)}" for name, value in attrs.items()]
+        results = [f"y{i + 1}: tensor<{fact.dtype}>" for i, fact in enumerate(facts)]
+        signature = f"({', '.join(tensors + given)}) -> ({', '.join(results)})"
+        name = self._name(node, signature)
+        self.declarations[name] = f"fragment {name}{signature};"
+        self.comments.append(f"{name}: the node {node.title}")
+        return name, attrs, facts
+
+    def _name(self, node: OnnxNode, signature: str) -> str:
+        """One name for each signature of an operator; none that NNEF or the engine has."""
+        key = (node.qualified, signature)
+        if key not in self._names:
+            wanted = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
+            wanted = wanted if is_identifier(wanted) else f"op_{wanted}"
+            taken = (standard_signatures(), extension_signatures(), self.declarations)
+            self._names[key] = unused_name(wanted, *taken)
+        return self._names[key]
+
+    def _fact(self, node: OnnxNode, output: str) -> Fact:
+        info = self._infos.get(output)
+        shape = info.shape if info is not None else None
+        extents = [self._symbols.get(d, d) if isinstance(d, str) else d for d in shape or ()]
+        dtype = element_dtype(info.element) if info is not None else None
+        if shape is None or dtype is None or not all(isinstance(n, int) for n in extents):
+            raise ModelError(
+                f"the file does not say the shape of '{output or 'an output'}', which an unknown "
+                "operator gives: write it by onnx.shape_inference or by hand into value_info, or "
+                "bring the operator (--ops FILE.py)"
+            )
+        return Fact(kind_of(dtype), tuple(n for n in extents if isinstance(n, int)))
+
+
+def _parameter(name: str) -> str:
+    """An attribute's name as NNEF can have it; ``x1`` and ``y1`` are tensors."""
+    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    is_tensor = name[:1] in ("x", "y") and name[1:].isdigit()
+    return name if is_identifier(name) and not is_tensor else f"a_{name}"
+
+
+def _attribute(node: OnnxNode, name: str, value: Any) -> Any:
+    items = value if isinstance(value, list) else [value]
+    kinds = {type(item) for item in items}
+    if len(kinds) > 1 or not kinds <= _TYPES.keys() or (not items):
+        raise UnsupportedOp(
+            f"attribute '{name}' of {node.title} is no number or text, or a list of them: a "
+            "placeholder cannot have it"
+        )
+    return value
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{_TYPES[type(value[0])]}[]"
+    return _TYPES[type(value)]

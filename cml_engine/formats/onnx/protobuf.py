@@ -1,0 +1,237 @@
+"""Protocol Buffers' wire format: the fields of a message, one after the other.
+
+Nothing is copied: what has a length is a view of the file. Every length is checked against the
+message that it lies in, so a damaged file gives an error and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from cml_engine.errors import ModelError
+from cml_engine.io.budget import current
+from cml_engine.ir.graph import Array
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_WIRE_NAMES = {VARINT: "a varint", FIXED64: "8 bytes", BYTES: "a length", FIXED32: "4 bytes"}
+_MAX_VARINT_BYTES = 10
+_SIGN, _WRAP = 1 << 63, 1 << 64
+#: Fields that are charged to the budget at once, and the microseconds that each takes.
+_CHARGED, _FIELD_STEPS = 1024, 2
+#: Bytes of packed numbers that are decoded at once.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field as it lies in the file: an integer, or the view of its bytes. ``is_run``: many
+    fields of one number, one after the other, in the place of one; their keys are in ``data``."""
+
+    number: int
+    wire: int
+    integer: int
+    data: memoryview
+    message: Message
+    is_run: bool = False
+
+    def whole(self) -> int:
+        """A signed integer of up to 64 bits."""
+        self._want(VARINT)
+        if self.is_run:
+            return int(self.wholes()[-1])
+        return self.integer - _WRAP if self.integer >= _SIGN else self.integer
+
+    def real(self) -> float:
+        self._want(FIXED32)
+        return float(struct.unpack("<f", self.data[-4:])[0])
+
+    def view(self) -> memoryview:
+        self._want(BYTES)
+        return self.data
+
+    def text(self) -> str:
+        try:
+            return str(self.view(), "utf-8")
+        except UnicodeDecodeError:
+            raise self.damaged("a text is not UTF-8") from None
+
+    def nested(self) -> Message:
+        """The message in this field."""
+        self._want(BYTES)
+        return self.message.inner(self.data)
+
+    def wholes(self) -> Array:
+        """Returns a repeated integer as int64: one, or many packed into one field."""
+        if self.wire == VARINT and self.is_run:  # a key of one byte is a varint too
+            return _packed(np.frombuffer(self.data, np.uint8), self.message)[1::2]
+        if self.wire == VARINT:
+            return np.array([self.whole()], np.int64)
+        return _packed(np.frombuffer(self.view(), np.uint8), self.message)
+
+    def listed(self) -> list[int]:
+        """Returns a repeated integer as Python's, of which each is charged to the budget."""
+        ends = np.count_nonzero(np.frombuffer(self.data, np.uint8) < 0x80)
+        count = int(ends) // 2 if self.is_run else int(ends)
+        current().charge_steps(count, f"'{self.message.file}': a list of numbers")
+        return list(self.wholes().tolist())
+
+    def numbers(self, dtype: str) -> Array:
+        """A repeated number of fixed size, ``<f4`` or ``<f8``: one, or many packed."""
+        kind = np.dtype(dtype)
+        single = FIXED32 if kind.itemsize == 4 else FIXED64
+        if self.wire == single and self.is_run:
+            rows = np.frombuffer(self.data, np.uint8).reshape(-1, 1 + kind.itemsize)
+            return np.ascontiguousarray(rows[:, 1:]).view(kind).reshape(-1)
+        if self.wire != single:
+            self._want(BYTES)
+        if len(self.data) % kind.itemsize:
+            raise self.damaged(f"{len(self.data)} bytes of {kind.itemsize}-byte numbers")
+        return np.frombuffer(self.data, kind)
+
+    def damaged(self, what: str) -> ModelError:
+        return self.message.damaged(what)
+
+    def _want(self, wire: int) -> None:
+        if self.wire != wire:
+            got = _WIRE_NAMES[self.wire]
+            raise self.damaged(f"field {self.number} wants {_WIRE_NAMES[wire]}, got {got}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message's bytes; ``what`` and ``depth`` are for errors and against endless nesting."""
+
+    data: memoryview
+    file: str
+    depth: int = 0
+
+    def inner(self, data: memoryview) -> Message:
+        if self.depth >= MAX_DEPTH:
+            raise self.damaged(f"messages nest more than {MAX_DEPTH} deep")
+        return Message(data, self.file, self.depth + 1)
+
+    def fields(self) -> Iterator[Field]:
+        """The fields in the order of the file."""
+        at, view, count, budget = 0, self.data, 0, current()
+        while at < len(view):
+            count += 1
+            if count % _CHARGED == 0:
+                budget.charge_steps(_CHARGED * _FIELD_STEPS, f"'{self.file}': its fields")
+            begin = at
+            key, at = _varint(view, at, self)
+            number, wire = key >> 3, key & 7
+            if number == 0 or wire not in _WIRE_NAMES:
+                raise self.damaged(f"field {number} of wire type {wire}")
+            integer, size = 0, {FIXED64: 8, FIXED32: 4}.get(wire, 0)
+            if wire == VARINT:
+                integer, at = _varint(view, at, self)
+            elif wire == BYTES:
+                size, at = _varint(view, at, self)
+            if size > len(view) - at:
+                left = len(view) - at
+                raise self.damaged(f"field {number} wants {size:,} bytes, {left:,} are left")
+            at += size
+            if wire != BYTES and view[at : at + 1] == view[begin : begin + 1] and key < 0x80:
+                run = _run_of(key, wire).match(view, begin)
+                assert run is not None
+                at = run.end()
+                yield Field(number, wire, 0, view[begin:at], self, is_run=True)
+                continue
+            yield Field(number, wire, integer, view[at - size : at], self)
+
+    def parts(self, *wanted: int) -> MessageParts:
+        """The fields of these numbers."""
+        found: dict[int, list[Field]] = {}
+        for f in self.fields():
+            if f.number in wanted:
+                found.setdefault(f.number, []).append(f)
+        return MessageParts(found)
+
+    def damaged(self, what: str) -> ModelError:
+        message = f"'{self.file}' is damaged or no ONNX model: {what}: export or download it again"
+        return ModelError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageParts:
+    """A message's fields by their numbers. Of a field that may be there once the last one counts;
+    one that is missing is 0 or empty."""
+
+    numbers: Mapping[int, Sequence[Field]]
+
+    def of(self, number: int) -> Sequence[Field]:
+        """All of a number, in the order of the file."""
+        return self.numbers.get(number, ())
+
+    def whole(self, number: int) -> int:
+        fields = self.of(number)
+        return fields[-1].whole() if fields else 0
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        return tuple(f.text() for f in self.of(number))
+
+    def text(self, number: int) -> str:
+        fields = self.of(number)
+        return fields[-1].text() if fields else ""
+
+    def nested(self, number: int) -> list[Message]:
+        return [f.nested() for f in self.of(number)]
+
+
+#: a graph within an If within a Loop is eight messages deeper; nobody writes a hundred
+MAX_DEPTH = 100
+
+
+@cache
+def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
+    """Returns the pattern of fields with this key of one byte, one after the other."""
+    value = {FIXED32: rb"[\x00-\xff]{4}", FIXED64: rb"[\x00-\xff]{8}"}.get(
+        wire, rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
+    )
+    return re.compile(b"(?:" + re.escape(bytes([key])) + value + b")++")
+
+
+def _packed(data: Array, message: Message) -> Array:
+    """Returns packed varints as int64, a block at a time: there may be millions."""
+    count = int(np.count_nonzero(data < 0x80))
+    current().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
+    found, at, done = np.empty(count, np.int64), 0, 0
+    while at < data.size:
+        block = data[at : at + _BLOCK]
+        ends = np.flatnonzero(block < 0x80)
+        if not ends.size or (ends[-1] != block.size - 1 and at + block.size == data.size):
+            raise message.damaged("it ends within a number")
+        found[done : done + ends.size] = _decoded(block, ends, message)
+        at, done = at + int(ends[-1]) + 1, done + ends.size
+    return found
+
+
+def _decoded(block: Array, ends: Array, message: Message) -> Array:
+    lengths = np.diff(ends, prepend=-1)
+    if lengths.max() > _MAX_VARINT_BYTES:
+        raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")
+    found, starts = np.zeros(ends.size, np.uint64), ends - lengths + 1
+    for place in range(int(lengths.max())):
+        has = lengths > place
+        bits = (block[starts[has] + place] & 0x7F).astype(np.uint64)
+        found[has] |= bits << np.uint64(7 * place)
+    return found.view(np.int64)
+
+
+def _varint(view: memoryview, at: int, message: Message) -> tuple[int, int]:
+    value = shift = 0
+    for index in range(at, min(at + _MAX_VARINT_BYTES, len(view))):
+        byte = view[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (_WRAP - 1), index + 1
+        shift += 7
+    if len(view) - at < _MAX_VARINT_BYTES:
+        raise message.damaged("it ends within a number")
+    raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")

@@ -1,0 +1,132 @@
+"""Which nodes compute integers that 32 bits may not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cml_engine.errors import UnsupportedOp
+from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.ranges.interval import EXACT, INT32, Interval, of_dtype
+from cml_engine.formats.onnx.ranges.rules import PASSED
+from cml_engine.formats.onnx.values import Value
+from cml_engine.nnef.warning import warn
+
+#: beyond these bounds no numbers are said
+_LONG = Interval(-(1 << 63), 1 << 63)
+#: so many nodes are named; the others are counted
+_NAMED = 16
+
+
+@dataclass
+class Widths:
+    """The nodes whose integers are not proven to be what ONNX's are, by name, each with the bounds
+    that its values may have.
+
+    ``wrapped`` leave 32 bits, ``rounded`` are computed in floats and may leave what these hold,
+    ``cast`` are made of floats that may lie beyond 32 bits.
+    """
+
+    wrapped: dict[str, str] = field(default_factory=dict)
+    rounded: dict[str, str] = field(default_factory=dict)
+    cast: dict[str, str] = field(default_factory=dict)
+
+    def check(self, call: OnnxCall, values: Sequence[Value | None], mark: int) -> None:
+        """Look at a node's results, made by the network's nodes since the mark.
+
+        :class:`UnsupportedOp` where none of the values can be right.
+        """
+        intervals = call.emit.intervals
+        intervals.learn()
+        nodes = call.emit.builder.nodes[mark:]
+        made = {name for node in nodes for name in node.outputs}
+        if _reads_upper_half(call, values, {node.op for node in nodes}):
+            self.wrapped[call.node.shown] = f"{call.node.title} (of integers of 2^31 and more)"
+        for value in values:
+            if value is None or value.kind != "integer" or value.tensor not in made:
+                continue
+            if value.dtype.itemsize == 8:
+                self._check_wide(call, intervals[value.tensor], of_dtype(value.dtype))
+            if (through := _floats(call, mark)) and not through.within(EXACT):
+                self.rounded[call.node.shown] = _shown(call, through)
+            intervals.settle(
+                value.tensor, of_dtype(value.dtype) if value.dtype.itemsize == 8 else INT32
+            )
+
+    def _check_wide(self, call: OnnxCall, bounds: Interval, fitting: Interval) -> None:
+        if bounds.outside(INT32):
+            raise UnsupportedOp(
+                f"its values are {bounds}, and the network computes with 32 bits: give the model "
+                "numbers that fit",
+                call.emit.source,
+            )
+        if not bounds.within(fitting):
+            of_floats = call.node.op == "Cast" and call[0].kind == "scalar"
+            found = self.cast if of_floats else self.wrapped
+            found[call.node.shown] = _shown(call, bounds)
+
+    def warn(self, file: str) -> None:
+        """One warning for all, of the first of them."""
+        if self.wrapped:
+            first, count = next(iter(self.wrapped.values())), len(self.wrapped)
+            others = f"; so may {count - 1} more, cml info names them" if count > 1 else ""
+            warn(
+                f"'{file}': {first} may leave the 32 bits that the network computes with, and wrap "
+                f"around there{others}"
+            )
+
+    def lines(self) -> list[str]:
+        """For ``cml info``."""
+        return [
+            *_lines("compute integers that may leave 32 bits, and wrap around", self.wrapped),
+            *_lines("compute integers in floats, exact to 2^24, and may leave that", self.rounded),
+            *_lines("make integers of floats: beyond 32 bits the nearest", self.cast),
+        ]
+
+
+def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[str]) -> bool:
+    """Whether a node takes integers of 32 bits without a sign as numbers, and these may be beyond
+    those with a sign. Sums, products and bits are the same of both."""
+    given = [v for v in call.inputs if v is not None and v.array is None]
+    given = [v for v in given if v.dtype == np.uint32]
+    wider = any(v is not None and v.kind == "integer" and v.dtype.itemsize == 8 for v in values)
+    if not given or (ops <= _OF_BITS and not wider):
+        return False
+    return not all(call.emit.intervals.of(v).within(of_dtype(v.dtype)) for v in given)
+
+
+#: operators of the network that do the same whether integers have a sign or not
+_OF_BITS = frozenset(
+    "int_add int_sub int_mul int_neg int_eq int_ne bit_and bit_or bit_xor bit_not shift_left "
+    "shift_right int_matmul".split(" ")
+) | (PASSED - {"max_reduce", "min_reduce"})
+
+
+def _floats(call: OnnxCall, mark: int) -> Interval | None:
+    """The bounds of integers that a node takes as floats, and of what it makes of them."""
+    nodes, intervals = call.emit.builder.nodes[mark:], call.emit.intervals
+    casts = [node for node in nodes if node.op == "cast"]
+    facts = call.emit.builder.facts
+    into = [n for n in casts if n.attrs["dtype"] == "scalar"]
+    into = [n for n in into if facts[n.inputs[0]].dtype == "integer"]
+    if not into:
+        return None
+    back = [n for n in casts if n.attrs["dtype"] == "integer"]
+    found = [intervals.held(n.inputs[0]) for n in (*into, *back)]
+    return Interval(min(i.low for i in found), max(i.high for i in found))
+
+
+def _shown(call: OnnxCall, bounds: Interval) -> str:
+    if not bounds.within(_LONG):
+        return f"{call.node.title} (of any size)"
+    return f"{call.node.title} ({bounds})"
+
+
+def _lines(what: str, nodes: Mapping[str, str]) -> list[str]:
+    if not nodes:
+        return []
+    named = list(nodes.values())[:_NAMED]
+    more = [f"    and {len(nodes) - _NAMED} more"] if len(nodes) > _NAMED else []
+    return [f"  {len(nodes)} {what}", *(f"    {shown}" for shown in named), *more]

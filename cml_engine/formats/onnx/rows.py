@@ -1,0 +1,119 @@
+"""The table of ONNX operators: a row for each range of opsets in which one means the same.
+
+A row is declared once, by :func:`op` above the function that gives its NNEF form. The importer and
+the documents read the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cml_engine.formats.onnx.attributes import Attr, declared
+from cml_engine.formats.onnx.values import Value
+
+#: takes the :class:`~cml_engine.formats.onnx.call.OnnxCall`, which knows rows and so stands above
+Form = Callable[[Any], Value | Sequence[Value | None]]
+Fold = Callable[..., Any]
+
+#: the opsets of ONNX's own domain that are read
+FIRST_OPSET, LAST_OPSET = 7, 28
+MICROSOFT = "com.microsoft"
+ML = "ai.onnx.ml"
+#: inputs of an operator that takes any number of them
+MANY = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRow:
+    """One operator in some opsets.
+
+    Parameters
+    ----------
+    since, until : the first and the last opset; an ``until`` of 0 is none.
+    attrs : each attribute; :func:`op` takes a default or a type for it as well.
+    form : gives the results in NNEF's operators, or known values.
+    fold : the NumPy function of known integers and truth values, which keeps 64 bits:
+        ``fold(call, *arrays)``. All else that is known goes through ``form`` and is evaluated by
+        the operators' own functions.
+    nnef : what it becomes, for the documents.
+    inputs : how many it takes at most.
+    """
+
+    name: str
+    domain: str
+    since: int
+    until: int
+    attrs: Mapping[str, Attr]
+    form: Form
+    fold: Fold | None
+    nnef: str
+    inputs: int
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.domain}:{self.name}" if self.domain else self.name
+
+    @property
+    def opsets(self) -> str:
+        first = max(self.since, FIRST_OPSET) if not self.domain else self.since
+        return f"{first}-{self.until}" if self.until else f"{first}-"
+
+
+@dataclass(frozen=True)
+class _Table:
+    rows: dict[tuple[str, str], list[OnnxRow]] = field(default_factory=dict)
+
+
+_TABLE = _Table()
+
+
+def op(
+    *names: str,
+    nnef: str,
+    inputs: int = 1,
+    attrs: Mapping[str, Any] | None = None,
+    since: int = 1,
+    until: int = 0,
+    domain: str = "",
+    fold: Fold | None = None,
+) -> Callable[[Form], Form]:
+    """Declare a row, or one for each name, with the function below as its form."""
+
+    def declare(form: Form) -> Form:
+        given = {name: declared(value) for name, value in (attrs or {}).items()}
+        for name in names:
+            row = OnnxRow(name, domain, since, until, given, form, fold, nnef, inputs)
+            others = _TABLE.rows.setdefault((domain, name), [])
+            for other in others:
+                if _overlap(row, other):
+                    raise ValueError(f"two rows for {name} of opset {max(since, other.since)}")
+            others.append(row)
+        return form
+
+    return declare
+
+
+def _overlap(a: OnnxRow, b: OnnxRow) -> bool:
+    first, last = max(a.since, b.since), min(a.until or LAST_OPSET, b.until or LAST_OPSET)
+    return first <= last
+
+
+def rows_of(domain: str, name: str) -> Sequence[OnnxRow]:
+    """All rows of an operator."""
+    return _TABLE.rows.get((domain, name), ())
+
+
+def row_for(domain: str, name: str, opset: int) -> OnnxRow | None:
+    """The row that an opset's operator has."""
+    for row in rows_of(domain, name):
+        if row.since <= opset and (not row.until or opset <= row.until):
+            return row
+    return None
+
+
+def all_rows() -> list[OnnxRow]:
+    """Every row, by domain, name and opset."""
+    rows = [row for found in _TABLE.rows.values() for row in found]
+    return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

@@ -1,0 +1,243 @@
+"""ONNX's tensors: where their values lie, and the values as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
+from cml_engine.formats.onnx.protobuf import Field, Message
+from cml_engine.io.model_source import ModelSource, Outside, SourceFile, file_size, inner_name
+from cml_engine.ir.graph import Array, can_be_shape
+from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
+
+#: ONNX's numbers of element types
+ELEMENT_TYPES: Mapping[int, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    8: "string", 9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+    14: "complex64", 15: "complex128", 16: "bfloat16", 17: "float8e4m3fn", 18: "float8e4m3fnuz",
+    19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4e2m1",
+    24: "float8e8m0", 25: "uint2", 26: "int2",
+}  # fmt: skip
+
+#: the types whose values are numbers of NumPy's
+_NUMPY: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "bool"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    )
+}
+#: the types that NumPy lacks, and what holds their values here
+_HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
+
+_EXTERNAL = 1
+#: the fields with values of their own type: float, int32, int64, double, uint64
+_TYPED = (4, 5, 7, 10, 11)
+
+
+def element_dtype(element: int) -> np.dtype[Any] | None:
+    """What holds values of that type here; ``None`` for types that nothing can hold."""
+    name = ELEMENT_TYPES.get(element, "")
+    return _NUMPY.get(_HELD_AS.get(name, name))
+
+
+class ExternalData:
+    """The files beside a model, which hold values of its tensors; ``None`` where there are none."""
+
+    def __init__(self, source: ModelSource | None, random: RandomWeights | None = None) -> None:
+        self._source = source
+        self._random = random
+        self.uses: Mapping[str, str | float] = {}
+        self._files: dict[str, SourceFile] = {}
+        self._spans: dict[tuple[str, int, int], memoryview] = {}
+
+    def file(self, location: str, tensor: str) -> SourceFile:
+        """A file, of which nothing is read yet."""
+        if location not in self._files:
+            self._files[location] = self._found(location, tensor)
+        return self._files[location]
+
+    def span(self, file: SourceFile, offset: int, length: int) -> memoryview:
+        """Some bytes of a file, read once."""
+        key = file.name, offset, length
+        if key not in self._spans:
+            self._spans[key] = file.span(offset, length)
+        return self._spans[key]
+
+    def random(self, tensor: OnnxTensor) -> Array | None:
+        """Values at random for a tensor of floats whose file is missing, if that is asked for."""
+        if self._random is None or tensor.external is None:
+            return None
+        if self._has(tensor.external.get("location", "")):
+            return None
+        dtype = element_dtype(tensor.element)
+        if dtype is None or dtype.kind != "f":
+            return None
+        use = self.uses.get(tensor.name, use_by_shape(tensor.shape))
+        return self._random.array(tensor.name, tensor.shape, "scalar", use).astype(dtype)
+
+    def _has(self, location: str) -> bool:
+        """Whether a file is there; of one that must not be, the reader will say more."""
+        if self._source is None:
+            return False
+        try:
+            return file_size(self._source, inner_name(location)) is not None
+        except Outside:
+            return True
+
+    def _found(self, location: str, tensor: str) -> SourceFile:
+        if self._source is None:
+            raise TensorFileError(
+                f"the values of '{tensor}' are in the file '{location}', and the model was given "
+                "as bytes: give its path, or a cml.ModelSource that has both"
+            )
+        try:
+            return SourceFile(self._source, inner_name(location))
+        except Outside:
+            raise TensorFileError(
+                f"the values of '{tensor}' are in '{location}', which is not in the model's "
+                f"folder '{self._source.name}': put them there"
+            ) from None
+        except CmlError as error:
+            raise TensorFileError(
+                f"'{tensor}' has its values in '{location}': {error.message}; it belongs beside "
+                "the model"
+            ) from error.__cause__
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensor:
+    """A tensor whose values are still in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: int
+    file: str
+    folder: ExternalData
+    raw: memoryview | None = None
+    typed: Mapping[int, Sequence[Field]] = field(default_factory=dict)
+    external: Mapping[str, str] | None = None
+
+    @property
+    def type_name(self) -> str:
+        return ELEMENT_TYPES.get(self.element, f"type {self.element}")
+
+    def values(self) -> Array:
+        """The values; of types that NumPy lacks as the next wider one."""
+        dtype = element_dtype(self.element)
+        if dtype is None:
+            raise UnsupportedOp(
+                f"'{self.file}': the tensor '{self.name}' is of {self.type_name}: "
+                "wanted floats, integers or truth values"
+            )
+        if (random := self.folder.random(self)) is not None:
+            return random
+        count = prod(self.shape)
+        data = self._bytes()
+        if data is not None:
+            flat = _from_bytes(data, self, count)
+        else:
+            flat = _from_fields(self, dtype)
+        if flat.size != count:
+            raise self.damaged(f"{flat.size:,} values for the shape {list(self.shape)}")
+        return flat.astype(dtype, copy=False).reshape(self.shape)
+
+    def _bytes(self) -> memoryview | None:
+        if self.external is None:
+            return self.raw
+        file = self.folder.file(self.external.get("location", ""), self.name)
+        offset = _whole(self.external.get("offset", "0"), self)
+        length = _whole(self.external.get("length", str(max(file.size - offset, 0))), self)
+        if offset + length > file.size:
+            where = self.external.get("location", "")
+            raise TensorFileError(
+                f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
+                f"file has {file.size:,}"
+            )
+        return self.folder.span(file, offset, length)
+
+    def damaged(self, what: str) -> ModelError:
+        return TensorFileError(
+            f"'{self.file}': the tensor '{self.name}' has {what}: export or download it again"
+        )
+
+
+def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
+    """A ``TensorProto``; of its values only where they lie is looked at."""
+    parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
+    dims = [extent for f in parts.of(1) for extent in f.listed()]
+    name, raw = parts.text(8), [f.view() for f in parts.of(9)]
+    if not can_be_shape(dims):
+        raise message.damaged(f"the tensor '{name}' has the shape {dims[:8]}")
+    return OnnxTensor(
+        name=name,
+        shape=tuple(dims),
+        element=parts.whole(2),
+        file=message.file,
+        folder=folder,
+        raw=raw[-1] if raw else None,
+        typed={number: parts.of(number) for number in _TYPED},
+        external=dict(map(_entry, parts.nested(13))) if parts.whole(14) == _EXTERNAL else None,
+    )
+
+
+def _entry(message: Message) -> tuple[str, str]:
+    parts = message.parts(1, 2)
+    return parts.text(1), parts.text(2)
+
+
+def _whole(text: str, tensor: OnnxTensor) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise tensor.damaged(f"the offset or length '{text[:20]}'")
+    return int(text)
+
+
+def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
+    """Little-endian bytes; four-bit numbers lie two in a byte, the lower half first."""
+    kind = tensor.type_name
+    if kind in ("uint4", "int4"):
+        if len(data) != (count + 1) // 2:
+            raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
+        return _nibbles(np.frombuffer(data, np.uint8), kind)[:count]
+    stored = np.dtype("<u2") if kind == "bfloat16" else _NUMPY[kind].newbyteorder("<")
+    if len(data) != count * stored.itemsize:
+        raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
+    flat = np.frombuffer(data, stored)
+    return _widened(flat) if kind == "bfloat16" else flat
+
+
+def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
+    """Values in the field of their type; small types lie in ``int32_data``, floats as bits."""
+    kind = tensor.type_name
+    number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
+    parts = tensor.typed.get(number, ())
+    if number in (4, 10):
+        reals = [f.numbers("<f4" if number == 4 else "<f8") for f in parts]
+        return np.concatenate(reals) if reals else np.zeros(0, dtype)
+    signed = np.concatenate([np.zeros(0, np.int64), *(part.wholes() for part in parts)])
+    whole = signed.view(np.uint64)
+    if number == 5:
+        whole = whole & np.uint64(0xFFFFFFFF)
+    if kind == "bfloat16":
+        return _widened(whole.astype(np.uint16))
+    if kind == "float16":
+        return whole.astype(np.uint16).view(np.float16)
+    if kind in ("uint4", "int4"):
+        return _nibbles(whole.astype(np.uint8), kind)[: prod(tensor.shape)]
+    return whole.astype(dtype)
+
+
+def _widened(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _nibbles(data: Array, kind: str) -> Array:
+    both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
+    if kind == "uint4":
+        return both
+    return ((both.astype(np.int8) + 8) % 16 - 8).astype(np.int8)

@@ -1,0 +1,130 @@
+"""Inputs and outputs as textures have them: channels last, three of them with a fourth.
+
+The network stays as it is; its edges get operators that the passes move into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cml_engine.errors import InputError
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
+
+_TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
+_NONE = (0, 0)
+
+
+def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
+    """Every input and output of rank 4 as N, H, W, C instead of N, C, H, W, by the same names.
+
+    With ``rgba`` those of 3 floats have a fourth: an input's is not read, an output's is 1.
+    """
+    edges = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n].rank == 4]
+    if not edges:
+        raise InputError("no input or output has four axes (N, C, H, W): leave --layout nhwc out")
+    widened = [name for name in edges if rgba and _is_rgb(graph.facts[name])]
+    if rgba and not widened:
+        listed = ", ".join(f"{name}: {graph.facts[name]}" for name in edges)
+        raise InputError(
+            f"no input or output has 3 channels of floats ({listed}): leave --rgba out"
+        )
+    inner: dict[str, str] = {}
+    for name in edges:
+        inner[name] = unused_name(f"{name}_nchw", graph.facts, inner.values())
+    return _Edges(_renamed(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
+
+
+class _Edges:
+    """The network between its new inputs and outputs."""
+
+    def __init__(self, graph: Graph, inner: Mapping[str, str], widened: list[str]) -> None:
+        self._graph = graph
+        self._inner, self._widened = inner, widened
+        self._facts = dict(graph.facts)
+
+    def graph(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Graph:
+        before = [node for name in inputs if name in self._inner for node in self._input(name)]
+        after = [node for name in outputs if name in self._inner for node in self._output(name)]
+        return self._graph.with_(
+            inputs=inputs,
+            outputs=outputs,
+            nodes=(*before, *self._graph.nodes, *after),
+            facts=self._facts,
+        )
+
+    def _input(self, name: str) -> list[Node]:
+        inner = self._inner[name]
+        fact = self._last(self._facts[inner])
+        nodes: list[Node] = []
+        read = name
+        self._facts[name] = fact
+        if name in self._widened:
+            read = self._new(f"{name}_rgb", fact)
+            self._facts[name] = _with_channels(fact, 4)
+            nodes.append(_node("slice", name, read, axes=[3], begin=[0], end=[3], stride=[]))
+        return [*nodes, _node("transpose", read, inner, axes=_TO_NCHW)]
+
+    def _output(self, name: str) -> list[Node]:
+        inner = self._inner[name]
+        fact = self._last(self._facts[inner])
+        if name not in self._widened:
+            self._facts[name] = fact
+            return [_node("transpose", inner, name, axes=_TO_NHWC)]
+        made = self._new(f"{name}_rgb", fact)
+        self._facts[name] = _with_channels(fact, 4)
+        padding = [_NONE, _NONE, _NONE, (0, 1)]
+        return [
+            _node("transpose", inner, made, axes=_TO_NHWC),
+            _node("pad", made, name, padding=padding, border="constant", value=1.0),
+        ]
+
+    def _last(self, fact: Fact) -> Fact:
+        return replace(fact, shape=tuple(fact.shape[axis] for axis in _TO_NHWC))
+
+    def _new(self, wanted: str, fact: Fact) -> str:
+        name = unused_name(wanted, self._facts, self._inner)
+        self._facts[name] = fact
+        return name
+
+
+def _node(op: str, read: str, made: str, **attrs: Any) -> Node:
+    return Node(op, (read,), (made,), Attrs(attrs))
+
+
+def _is_rgb(fact: Fact) -> bool:
+    return fact.dtype == "scalar" and fact.shape[1] == 3
+
+
+def _with_channels(fact: Fact, count: int) -> Fact:
+    return replace(fact, shape=(*fact.shape[:3], count))
+
+
+def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph with some tensors called otherwise."""
+
+    def new(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in old)
+
+    def keys(old: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in old.items()}
+
+    nodes = tuple(
+        replace(
+            node,
+            inputs=new(node.inputs),
+            outputs=new(node.outputs),
+            epilogues=tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues),
+        )
+        for node in graph.nodes
+    )
+    return graph.with_(
+        nodes=nodes,
+        facts=keys(graph.facts),
+        constants=keys(graph.constants),
+        labels=keys(graph.labels),
+        sources=keys(graph.sources),
+        quantization=keys(graph.quantization),
+        updates=tuple((names.get(a, a), names.get(b, b)) for a, b in graph.updates),
+    )

@@ -1,0 +1,322 @@
+"""Tensors in files for the command line: ``.npy``, ``.npz`` and pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.io import pictures
+from cml_engine.io.atomic_write import check_writable, write_atomically
+from cml_engine.io.budget import OverBudget, current
+from cml_engine.io.named import NamedFile, named_file
+from cml_engine.ir.graph import Array, Fact, check_shape
+
+__all__ = ["check_outputs", "check_place", "read", "shape_of", "write_outputs"]
+
+Shape = tuple[int, ...]
+#: the extents of an input as far as they are known; None where not even their number is
+Known = tuple[int | None, ...] | None
+SUFFIXES = (".npy", ".npz", *pictures.KINDS)
+#: a file, or its name
+File = str | Path | NamedFile
+
+
+def read(file: File, name: str, fact: Fact) -> Array:
+    """The tensor ``name`` of that fact out of a file, whose shape is checked before any memory is
+    taken. A ``.npz`` must hold an array of that name, or one array only; of a picture see
+    :mod:`cml_engine.io.pictures`."""
+    found = _found(file, name)
+    with _told(found, name):
+        array = _READERS.get(found.suffix, _read_picture)(found, name, fact)
+    return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
+
+
+def read_any(file: File, name: str) -> Array:
+    """The tensor ``name`` out of a ``.npy`` or ``.npz``, of whatever shape and type of numbers."""
+    found = _found(file, name)
+    if found.suffix not in _READERS:
+        raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
+    with _told(found, name), _stream(found, name) as stream:
+        return _array(stream, name)
+
+
+def shape_of(file: File, name: str, known: Known) -> Shape | None:
+    """The shape that a file gives to an input of which only some extents are ``known``. None where
+    a picture cannot say it: it has rows and columns, and as many channels as are asked of it."""
+    found = _found(file, name)
+    with _told(found, name):
+        is_picture = found.suffix in pictures.KINDS
+        shape = (_shape_of_picture if is_picture else _shape_of_array)(found, name, known)
+    if shape is None or known is None:
+        return shape
+    same = len(known) == len(shape)
+    if not same or any(k not in (None, n) for k, n in zip(known, shape, strict=True)):
+        wanted = ", ".join("?" if k is None else str(k) for k in known)
+        raise InputError(f"input '{name}': {found} is {list(shape)}; the model wants [{wanted}]")
+    return shape
+
+
+def _shape_of_array(found: NamedFile, name: str, known: Known) -> Shape:
+    with _stream(found, name) as stream:
+        return _header(stream)[0]
+
+
+def _shape_of_picture(found: NamedFile, name: str, known: Known) -> Shape | None:
+    if known is None or len(known) < 2 or known[1] is None:
+        return None
+    written = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))
+    pictures.check(found, name, Fact("scalar", written), written=False)
+    return (*written[:2], *pictures.size(found))
+
+
+def _found(file: File, name: str) -> NamedFile:
+    found = named_file(file)
+    check_suffix(found)
+    if not found.path.is_file():
+        raise InputError(f"input '{name}': no such file: {found}")
+    return found
+
+
+@contextlib.contextmanager
+def _told(file: NamedFile, name: str) -> Iterator[None]:
+    """What goes wrong in the block names the file."""
+    try:
+        yield
+    except OverBudget:
+        raise
+    except InputError as error:
+        raise InputError(f"'{file}': {error.message}") from None
+    except Exception as error:  # whatever the parsers of others say of a damaged file
+        said = str(error) or type(error).__name__
+        raise InputError(f"input '{name}': cannot read {file}: {said}") from None
+
+
+def check_suffix(file: File) -> None:
+    found = named_file(file)
+    if found.suffix not in SUFFIXES:
+        raise InputError(f"'{found}': wanted a file in {', '.join(SUFFIXES)}")
+
+
+def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
+    """Raise before any work is done for outputs that could not be written after it."""
+    for name, file in files.items():
+        check_suffix(file)
+        found = named_file(file)
+        if found.suffix in pictures.KINDS:
+            pictures.check(found, name, facts[name], written=True)
+        check_place(found.path)
+    for path, names in _by_file(files).items():
+        if len(names) > 1 and path.suffix.lower() != ".npz":
+            shown = " and ".join(f"'{name}'" for name in names)
+            raise InputError(
+                f"'{path}' would hold the outputs {shown}: a file in {path.suffix} holds one. Name "
+                "a file for each, or one .npz for all"
+            )
+
+
+def check_place(path: Path, model: str = "") -> None:
+    """Raise where a file cannot be written, as far as can be known before; or where it is a file of
+    the ``model`` that is read."""
+    place, read = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
+    part = path.suffix in (".nnef", ".quant", ".dat") and place.parent == read
+    if place == read or part:
+        raise InputError(f"'{path}' is the model's own: name another file")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write '{path}': no folder '{path.parent}'; make it first")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}': {error.strerror}") from None
+
+
+def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> None:
+    """Write each output into its file; a ``.npz`` may take several."""
+    for path, names in _by_file(files).items():
+        found = named_file(files[names[0]])
+        values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}
+        writer = _WRITERS.get(found.suffix)
+        write = partial(writer, values) if writer else partial(_write_picture, values, found)
+        try:
+            write_atomically(path, write)
+        except OSError as error:
+            raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
+    """Who goes into each file, whatever way it is named."""
+    named: dict[str, Path] = {}
+    found: dict[Path, list[str]] = {}
+    for name, file in files.items():
+        path = named_file(file).path
+        found.setdefault(named.setdefault(os.path.realpath(path), path), []).append(name)
+    return found
+
+
+@contextlib.contextmanager
+def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
+    """An array in NumPy's format: the file, or a member of an archive."""
+    if found.suffix == ".npy":
+        current().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
+        with found.path.open("rb") as file:
+            yield file
+        return
+    with zipfile.ZipFile(found.path) as archive:
+        members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+        if name not in members and len(members) != 1:
+            raise InputError(
+                f"input '{name}': it holds {', '.join(members) or 'nothing'}; wanted an array of "
+                "that name, or one array only"
+            )
+        chosen = archive.getinfo(members.get(name) or next(iter(members.values())))
+        charge_member(chosen, found.path)
+        with archive.open(chosen) as member:
+            yield member
+
+
+def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
+    """Charges what a member says that it unpacks to; no more of it is read."""
+    what = f"'{archive}': '{member.filename}'"
+    current().charge_bytes(member.file_size, what)
+    if member.compress_type != zipfile.ZIP_STORED:
+        current().charge_unpacking(member.file_size, what)
+
+
+def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type of the items."""
+    header = np.lib.format
+    version = header.read_magic(file)
+    read = header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
+    return read(file)
+
+
+def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
+    with _stream(found, name) as file:
+        array = _array(file, name, fact)
+        file.read(1)  # at an archive's end the checksum is checked
+        return array
+
+
+def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
+    """The array in a stream; its header is checked before it is read."""
+    shape, is_fortran, dtype = _header(file)
+    if dtype.kind not in "biuf":
+        wanted = fact or "numbers"
+        raise InputError(f"input '{name}': wanted {wanted}, got items of type {dtype}")
+    if fact is not None:
+        check_shape(name, fact, shape)
+    count = prod(shape) * dtype.itemsize
+    data = file.read(count)
+    if len(data) < count:
+        raise EOFError(f"it ends early: wanted {count:,} bytes, got {len(data):,}")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _read_picture(found: NamedFile, name: str, fact: Fact) -> Array:
+    pictures.check(found, name, fact, written=False)
+    channels = fact.shape[1]
+    shape = (1, channels, *pictures.size(found))
+    check_shape(name, fact, shape)
+    current().charge_unpacked(4 * prod(shape), f"input '{name}'")
+    return pictures.read(found, channels)
+
+
+def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
+    (array,) = arrays.values()
+    np.save(file, array, allow_pickle=False)
+
+
+def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
+    """``np.savez`` takes names as keywords, and so not every name."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _write_picture(arrays: Mapping[str, Array], found: NamedFile, file: BinaryIO) -> None:
+    (array,) = arrays.values()
+    pictures.write(array, found, file)
+
+
+_READERS = {".npy": _read_array, ".npz": _read_array}
+_WRITERS = {".npy": _write_npy, ".npz": _write_npz}
+
+
+def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[dict[str, Array]]:
+    """All samples: the first of every input, the second, …. An input of which there is but one
+    value has it in all of them."""
+    if missing := [name for name in facts if name not in files]:
+        raise InputError(f"no samples of {', '.join(missing)}: give -i {missing[0]}=FILE.npz")
+    values = {name: _of_input(path, name, facts[name]) for name, path in files.items()}
+    count = max(len(found) for found in values.values())
+    for name, found in values.items():
+        if len(found) not in (1, count):
+            raise InputError(
+                f"'{files[name]}': {len(found)} samples of '{name}', others have {count}; wanted "
+                "as many, or one for all"
+            )
+    return [
+        {name: found[i if len(found) > 1 else 0] for name, found in values.items()}
+        for i in range(count)
+    ]
+
+
+def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
+    """The samples of one input: the arrays of a ``.npz``, or one array with an axis in front of the
+    input's own (or in the place of its first, where that is one)."""
+    found = [s for array in _arrays(path, name) for s in _split(array, path, name, fact)]
+    if not found:
+        raise InputError(f"'{path}': no samples of '{name}' in it")
+    return found
+
+
+def sample_shape(path: str, name: str, known: Known) -> Shape | None:
+    """The shape that samples give to an input of which only some extents are ``known``; None where
+    they do not say."""
+    first = None if known is None else next(_arrays(Path(path), name), None)
+    if first is None or known is None or not 0 <= first.ndim - len(known) <= 1:
+        return None
+    shape = first.shape
+    return shape[1:] if len(shape) > len(known) else (known[0] or 1, *shape[1:])
+
+
+def _arrays(path: Path, name: str) -> Iterator[Array]:
+    if not path.is_file():
+        raise InputError(f"samples of '{name}': no such file: {path}")
+    try:
+        current().charge_bytes(path.stat().st_size, f"'{path}'")
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            yield loaded
+        else:
+            for member in loaded.zip.infolist():
+                charge_member(member, path)
+            yield from (loaded[key] for key in loaded.files)
+    except OverBudget:
+        raise
+    except Exception as error:  # whatever NumPy says of a damaged file
+        said = str(error) or type(error).__name__
+        raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None
+
+
+def _split(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:
+    shape = fact.shape
+    if array.shape == shape:
+        return [array]
+    if array.shape[1:] == shape:
+        return list(array)
+    if shape[:1] == (1,) and array.shape[1:] == shape[1:]:
+        return list(array[:, None])
+    raise InputError(
+        f"'{path}': samples of '{name}' have shape {list(array.shape)}, wanted {list(shape)} or "
+        f"[count, {', '.join(map(str, shape))}]"
+    )

@@ -1,0 +1,169 @@
+"""Folders that commands fill: when one may be written, and what in it may be replaced or removed.
+
+- A folder that is not empty is refused, unless the user allows to overwrite it.
+- Overwriting replaces the files that the command writes, and removes those that the folder's own
+  manifest lists. Every other file stays.
+- Nothing is written or removed outside of the folder, or through a link inside of it.
+
+Every function of this project that fills a folder goes through this module, and every name that
+becomes a file's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cml_engine.errors import InputError
+from cml_engine.io.atomic_write import Content, replace_file
+from cml_engine.io.json import read_json
+
+__all__ = [
+    "OutputFolder",
+    "check_new_file",
+    "check_new_folder",
+    "file_below",
+    "file_stem",
+    "name_problem",
+]
+
+_OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
+#: the manifest's list of files; no other program's JSON has this key
+_FILES = "cml_files"
+#: bytes of a file name that the usual file systems allow
+_LONGEST_PART = 255
+_LONGEST_STEM = 150  # numbers, digests and endings are added to it
+
+
+def check_new_folder(path: Path, overwrite: bool) -> None:
+    """Raise ``InputError`` if the folder holds anything and ``overwrite`` is False."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"'{path}' is a file: name a folder")
+    if not overwrite and path.is_dir() and any(path.iterdir()):
+        raise InputError(f"'{path}' is not empty: name another folder, or {_OVERWRITE}")
+
+
+def check_new_file(path: Path, overwrite: bool) -> None:
+    """Raise ``InputError`` if the file exists and ``overwrite`` is False."""
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a file")
+    if path.exists() and not overwrite:
+        raise InputError(f"'{path}' exists: name another file, or {_OVERWRITE}")
+
+
+def name_problem(name: str, allowed: str = "") -> str:
+    """Returns why a name cannot be a path inside of a folder; "" if it can.
+
+    Parameters
+    ----------
+    name : the path, with ``/`` between its parts.
+    allowed : characters that are accepted although Windows has no file names with them.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts:
+        return "is empty"
+    if ".." in parts:
+        return "has '..' in it"
+    if name.startswith("/"):
+        return "begins with '/'"
+    refused = set(':\\"<>|?*') - set(allowed)
+    if any(c in refused or ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
+        return "has a character that file names must not have"
+    longest = max(len(part.encode()) for part in parts)
+    return "is too long" if len(name) > 1000 or longest > _LONGEST_PART else ""
+
+
+def file_below(folder: Path, name: str) -> Path:
+    """Returns the path of a file inside of a folder.
+
+    Raises
+    ------
+    InputError
+        if the name leads out of the folder, or if a link or a folder stands in its place.
+    """
+    if problem := name_problem(name):
+        raise InputError(f"the name {name[:80]!r} {problem}: wanted a path inside of '{folder}'")
+    place = Path(os.path.realpath(folder), name)
+    if os.path.normcase(os.path.realpath(place)) != os.path.normcase(place):
+        raise InputError(
+            f"cannot write '{folder / name}': it is a link, or lies behind one, and links inside "
+            "of an output folder are never followed. Remove the link, or name another folder"
+        )
+    if place.is_dir():
+        raise InputError(f"cannot write '{folder / name}': it is a folder")
+    return folder / name
+
+
+def file_stem(text: str) -> str:
+    """Returns any text as a file name without an ending: letters, digits, ``_``, ``.``, ``-``."""
+    name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
+    return name[:_LONGEST_STEM] or "unnamed"
+
+
+class OutputFolder:
+    """A folder with a manifest: a JSON file that lists all files that were written.
+
+    Parameters
+    ----------
+    path : the folder. It is made with the first file.
+    manifest : the manifest's name.
+    overwrite : if the folder is not empty, remove what its manifest lists instead of refusing it.
+    """
+
+    def __init__(self, path: str | Path, manifest: str, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self._manifest = manifest
+        self._files: dict[str, None] = {}
+        try:
+            check_new_folder(self.path, overwrite)
+            for name in self._listed():
+                self._remove(name)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def place(self, name: str) -> Path:
+        """Returns the path of a file that the caller writes, and lists it in the manifest."""
+        place = file_below(self.path, name)
+        self._files[name] = None
+        return place
+
+    def write(self, name: str, content: Content) -> str:
+        """Writes a file, lists it in the manifest and returns its name."""
+        place = self.place(name)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, content)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        return name
+
+    def write_manifest(self, data: Mapping[str, Any]) -> Path:
+        """Writes the manifest: ``data`` and the names of all files so far."""
+        files = [name for name in self._files if name != self._manifest]
+        self.write(self._manifest, json.dumps({**data, _FILES: files}, indent=1) + "\n")
+        return self.path / self._manifest
+
+    def _listed(self) -> list[str]:
+        """Returns the names in the manifest that is there, and its own."""
+        try:
+            found = read_json(file_below(self.path, self._manifest))
+        except (InputError, OSError, ValueError):  # no manifest, or none that can be read
+            return []
+        listed = found.get(_FILES) if isinstance(found, dict) else None
+        if not isinstance(listed, list):
+            return []
+        return [*(name for name in listed if isinstance(name, str)), self._manifest]
+
+    def _remove(self, name: str) -> None:
+        try:
+            place = file_below(self.path, name)
+        except InputError:  # it is not in the folder any more: another's file stands there
+            return
+        place.unlink(missing_ok=True)
+
+    def _cannot_write(self, error: OSError) -> InputError:
+        return InputError(f"cannot write into '{self.path}': {error.strerror or error}")

@@ -1,0 +1,57 @@
+"""TIFF: whole numbers of 8 and 16 bits, or floats, by the package tifffile."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from cml_engine.io.samples import numbers_of, steps_of
+from cml_engine.ir.graph import Array
+
+NEEDS = "tifffile"
+BITS = (32, 16, 8)
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Height and width of its first picture."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        page: Any = file.pages[0]
+        return int(page.imagelength), int(page.imagewidth)
+
+
+def read(path: Path) -> Array:
+    """Its first picture as height x width x channels."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        page: Any = file.pages[0]
+        samples = np.asarray(page.asarray())
+        apart = page.samplesperpixel > 1 and page.planarconfig == 2
+    if samples.ndim == 2:
+        samples = samples[..., None]
+    elif apart:
+        samples = np.moveaxis(samples, 0, -1)
+    return numbers_of(samples)
+
+
+def write(planes: Array, file: BinaryIO, bits: int) -> None:
+    """As one picture."""
+    import tifffile
+
+    samples = planes.astype(np.float32) if bits == 32 else steps_of(planes, bits)
+    count = samples.shape[2]
+    made = io.BytesIO()  # tifffile goes back and forth in it
+    tifffile.imwrite(
+        made,
+        samples[..., 0] if count == 1 else samples,
+        photometric="minisblack" if count == 1 else "rgb",
+        planarconfig=None if count == 1 else "contig",
+        extrasamples=("unassalpha",) if count == 4 else None,
+        metadata=None,
+    )
+    file.write(made.getvalue())

@@ -1,0 +1,1 @@
+"""Graphs and what describes them: facts, layouts, device limits, textures. Plain data."""

@@ -1,0 +1,400 @@
+"""The bookkeeping of GPU memory as plain data: free ranges, who holds what, and how it prints.
+
+Knows no GPU API: ``cml_engine/gpu/memory/allocator.py`` puts it over real buffers, and a host
+that has an allocator of its own implements :class:`MemorySource`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import text
+
+Category = Literal["weights", "activations", "output", "staging", "uniform", "render"]
+CATEGORIES: tuple[str, ...] = get_args(Category)
+_BAR_CELLS = 48
+
+__all__ = [
+    "HeapStats",
+    "Holding",
+    "MemoryRange",
+    "MemorySource",
+    "MemoryStats",
+    "mib",
+]
+
+
+class MemoryRange(Protocol):
+    """Bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, until :meth:`free`."""
+
+    @property
+    def buffer(self) -> Any: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def free(self) -> None:
+        """Give the range back; nothing uses it any more."""
+
+
+class MemorySource(Protocol):
+    """An engine's own allocator of GPU memory, given as ``cml.Gpu(memory=...)``.
+
+    Ranges of different categories must lie in different buffers: WebGPU copies nothing within one
+    buffer. A range whose ``usage`` has MAP_READ or MAP_WRITE must be a whole buffer.
+    """
+
+    def allocate(
+        self, nbytes: int, usage: int, alignment: int, owner: str, category: str
+    ) -> MemoryRange:
+        """Exactly ``nbytes`` or more at a multiple of ``alignment``, in a buffer that has all of
+        ``usage`` (``wgpu.BufferUsage`` flags). ``MemoryError`` if there is none."""
+        ...
+
+
+class FreeList:
+    """The free bytes of ``[0, nbytes)``.
+
+    Allocates from the smallest free range that fits (best fit) and joins neighbours when they are
+    freed.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.free_bytes = 0
+        self._sizes: dict[int, int] = {}  # start of every free range -> its length
+        self._starts: list[int] = []
+        self._by_size: list[tuple[int, int]] = []
+        self._taken: dict[int, int] = {}
+        self._add(0, nbytes)
+
+    def allocate(self, nbytes: int, alignment: int = 1) -> int | None:
+        """The offset of ``nbytes`` (at least 1) at a multiple of ``alignment``, or None."""
+        if nbytes < 1 or alignment < 1:
+            raise ValueError(f"{nbytes} bytes aligned to {alignment}: both must be at least 1")
+        for size, start in self._by_size[bisect_left(self._by_size, (nbytes, -1)) :]:
+            at = -(-start // alignment) * alignment
+            if at + nbytes <= start + size:
+                self._remove(start)
+                self._add(start, at - start)
+                self._add(at + nbytes, start + size - at - nbytes)
+                self._taken[at] = nbytes
+                return at
+        return None
+
+    def free(self, offset: int) -> None:
+        """Give back what :meth:`allocate` returned; ``ValueError`` if that is not taken."""
+        size = self._taken.pop(offset, None)
+        if size is None:
+            raise ValueError(f"nothing is allocated at offset {offset}")
+        place = bisect_left(self._starts, offset)
+        after = self._starts[place] if place < len(self._starts) else -1
+        before = self._starts[place - 1] if place else -1
+        start = offset
+        if after == offset + size:
+            size += self._remove(after)
+        if place and before + self._sizes[before] == offset:
+            start = before
+            size += self._remove(before)
+        self._add(start, size)
+
+    @property
+    def empty(self) -> bool:
+        """Returns True if nothing is allocated."""
+        return not self._taken
+
+    @property
+    def largest_free(self) -> int:
+        """The length of the longest free range."""
+        return self._by_size[-1][0] if self._by_size else 0
+
+    @property
+    def taken(self) -> list[tuple[int, int]]:
+        """``(offset, nbytes)`` of all that is taken, by offset."""
+        return sorted(self._taken.items())
+
+    @property
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """``(offset, nbytes)`` of all that is free, by offset."""
+        return [(start, self._sizes[start]) for start in self._starts]
+
+    def _add(self, start: int, size: int) -> None:
+        if size:
+            self._sizes[start] = size
+            insort(self._starts, start)
+            insort(self._by_size, (size, start))
+            self.free_bytes += size
+
+    def _remove(self, start: int) -> int:
+        size = self._sizes.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+        self.free_bytes -= size
+        return size
+
+
+@dataclass(slots=True)
+class Holding:
+    """The memory that an owner has of a category."""
+
+    nbytes: int = 0
+    count: int = 0
+
+
+class Ledger:
+    """The memory of every owner. Reading :attr:`held` and :attr:`peak` costs nothing."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.peak = 0
+        self._holdings: dict[tuple[str, str], Holding] = {}
+
+    def add(self, owner: str, category: str, nbytes: int) -> None:
+        """Adds ``nbytes`` to the owner's memory."""
+        holding = self._holdings.setdefault((owner, category), Holding())
+        holding.nbytes += nbytes
+        holding.count += 1
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+
+    def remove(self, owner: str, category: str, nbytes: int) -> None:
+        """Subtracts ``nbytes`` from the owner's memory."""
+        holding = self._holdings[owner, category]
+        holding.nbytes -= nbytes
+        holding.count -= 1
+        self.held -= nbytes
+        if not holding.count:
+            del self._holdings[owner, category]
+
+    def of(self, categories: Collection[str]) -> int:
+        """Bytes in use of these categories."""
+        return sum(
+            h.nbytes for (_, category), h in self._holdings.items() if category in categories
+        )
+
+    def holdings(self) -> dict[tuple[str, str], Holding]:
+        """A copy, by (owner, category)."""
+        return {k: Holding(h.nbytes, h.count) for k, h in sorted(self._holdings.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class HeapStats:
+    """One large buffer and what of it is taken. A ``whole`` one is not shared out: the host maps
+    it, or what it holds is larger than any heap."""
+
+    category: str
+    nbytes: int
+    held: int
+    largest_free: int
+    taken: tuple[tuple[int, int], ...]
+    whole: bool = False
+
+    @property
+    def bar(self) -> str:
+        """The heap as a line of cells: ``#`` taken, ``+`` partly, ``.`` free."""
+        cells = [0.0] * _BAR_CELLS
+        scale = _BAR_CELLS / self.nbytes
+        for offset, nbytes in self.taken:
+            start, end = offset * scale, (offset + nbytes) * scale
+            for cell in range(int(start), min(_BAR_CELLS, int(end) + 1)):
+                cells[cell] += max(0.0, min(end, cell + 1) - max(start, cell))
+        return "".join("." if c <= 0 else "#" if c > 0.99 else "+" for c in cells)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """The memory of one device at one moment. ``reserved_bytes`` is what the driver was asked for
+    (heaps whole, and textures), ``held_bytes`` what of it is in use. ``fragmentation`` is the part
+    of the heaps' free bytes that lies outside the largest free range of its heap."""
+
+    held_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    budget_bytes: int | None
+    holdings: Mapping[tuple[str, str], Holding]
+    heaps: tuple[HeapStats, ...]
+    evictions: int
+
+    @property
+    def largest_free(self) -> int:
+        """The largest range that can be had without asking the driver."""
+        return max((heap.largest_free for heap in self.heaps), default=0)
+
+    @property
+    def over_budget(self) -> int:
+        """Bytes that are reserved beyond a budget that was lowered."""
+        return 0 if self.budget_bytes is None else max(0, self.reserved_bytes - self.budget_bytes)
+
+    @property
+    def fragmentation(self) -> float:
+        free = sum(heap.nbytes - heap.held for heap in self.heaps)
+        return 1 - sum(heap.largest_free for heap in self.heaps) / free if free else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the maps of the heaps, for a file or an overlay."""
+        owners: dict[str, dict[str, int]] = {}
+        for (owner, category), holding in self.holdings.items():
+            owners.setdefault(owner, {})[category] = holding.nbytes
+        return {
+            "held_bytes": self.held_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "peak_bytes": self.peak_bytes,
+            "budget_bytes": self.budget_bytes,
+            "over_budget_bytes": self.over_budget,
+            "largest_free": self.largest_free,
+            "fragmentation": self.fragmentation,
+            "evictions": self.evictions,
+            "owners": owners,
+            "heaps": [
+                {"category": h.category, "nbytes": h.nbytes, "held": h.held} for h in self.heaps
+            ],
+        }
+
+    def __str__(self) -> str:
+        budget = "no budget" if self.budget_bytes is None else f"budget {mib(self.budget_bytes)}"
+        if self.over_budget:
+            budget += f" (exceeded by {mib(self.over_budget)}, until these owners give it back)"
+        lines = [
+            f"GPU memory: held {mib(self.held_bytes)}, peak {mib(self.peak_bytes)}, reserved "
+            f"{mib(self.reserved_bytes)}, {budget}, fragmentation {self.fragmentation:.0%}",
+            *holdings_table(self.holdings),
+        ]
+        for heap in self.heaps:
+            if not heap.whole:
+                used = f"{mib(heap.held):>11s} of {mib(heap.nbytes)}"
+                lines.append(f"{heap.category:12s} |{heap.bar}| {used}")
+        for category in dict.fromkeys(heap.category for heap in self.heaps if heap.whole):
+            whole = [h for h in self.heaps if h.whole and h.category == category]
+            used = f"{mib(sum(h.held for h in whole))} of {mib(sum(h.nbytes for h in whole))}"
+            lines.append(f"{category:12s} {len(whole)} whole buffers, {used}")
+        return "\n".join(lines)
+
+
+def mib(nbytes: float) -> str:
+    """Bytes as people read them: with two digits behind the point, in MiB or KiB."""
+    if nbytes < 1 << 20:
+        return f"{nbytes / (1 << 10):.2f} KiB"
+    return f"{nbytes / (1 << 20):.2f} MiB"
+
+
+def holdings_table(holdings: Mapping[tuple[str, str], Holding]) -> list[str]:
+    """A row for each owner, the largest first, and a column for each category in use."""
+    used = [c for c in CATEGORIES if any(category == c for _, category in holdings)]
+    totals: dict[str, int] = {}
+    for (owner, _), holding in holdings.items():
+        totals[owner] = totals.get(owner, 0) + holding.nbytes
+    rows = [["owner", *used, "total"]]
+    for owner in sorted(totals, key=lambda o: (-totals[o], o)):
+        cells = [_cell(holdings.get((owner, category))) for category in used]
+        rows.append([owner, *cells, mib(totals[owner])])
+    return _aligned(rows) if totals else ["  nobody holds any"]
+
+
+def _cell(holding: Holding | None) -> str:
+    return "-" if holding is None else mib(holding.nbytes)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in rows
+    ]
+
+
+def exhausted_message(
+    wanted: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
+) -> str:
+    """Returns the error text: the request, the owners of the rest, and what can be done."""
+    lines = [f"out of GPU memory: '{owner}' wanted {mib(wanted)} for {category}"]
+    if stats.budget_bytes is not None:
+        free = max(0, stats.budget_bytes - stats.reserved_bytes)
+        lines[0] += f"; budget {mib(stats.budget_bytes)}, of which {mib(free)} free"
+    lines[0] += (
+        f"; reserved {mib(stats.reserved_bytes)}, held {mib(stats.held_bytes)}, "
+        f"largest free range {mib(stats.largest_free)}"
+    )
+    if reason:
+        lines.append(f"  {reason}")
+    lines += holdings_table(stats.holdings)
+    lines.append(
+        "Free some of it, raise the budget, or let networks that never run at the same time share "
+        'their activations: cml.Session(graph, gpu, arena="shared:NAME").'
+    )
+    return "\n".join(lines)
+
+
+def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
+    """Returns the memory that was not released, one line per owner and category; empty if all
+    was."""
+    return "\n".join(
+        f"{owner}: {holding.count} x {category}, {mib(holding.nbytes)}"
+        for (owner, category), holding in holdings.items()
+    )
+
+
+def checked_budget(nbytes: object) -> int | None:
+    """The budget as a number of bytes; :class:`InputError` where it is none."""
+    if nbytes is None:
+        return None
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or not 0 <= nbytes < 1 << 63:
+        raise InputError(f"a memory budget of {nbytes!r} bytes: wanted a number of 0 or more")
+    return int(nbytes)
+
+
+def checked_category(category: str) -> str:
+    """The category; :class:`InputError` if there is none of that name."""
+    if text(category, "a memory category") not in CATEGORIES:
+        raise InputError(f"unknown memory category {category!r}; wanted {', '.join(CATEGORIES)}")
+    return category
+
+
+# --- textures
+
+#: bytes of a texel where the name does not tell them
+_TEXELS = {
+    "rgb9e5ufloat": 4, "rgb10a2unorm": 4, "rgb10a2uint": 4, "rg11b10ufloat": 4,
+    "stencil8": 1, "depth16unorm": 2, "depth24plus": 4, "depth24plus-stencil8": 4,
+    "depth32float": 4, "depth32float-stencil8": 8,
+}  # fmt: skip
+_EIGHT_BYTE_BLOCKS = ("bc1-", "bc4-", "etc2-rgb8", "eac-r11")
+
+
+def texel_block(texture_format: str) -> tuple[int, int, int]:
+    """``(width, height, bytes)`` of the format's blocks; plain formats have blocks of one."""
+    if texture_format in _TEXELS:
+        return 1, 1, _TEXELS[texture_format]
+    if astc := re.match(r"astc-(\d+)x(\d+)-", texture_format):
+        return int(astc[1]), int(astc[2]), 16
+    if re.match(r"bc\d|etc2-|eac-", texture_format):
+        return 4, 4, 8 if texture_format.startswith(_EIGHT_BYTE_BLOCKS) else 16
+    if plain := re.match(r"(r|rg|rgba|bgra)(8|16|32)(?=[a-z])", texture_format):
+        return 1, 1, len(plain[1]) * int(plain[2]) // 8
+    raise InputError(f"unknown texture format '{texture_format}'")
+
+
+def texture_bytes(
+    size: Iterable[int] | Mapping[str, int],
+    texture_format: str,
+    *,
+    mips: int = 1,
+    samples: int = 1,
+    dimension: str = "2d",
+) -> int:
+    """Bytes of all texels of a texture; a driver may pad them."""
+    if isinstance(size, Mapping):
+        size = (size["width"], size.get("height", 1), size.get("depth_or_array_layers", 1))
+    width, height, layers = (*size, 1, 1)[:3]
+    block_width, block_height, block_bytes = texel_block(texture_format)
+    total = 0
+    for level in range(mips):
+        columns = -(-max(1, width >> level) // block_width)
+        rows = -(-max(1, height >> level) // block_height)
+        depth = max(1, layers >> level) if dimension == "3d" else layers
+        total += columns * rows * depth
+    return total * block_bytes * samples

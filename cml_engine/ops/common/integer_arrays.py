@@ -1,0 +1,153 @@
+"""The rule of integer inference on NumPy's arrays: words and sums as whole numbers in float32.
+
+Between them float64 computes, in which every step is exact: no product here has more than 53 bits.
+It computes blocks that stay in a processor's near cache from the first step to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ir.graph import Array
+from cml_engine.ir.integer_rule import SMALL_TABLE
+
+Out = Array | None
+#: numbers that lie in a processor's near cache, several times
+_NEAR = 1 << 14
+
+
+def requantize(sums: Array, code: Array, low: float, high: float, out: Out = None) -> Array:
+    """``rule.requantize``: ``code`` is ``rule.Multiplier.code``. Of this and the others: ``out``,
+    which may be the first operand, takes the words."""
+    return _rounded(np.multiply, (sums, _factor(code)), low, high, out)
+
+
+def requantize_wide(
+    upper: Array, lower: Array, code: Array, factor: float, low: float, high: float, out: Out = None
+) -> Array:
+    """Of a sum in two parts, ``factor * upper + lower``."""
+    return requantize(_whole(upper, lower, factor), code, low, high, out)
+
+
+def requantize_by_sign(
+    sums: Array, code: Array, negative: Array, low: float, high: float, out: Out = None
+) -> Array:
+    """With a multiplier of their own for sums below zero."""
+    return _rounded(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
+
+
+def requantize_wide_by_sign(
+    upper: Array, lower: Array, code: Array, negative: Array, factor: float, low: float,
+    high: float, out: Out = None,
+) -> Array:  # fmt: skip
+    return requantize_by_sign(_whole(upper, lower, factor), code, negative, low, high, out)
+
+
+def requantize_pair(
+    a: Array, b: Array, first: Array, second: Array, shift: Array, low: float, high: float,
+    out: Out = None,
+) -> Array:  # fmt: skip
+    """``rule.requantize_pair``."""
+    factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
+    return _rounded(_both, (a, b, *factors), low, high, out)
+
+
+def requantize_product(
+    a: Array, b: Array, code: Array, low: float, high: float, out: Out = None
+) -> Array:
+    """Of the product of two words."""
+    return _rounded(_product, (a, b, _factor(code)), low, high, out)
+
+
+def _factor(code: Array) -> Array:
+    """The multiplier as a number: 15 bits of it are not zero."""
+    number = np.asarray(code).astype(np.int64)
+    return np.asarray(np.ldexp((number >> 6).astype(np.float64), -(number & 63)))
+
+
+def _whole(upper: Array, lower: Array, factor: float) -> Array:
+    return np.asarray(upper).astype(np.float64) * factor + lower
+
+
+def _by_sign(sums: Array, factor: Array, negative: Array, out: Array) -> None:
+    out.fill(0)  # NumPy's minimum by a single number takes thrice as long
+    below = np.minimum(sums, out)
+    below *= negative
+    np.maximum(sums, out, out=out)
+    out *= factor
+    out += below
+
+
+def _both(a: Array, b: Array, first: Array, second: Array, out: Array) -> None:
+    np.multiply(a, first, out=out)
+    out += b * second
+
+
+def _product(a: Array, b: Array, factor: Array, out: Array) -> None:
+    np.multiply(a, b, out=out)
+    out *= factor
+
+
+def _rounded(
+    scaled: Callable[..., Any],
+    operands: tuple[Array, ...],
+    low: float,
+    high: float,
+    out: Out,
+) -> Array:
+    """What ``scaled(*operands, out=…)`` gives, as words: halves up."""
+    modes: Any = [["writeonly", "allocate"], *[["readonly"]] * len(operands)]
+    blocks = np.nditer(
+        [out, *operands],
+        ["buffered", "external_loop", "zerosize_ok"],
+        modes,
+        [np.float64] * (1 + len(operands)),
+        buffersize=_NEAR,
+        casting="same_kind",
+    )
+    with blocks:
+        for words, *given in blocks:
+            scaled(*given, out=words)
+            words += 0.5
+            np.floor(words, out=words)
+            np.clip(words, low, high, out=words)
+        return np.asarray(blocks.operands[0])
+
+
+def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Array:
+    """Real numbers as words: ``inverse`` is one over the scale, NaN becomes 0."""
+    given = np.ascontiguousarray(values, np.float32)
+    words = np.empty(given.shape, np.float32)
+    flat, into = given.reshape(-1), words.reshape(-1)
+    for first in range(0, flat.size, _NEAR):
+        part = slice(first, first + _NEAR)
+        _words_of(flat[part], inverse, low, high, into[part])
+    return words.reshape(np.shape(values))
+
+
+def _words_of(values: Array, inverse: np.float32, low: float, high: float, words: Array) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = values * inverse
+        np.floor(steps, out=words)
+        steps -= words
+        words += steps >= np.float32(0.5)
+    np.clip(words, low, high, out=words)
+    words[np.isnan(words)] = 0
+
+
+def numbers_of(words: Array, scale: np.float32) -> Array:
+    """Words as real numbers; 0 has no sign."""
+    return np.asarray(np.asarray(words).astype(np.int32).astype(np.float32) * scale)
+
+
+def look_up(words: Array, table: Array, first: int) -> Array:
+    """``rule.look_up``."""
+    at = words.astype(np.int64) - first
+    if len(table) == SMALL_TABLE:
+        return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])
+    at = at.clip(0, 65535)
+    place, part, points = at >> 6, at & 63, table.astype(np.int64)
+    return np.asarray((points[place] * (64 - part) + points[place + 1] * part + 32) >> 6)

@@ -1,0 +1,205 @@
+"""The elementwise operators, a row each: what it is in HLSL and in NumPy, and how exact it is.
+
+``row.py`` makes everything else of a row. Where HLSL's own function is missing, loose or
+wrong at the edges, the expression calls ours of ``shaders_hlsl/include/pointwise.hlsli``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ir.graph import Array
+from cml_engine.ops.declaration.spec import EXACT, Tolerance
+from cml_engine.ops.elementwise import in_place
+from cml_engine.ops.elementwise.row import Row, declare
+
+FUNCTION = Tolerance(
+    4e-6, 2e-6, "exp and log may be off by a few units in the last place (Vulkan: 3 + 2|x| for exp)"
+)
+POWER = Tolerance(
+    2e-5, 2e-6, "2^(y log2 x) multiplies the rounding of log2 by y, and values here reach 64"
+)
+TRIGONOMETRIC = Tolerance(
+    4e-6, 1e-6, "own polynomials, 6e-9 off; the rest is the rounding of a few operations"
+)
+STEEP = Tolerance(
+    2e-5, 2e-6, "the argument's rounding is multiplied by the slope, up to 20 in these tests"
+)
+DIVISION = Tolerance(1e-6, 1e-7, "Vulkan allows a division and a square root 2.5 units each")
+
+
+def _floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+_EDGES = _floats(-100.0, -20.0, -1.0, -1e-6, -0.0, 0.0, 1e-6, 0.5, 1.0, 20.0, 100.0)
+_HALVES = _floats(-2.5, -1.5, -1.0, -0.5, -0.0, 0.0, 0.49, 0.5, 1.0, 1.5, 2.5, 8388609.0)
+_TIES = (_floats(1, 2, 2, -1), _floats(2, 1, 2, -1))
+_POWERS = (
+    _floats(-2, -2, -2, 0, 0, 3, 4, -1.5, 0.25, 1, 2),
+    _floats(2, 3, -1, 0, 2, -2, 0.5, 5, 1.5, 9, 10),
+)
+_ROOTS = (_floats(-np.inf, -0.0, 0, np.inf, 4), _floats(0.5))
+
+
+# ---------------------------------------------------------------- NumPy definitions
+
+
+def _sigmoid(x: Array) -> Any:
+    # the exponent is never positive, so nothing overflows
+    t = np.exp(-np.abs(x))
+    return np.where(x < 0, t, np.float32(1)) / (1 + t)
+
+
+def _round(x: Array) -> Any:
+    low = np.floor(x)
+    return np.where(x - low >= 0.5, low + 1, low)
+
+
+def _clamp(x: Array, low: Array, high: Array) -> Any:
+    """A NaN stays one; a bound that is one does not bound."""
+    y = np.where(x > high, high, x)
+    return np.where(y < low, low, y)
+
+
+def _pow(x: Array, y: Array) -> Any:
+    """NumPy takes one exponent of 0.5 for a square root, which is another at -0 and -infinity."""
+    power = np.power(x, y)
+    if np.size(y) == 1 and np.all(y == 0.5):
+        power = np.where(np.isneginf(x), np.inf, power + 0.0)
+    return power
+
+
+def _batch_normalization(
+    x: Array, mean: Array, variance: Array, offset: Array, scale: Array, epsilon: np.float32
+) -> Any:
+    return offset + scale * ((x - mean) / np.sqrt(variance + epsilon))
+
+
+def _prelu(x: Array, slope: Any) -> Any:
+    if np.all((slope > 0) & (slope <= 1)):
+        return np.maximum(x, slope * x)  # the same of every value, ten times as fast
+    return np.where(x < 0, slope * x, x)
+
+
+def _elu(x: Array, alpha: np.float32) -> Any:
+    return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)
+
+
+def _selu(x: Array, alpha: np.float32, scale: np.float32) -> Any:
+    return scale * _elu(x, alpha)
+
+
+# ---------------------------------------------------------------- the table
+
+_TWO = ("scalar",) * 2
+_LOGICAL = ("logical",) * 2
+
+_ARITHMETIC = (
+    Row("add", "a + b", np.add, _TWO, fusable=True, commutative=True),
+    Row("sub", "a - b", np.subtract, _TWO, fusable=True),
+    Row("mul", "a * b", np.multiply, _TWO, fusable=True, commutative=True),
+    Row("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5, fusable=True),
+    Row("pow", "cml_pow(a, b)", _pow, _TWO, flops=20, tolerance=POWER, low=0.1,
+        extra=(_POWERS, _ROOTS)),
+    # NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
+    Row("min", "cml_min(a, b)", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT),
+    Row("max", "cml_max(a, b)", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT),
+)  # fmt: skip
+
+_COMPARISONS = tuple(
+    Row(name, hlsl, function, _TWO, "logical", tolerance=EXACT, extra=(_TIES,))
+    for name, hlsl, function in (
+        ("lt", "a < b", np.less),
+        ("gt", "a > b", np.greater),
+        ("le", "a <= b", np.less_equal),
+        ("ge", "a >= b", np.greater_equal),
+        ("eq", "a == b", np.equal),
+        ("ne", "cml_unequal(a, b)", np.not_equal),
+    )
+)
+
+_LOGIC = (
+    Row("and", "a & b", np.logical_and, _LOGICAL, "logical", tolerance=EXACT),
+    Row("or", "a | b", np.logical_or, _LOGICAL, "logical", tolerance=EXACT),
+    Row("not", "a == 0u", np.logical_not, ("logical",), "logical", tolerance=EXACT),
+    Row("select", "a != 0u ? b : c", np.where, ("logical", "?", "?"), "?", tolerance=EXACT,
+        extra=((np.array([True, False]), np.array([1, -2], np.int32), np.array(7, np.int32)),
+               (np.array([True, False]), np.array([False, True]), np.array([True, True])))),
+    Row("copy", "a", np.array, ("?",), "?", flops=0, tolerance=EXACT,
+        extra=((np.array([-7, 2**31 - 1, 0], np.int32),), (np.array([[True], [False]]),))),
+)  # fmt: skip
+
+_SIMPLE = (
+    Row("abs", "abs(a)", np.abs, tolerance=EXACT),
+    Row("neg", "-a", np.negative, tolerance=EXACT),
+    Row("sign", "cml_sign(a)", np.sign, tolerance=EXACT, extra=((_EDGES,),)),
+    Row("floor", "floor(a)", np.floor, tolerance=EXACT, extra=((_HALVES,),)),
+    Row("ceil", "ceil(a)", np.ceil, tolerance=EXACT, extra=((_HALVES,),)),
+    # NNEF: halves go up, which is neither C's round nor NumPy's
+    Row("round", "cml_round(a)", _round,
+        tolerance=EXACT, extra=((_HALVES,),)),
+    Row("rcp", "1.0 / a", np.reciprocal, tolerance=DIVISION, low=0.1),
+    Row("sqr", "a * a", np.square),
+    Row("sqrt", "sqrt(a)", np.sqrt, tolerance=DIVISION, low=0.0),
+    Row("rsqr", "1.0 / (a * a)", lambda x: 1 / (x * x), flops=2, tolerance=DIVISION, low=0.1),
+    Row("rsqrt", "1.0 / sqrt(a)", lambda x: 1 / np.sqrt(x), flops=2, tolerance=DIVISION, low=0.1),
+    Row("clamp", "cml_clamp(a, b, c)",
+        _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT, fusable=True, in_place=in_place.clamp,
+        extra=((_EDGES, _floats(0.0), _floats(1.0)),)),
+)  # fmt: skip
+
+_FUNCTIONS = (
+    Row("exp", "exp(a)", np.exp, flops=8, tolerance=FUNCTION),
+    Row("log", "log(a)", np.log, flops=8, tolerance=FUNCTION, low=0.01, high=100.0),
+    Row("log2", "log2(a)", np.log2, flops=8, tolerance=FUNCTION, low=0.01, high=100.0),
+    Row("sin", "cml_sin(a)", np.sin, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30),
+    Row("cos", "cml_cos(a)", np.cos, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30),
+    Row("tan", "cml_tan(a)", np.tan, flops=33, tolerance=STEEP, low=-1.5, high=1.5),
+    Row("asin", "cml_asin(a)", np.arcsin, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1),
+    Row("acos", "cml_acos(a)", np.arccos, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1),
+    Row("atan", "cml_atan(a)", np.arctan, flops=16, tolerance=TRIGONOMETRIC, extra=((_EDGES,),)),
+    Row("sinh", "cml_sinh(a)", np.sinh, flops=14, tolerance=FUNCTION, low=-10, high=10),
+    Row("cosh", "cml_cosh(a)", np.cosh, flops=14, tolerance=FUNCTION, low=-10, high=10),
+    Row("tanh", "cml_tanh(a)", np.tanh, flops=16, tolerance=FUNCTION, extra=((_EDGES,),),
+        fusable=True),
+    Row("asinh", "cml_asinh(a)", np.arcsinh, flops=20, tolerance=FUNCTION,
+        extra=((_EDGES,), (_floats(1e20, -1e20),))),
+    Row("acosh", "cml_acosh(a)", np.arccosh, flops=20, tolerance=FUNCTION, low=1.0, high=50.0,
+        extra=((_floats(1.0, 1.0001, 1e20),),)),
+    Row("atanh", "cml_atanh(a)", np.arctanh, flops=16, tolerance=STEEP, low=-0.97, high=0.97),
+)  # fmt: skip
+
+_ACTIVATIONS = (
+    # a NaN stays one
+    Row("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT,
+        fusable=True, in_place=in_place.relu),
+    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu, flops=2,
+        attrs={"alpha": (0.1, 0.0, 2.0)}, fusable=True, in_place=in_place.leaky_relu),
+    Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2, fusable=True,
+        in_place=in_place.prelu),
+    Row("elu", "cml_elu(a, {alpha})", _elu, flops=10, tolerance=FUNCTION,
+        attrs={"alpha": (1.0, 0.5)}, extra=((_EDGES,),)),
+    Row("selu", "{lambda} * cml_elu(a, {alpha})", _selu, flops=11, tolerance=FUNCTION,
+        attrs={"alpha": (1.67326319, 1.0), "lambda": (1.05070102, 2.0)}, extra=((_EDGES,),)),
+    # NNEF's gelu is this approximation, not the one by erf
+    Row("gelu", "a * cml_sigmoid(1.702 * a)", lambda x: x * _sigmoid(np.float32(1.702) * x),
+        flops=13, tolerance=FUNCTION, extra=((_EDGES,),), fusable=True),
+    Row("silu", "a * cml_sigmoid(a)", lambda x: x * _sigmoid(x), flops=12, tolerance=FUNCTION,
+        extra=((_EDGES,),), fusable=True),
+    Row("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),),
+        fusable=True),
+    Row("softplus", "cml_softplus(a)", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+        flops=20, tolerance=FUNCTION, extra=((_EDGES,),)),
+    Row("softabs", "sqrt(a * a + {epsilon})", lambda x, epsilon: np.sqrt(x * x + epsilon),
+        flops=3, tolerance=DIVISION, attrs={"epsilon": (1e-3, 1.0)}),
+    Row("batch_normalization", "d + e * ((a - b) / sqrt(c + {epsilon}))", _batch_normalization,
+        ("scalar",) * 5, flops=6, tolerance=Tolerance(
+            3e-6, 4e-6, "offset + scale * x cancels: the error is relative to its terms"),
+        attrs={"epsilon": (1e-5, 1e-3)}, low=0.2),
+)  # fmt: skip
+
+for _row in (*_ARITHMETIC, *_COMPARISONS, *_LOGIC, *_SIMPLE, *_FUNCTIONS, *_ACTIVATIONS):
+    declare(_row)

@@ -1,0 +1,164 @@
+"""matmul and linear: products of matrices.
+
+Two kernels (``matmul.hlsl``): register tiles, and, for few results with a long sum, a workgroup
+per few results. What is chosen here is which, how large the tiles are, and in what order the
+operands must lie for it: constants are packed so at load, others are copied where that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
+
+_SUMS = Tolerance(
+    1e-5,
+    1e-4,
+    "K products summed in another order: a running sum of 5000 products of size 1 reaches 50, and "
+    "each addition rounds by 2^-25 of it; such roundings add up to 5e-5",
+)
+
+
+def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
+    if a.dtype != "scalar" or b.dtype != "scalar":
+        raise ShapeError(f"matmul of {a} and {b}, wanted scalar tensors; cast them")
+    if a.rank != b.rank or a.rank < 2:
+        raise ShapeError(
+            f"matmul of {a} and {b}, wanted equal ranks of 2 or more; unsqueeze the smaller one"
+        )
+    m, k = a.shape[-2:][::-1] if attrs.transposeA else a.shape[-2:]
+    k_of_b, n = b.shape[-2:][::-1] if attrs.transposeB else b.shape[-2:]
+    if k != k_of_b:
+        raise ShapeError(
+            f"matmul of {a} and {b} (transposeA={attrs.transposeA}, transposeB="
+            f"{attrs.transposeB}): A has {k} columns but B has {k_of_b} rows; transpose one of them"
+        )
+    batch = [_common(x, y, a, b) for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
+    return Fact("scalar", (*batch, m, n))
+
+
+def _common(x: int, y: int, a: Fact, b: Fact) -> int:
+    if x != y and 1 not in (x, y):
+        raise ShapeError(
+            f"matmul of {a} and {b}: {x} matrices meet {y}, wanted equal numbers, or one"
+        )
+    return y if x == 1 else x
+
+
+def _linear_infer(attrs: Attrs, x: Fact, weights: Fact, bias: Fact) -> Fact:
+    if x.rank != 2 or weights.rank != 2:
+        raise ShapeError(
+            f"linear of {x} with filter {weights}, wanted rank 2 for both; reshape to [batch, -1]"
+        )
+    if x.shape[1] != weights.shape[1]:
+        raise ShapeError(
+            f"linear of {x} with filter {weights}: {x.shape[1]} channels in, but the filter takes "
+            f"{weights.shape[1]}; a filter is [channels out, channels in]"
+        )
+    out = weights.shape[0]
+    # [out] is not NNEF (it would be the batch axis), but exporters write it and mean [1, out]
+    if bias.shape not in ((), (1,), (1, 1), (1, out), (out,)):
+        raise ShapeError(f"linear bias {bias}, wanted [1,{out}] or a single number")
+    return Fact("scalar", (x.shape[0], out))
+
+
+def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:
+    a = a.swapaxes(-1, -2) if attrs.transposeA else a
+    b = b.swapaxes(-1, -2) if attrs.transposeB else b
+    return multiply(a, b)
+
+
+def _linear_cpu(attrs: Attrs, x: Array, weights: Array, bias: Array) -> Array:
+    return np.asarray(multiply(x, weights.T) + bias.reshape(-1))
+
+
+def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    a = inputs[0].shape
+    inner = a[-2] if attrs.get("transposeA", False) else a[-1]
+    flops = outputs[0].size * (2 * inner + len(inputs) - 2)
+    return Cost.moving(flops, inputs, outputs)
+
+
+def _flip(a: bool, b: bool) -> dict[str, bool]:
+    return {"transposeA": a, "transposeB": b}
+
+
+_PLAIN = _flip(False, False)
+
+
+def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Array) -> Array:
+    return weights * scale.reshape(-1, 1)
+
+
+define(
+    OpSpec(
+        "matmul",
+        infer=_matmul_infer,
+        cpu=_matmul_cpu,
+        # a PReLU's slopes go by axis 1, which is not always the columns here
+        kernel=Kernel(
+            "matmul/matmul.hlsl",
+            PARAMS,
+            lower=lower_matmul,
+            epilogues="places",
+            trusted=True,
+        ),
+        cost=_cost,
+        tolerance=_SUMS,
+        traits=Traits(matrix_in_half=takes_half_weights, adds=True),
+        cases=[
+            Case(((5, 7), (7, 3)), _PLAIN, "odd"),
+            Case(((64, 64), (64, 64)), _PLAIN, "aligned"),
+            Case(((65, 33), (33, 70)), _PLAIN, "odd tiles"),
+            Case(((33, 65), (33, 70)), _flip(True, False)),
+            Case(((65, 36), (70, 36)), _flip(False, True)),
+            Case(((33, 65), (70, 33)), _flip(True, True)),
+            Case(((36, 65), (70, 36)), _flip(True, True), "both transposed, k by fours"),
+            Case(((2, 3, 17, 8), (2, 3, 8, 20)), _PLAIN, "batch"),
+            Case(((2, 1, 17, 9), (1, 3, 18, 9)), _flip(False, True), "batch broadcast both ways"),
+            Case(((1, 40, 12), (3, 12, 24)), _PLAIN, "one A for all"),
+            Case(((2, 1, 2, 1, 2, 1, 9, 4), (1, 3, 1, 2, 1, 2, 4, 5)), _PLAIN, "rank 8"),
+            Case(((1, 1), (1, 1)), _PLAIN, "extents of one"),
+            Case(((1, 2050), (2050, 9)), _PLAIN, "vector, long sum"),
+            Case(((3, 1028), (30, 1028)), _flip(False, True), "few rows, long sum"),
+            Case(((70, 513), (513, 1)), _PLAIN, "one column, long sum"),
+            Case(((17, 1024), (1024, 19)), _PLAIN, "small result, long sum"),
+            Case(((66, 3000), (3000, 40)), _PLAIN, "a sum over several dispatches"),
+            Case(((4, 0), (0, 5)), _PLAIN, "a sum of nothing is 0"),
+            Case(((0, 4), (4, 5)), _PLAIN, "no rows"),
+            Case(((2, 0, 3), (2, 3, 0)), _PLAIN, "no result"),
+        ],
+    )
+)
+define(
+    OpSpec(
+        "linear",
+        infer=_linear_infer,
+        cpu=_linear_cpu,
+        kernel=Kernel(
+            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues="channels", trusted=True
+        ),
+        cost=_cost,
+        tolerance=_SUMS,
+        traits=Traits(scaled_weights=_scaled_rows, matrix_in_half=takes_half_weights),
+        cases=[
+            Case(((1, 512), (10, 512), (1, 10)), {}, "a vector"),
+            Case(((3, 515), (7, 515), (1, 7)), {}, "few rows, odd"),
+            Case(((2, 5000), (6, 5000), ()), {}, "long sum, literal bias"),
+            Case(((33, 12), (20, 12), (1, 20)), {}, "tiles"),
+            Case(((65, 27), (66, 27), (66,)), {}, "odd tiles, bias as exporters write it"),
+            Case(((5, 9), (1, 9), (1, 1)), {}, "one channel out"),
+            Case(((5, 0), (4, 0), (1, 4)), {}, "a sum of nothing is the bias"),
+            Case(((0, 8), (4, 8), (1, 4)), {}, "no rows"),
+            Case((Random((128, 64), 0, 1), (64, 64), (1, 64)), {}, "aligned"),
+        ],
+    )
+)

@@ -1,0 +1,260 @@
+"""Operators that slide a window: box, the pools, sample, and debox and desample backwards.
+
+Windows have an extent for every dimension, batch and channels included. The default border
+'constant' lets its zeros take part, also in a maximum: exporters that mean otherwise say 'ignore'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ops.common.rows import under_windows
+from cml_engine.ops.common.sampling_cpu import prepare_max_pool
+from cml_engine.ops.common.window import reverse_window_of, window_of
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    OpSpec,
+    Prepare,
+    Random,
+    Tolerance,
+)
+from cml_engine.ops.declaration.traits import Need, Rows, Traits
+from cml_engine.ops.elementwise.row import operands
+from cml_engine.ops.pooling import cpu as pool_cpu
+from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
+
+SUM = Tolerance(4e-6, 4e-6, "a window's sum in single precision: a rounding per tap")
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _wide_to_narrow(dtypes: Sequence[str], attrs: Attrs, x: Fact) -> list[Fact]:
+    _want("input", x, "scalar")
+    shape = tuple(axis.narrow for axis in window_of(attrs, x))
+    return [Fact(dtype, shape) for dtype in dtypes]
+
+
+def _infer_sample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
+    result = _wide_to_narrow(("scalar",), attrs, x)[0]
+    _want_index(index, result.shape, "one for each window")
+    return result
+
+
+def _infer_debox(attrs: Attrs, x: Fact) -> Fact:
+    _want("input", x, "scalar")
+    return Fact("scalar", tuple(axis.wide for axis in reverse_window_of(attrs, x)))
+
+
+def _infer_desample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
+    _want_index(index, x.shape, "one for each input value")
+    return _infer_debox(attrs, x)
+
+
+def _want(what: str, fact: Fact, dtype: str) -> None:
+    if fact.dtype != dtype:
+        raise ShapeError(
+            f"{what} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; convert it with cast"
+        )
+
+
+def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
+    _want("index", index, "integer")
+    if index.shape != shape:
+        raise ShapeError(
+            f"index has shape {list(index.shape)}, wanted {list(shape)}: {why}; it comes from "
+            "argmax_pool with the same size, padding, stride and dilation"
+        )
+
+
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    """Returns the rule of an operator that goes from wide to narrow."""
+    window = window_of(attrs, facts[0])
+
+    def need(begin: int, end: int) -> Need:
+        span, around = under_windows(window[axis], attrs["border"], begin, end)
+        padding = [around if i == axis else (a.before, a.after) for i, a in enumerate(window)]
+        return Need((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+
+    return Rows(axis, need)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
+    inputs, outs = operands(op, op.in_names), operands(op, op.out_names)
+    resolve = reverse_window_of if what.reverse else window_of
+    yield from slide(op, what, resolve(op.attrs, inputs[0].fact), inputs, outs)
+
+
+def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """Every tap of every window is computed; the input is taken to be read once."""
+    taps = prod(attrs["size"])
+    windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
+    return Cost.moving(per_tap * taps * windows, inputs, outputs)
+
+
+# ---------------------------------------------------------------- tests
+
+
+def _attrs(size: Sequence[int], **changes: Any) -> dict[str, Any]:
+    given = {"size": list(size), "border": "constant", "padding": [], "stride": [], "dilation": []}
+    return {**given, **changes}
+
+
+_KEEP = (0, 0)
+#: shape, attributes, what it is for
+_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
+    ((1, 3, 7, 6), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "auto padding, odd extent"),
+    ((2, 8, 6, 5), _attrs((1, 1, 3, 3), border="ignore"), "auto padding, ignore"),
+    ((2, 3, 5, 5), _attrs((1, 1, 3, 2), border="replicate", padding=[_KEEP, _KEEP, (2, 1), (0, 3)]),
+     "replicate"),
+    ((1, 2, 4, 5), _attrs((1, 1, 3, 3), border="reflect", padding=[_KEEP, _KEEP, (5, 4), (3, 2)]),
+     "reflected more than once"),
+    ((1, 2, 4, 3), _attrs((1, 1, 2, 3), border="reflect-even",
+                          padding=[_KEEP, _KEEP, (3, 4), (4, 1)], dilation=[1, 1, 2, 1]),
+     "reflect-even, dilation"),
+    ((1, 2, 9, 8), _attrs((1, 1, 2, 2), stride=[1, 1, 3, 2], dilation=[1, 1, 2, 3],
+                          padding=[_KEEP, _KEEP, (-1, 2), (1, -2)]), "negative padding"),
+    ((2, 7, 3, 4), _attrs((1, 5, 1, 1)), "over channels"),
+    ((3, 4, 5, 2), _attrs((2, 3, 2, 1), stride=[1, 2, 1, 2], border="ignore"), "over all"),
+    ((2, 2, 3, 4, 3), _attrs((1, 1, 2, 3, 2)), "rank 5"),
+    ((1, 2, 16, 17), _attrs((1, 1, 16, 17), padding=[_KEEP] * 4), "global: a reduction"),
+    ((1, 2, 1, 2, 1, 2, 1, 3), _attrs((1, 2, 1, 1, 1, 2, 1, 2)), "rank 8"),
+    ((2, 3, 9), _attrs((1, 1, 3), stride=[1, 1, 2]), "one spatial dimension"),
+    ((5,), _attrs((3,)), "rank 1"),
+    ((), _attrs(()), "rank 0"),
+    ((2, 0, 4, 4), _attrs((1, 1, 2, 2)), "no channels"),
+    ((1, 1, 1, 1), _attrs((1, 1, 3, 3), padding=[_KEEP, _KEEP, (3, 3), (3, 3)], border="ignore"),
+     "windows without input"),
+)  # fmt: skip
+#: of the narrow side, for debox and desample
+_REVERSE_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
+    ((1, 3, 3, 4), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "doubling"),
+    ((2, 2, 4, 3), _attrs((1, 1, 3, 3)), "overlapping"),
+    ((1, 2, 3, 3), _attrs((1, 1, 3, 2), stride=[1, 1, 3, 2], dilation=[1, 1, 2, 3],
+                          padding=[_KEEP, _KEEP, (1, 2), (-1, -2)], border="ignore"),
+     "dilation, negative padding"),
+    ((1, 2, 3, 4), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2], output_shape=[1, 2, 5, 8]),
+     "stated shape"),
+    ((2, 3, 2, 2), _attrs((2, 3, 1, 2)), "over batch and channels"),
+    ((2, 2, 3, 2, 3), _attrs((1, 1, 2, 3, 2), stride=[1, 1, 2, 1, 3]), "rank 5"),
+    ((2, 8, 2, 3), _attrs((1, 1, 2, 1), stride=[1, 1, 2, 1]), "even channels"),
+    ((4,), _attrs((3,), stride=[2]), "rank 1"),
+    ((), _attrs(()), "rank 0"),
+    ((1, 0, 2, 2), _attrs((1, 1, 2, 2)), "no channels"),
+)  # fmt: skip
+
+
+def _cases(**more: Any) -> list[Case]:
+    return [Case((Random(s),), {**a, **more}, note) for s, a, note in _WINDOWS]
+
+
+def _reverse_attrs(attrs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"output_shape": [], **attrs, **more}
+
+
+def _debox_cases(normalize: bool) -> list[Case]:
+    return [
+        Case((Random(shape),), _reverse_attrs(attrs, normalize=normalize), note)
+        for shape, attrs, note in _REVERSE_WINDOWS
+    ]
+
+
+def _sample_case(shape: tuple[int, ...], attrs: dict[str, Any], note: str) -> Case:
+    narrow = _wide_to_narrow(("integer",), Attrs(attrs), Fact("scalar", shape))[0]
+    return Case((Random(shape), _any_tap(narrow.shape, attrs)), attrs, note)
+
+
+def _desample_case(shape: tuple[int, ...], attrs: dict[str, Any], note: str) -> Case:
+    return Case((Random(shape), _any_tap(shape, attrs)), _reverse_attrs(attrs), note)
+
+
+def _any_tap(shape: tuple[int, ...], attrs: dict[str, Any]) -> Random:
+    """Any place of the window, and one that is none: it gives nothing."""
+    return Random(shape, 0, prod(attrs["size"]) + 1, "integer")
+
+
+# ---------------------------------------------------------------- declarations
+
+Layouts = Literal["plain", "same", "any"]
+
+
+def _declare(
+    name: str, infer: Callable[..., Any], cpu: Callable[..., Any], what: Sliding,
+    cases: Sequence[Case], tolerance: Tolerance, layouts: Layouts = "same",
+    prepare: Prepare | None = None,
+) -> None:  # fmt: skip
+    kernel = pool_kernel(partial(_lower, what), layouts)
+    cost = partial(_cost, 2 if what.root else 1)
+    wide_to_narrow = infer in (_value, _index, _both)
+    traits = Traits(adds=what == _MEAN, rows=_rows if wide_to_narrow else None)
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
+
+
+_value = partial(_wide_to_narrow, ("scalar",))
+_index = partial(_wide_to_narrow, ("integer",))
+_both = partial(_wide_to_narrow, ("scalar", "integer"))
+_MEAN = Sliding("SUM", mean=True)
+
+
+def _lower_box(reverse: bool, op: Lowering) -> Iterator[Dispatch]:
+    what = Sliding("SUM", mean=bool(op.attrs["normalize"]), reverse=reverse)
+    yield from _lower(what, op)
+
+
+def _register_box(
+    name: str, reverse: bool, infer: Callable[..., Any], cpu: Callable[..., Any], cases: list[Case]
+) -> None:
+    kernel = pool_kernel(partial(_lower_box, reverse), "same")
+    cost, traits = partial(_cost, 1), Traits(adds=not reverse, rows=None if reverse else _rows)
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
+
+
+_register_box(
+    "box", False, _value, pool_cpu.box, _cases(normalize=False) + _cases(normalize=True)[:8]
+)
+_register_box(
+    "debox", True, _infer_debox, pool_cpu.debox, _debox_cases(False) + _debox_cases(True)[:4]
+)
+_declare("avg_pool", _value, pool_cpu.avg_pool, _MEAN, _cases(), SUM)
+_declare(
+    "rms_pool", _value, pool_cpu.rms_pool,
+    Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUM,
+)  # fmt: skip
+_declare(
+    "max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT,
+    prepare=prepare_max_pool,
+)  # fmt: skip
+_TIES = Case(
+    (np.zeros((1, 1, 3, 3), np.float32),), _attrs((1, 1, 2, 2)), "equals, the border among them"
+)
+_declare(
+    "argmax_pool", _index, pool_cpu.argmax_pool, Sliding("INDEX"), [*_cases(), _TIES], EXACT,
+    "plain",
+)  # fmt: skip
+_declare(
+    "max_pool_with_index", _both, pool_cpu.max_with_index, Sliding("BOTH"), [*_cases(), _TIES],
+    EXACT, "plain",
+)  # fmt: skip
+_declare(
+    "sample", _infer_sample, pool_cpu.sample, Sliding("SAMPLE"),
+    [_sample_case(*window) for window in _WINDOWS], EXACT, "plain",
+)  # fmt: skip
+_declare(
+    "desample", _infer_desample, pool_cpu.desample, Sliding("DESAMPLE", reverse=True),
+    [_desample_case(*window) for window in _REVERSE_WINDOWS], SUM, "plain",
+)  # fmt: skip

@@ -1,0 +1,266 @@
+"""Reductions: sum, mean, product, min, max, their positions, any, all, softmax and moments.
+
+Reduced dimensions keep extent 1. A large reduction is done in stages (``gpu.py``): every
+workgroup takes a bounded number of elements, so that the scheduler can stop between any two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ops.common.rows import but_along
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
+from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
+from cml_engine.ops.elementwise.row import operands
+from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
+
+SUM = Tolerance(4e-6, 1e-5, "sums in another order, of blocks of 32 terms, then of such sums")
+PRODUCT = Tolerance(
+    2e-5, 1e-6, "a rounding for each factor, in another order: up to 1500 of them in these tests"
+)
+SOFTMAX = Tolerance(1e-5, 1e-6, "exp to a few units, and a sum in another order")
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _axes(attrs: Attrs, fact: Fact) -> tuple[int, ...]:
+    """The reduced axes in rising order, checked."""
+    axes = tuple(attrs["axes"])
+    for axis in axes:
+        if not 0 <= axis < fact.rank:
+            raise ShapeError(
+                f"axis {axis} of {fact}: wanted 0 to {fact.rank - 1}; NNEF counts axes from 0"
+            )
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"axes {list(axes)} name an axis twice; name each once")
+    return tuple(sorted(axes))
+
+
+def _reduced(attrs: Attrs, x: Fact, wanted: str, dtype: str) -> Fact:
+    if x.dtype != wanted:
+        raise ShapeError(f"input is tensor<{x.dtype}>, wanted tensor<{wanted}>; convert it (cast)")
+    axes = _axes(attrs, x)
+    return Fact(dtype, tuple(1 if a in axes else n for a, n in enumerate(x.shape)))
+
+
+def _infer(wanted: str, attrs: Attrs, x: Fact) -> Fact:
+    return _reduced(attrs, x, wanted, wanted)
+
+
+def _infer_index(attrs: Attrs, x: Fact) -> Fact:
+    result = _reduced(attrs, x, "scalar", "integer")
+    if result.size and not x.size:
+        raise ShapeError(f"no position in nothing: {x} has no elements along {attrs['axes']}")
+    return result
+
+
+def _infer_softmax(attrs: Attrs, x: Fact) -> Fact:
+    _reduced(attrs, x, "scalar", "scalar")
+    return x
+
+
+def _infer_moments(attrs: Attrs, x: Fact) -> list[Fact]:
+    return [_infer("scalar", attrs, x)] * 2
+
+
+# ---------------------------------------------------------------- NumPy definitions
+
+
+def _cpu_axes(attrs: Attrs) -> tuple[int, ...]:
+    return tuple(attrs["axes"])
+
+
+def _sum(x: Array, axes: tuple[int, ...], mean: bool) -> Array:
+    """Summed in double: NumPy is only careful along neighbours."""
+    total = np.asarray(np.sum(x, axes, np.float64, keepdims=True))
+    if mean:
+        count = prod(x.shape[a] for a in axes)
+        with np.errstate(invalid="ignore"):
+            total = total / np.float64(count)
+    return np.asarray(total, np.float32)
+
+
+def _cpu_sum(attrs: Attrs, x: Array) -> Array:
+    return _sum(x, _cpu_axes(attrs), bool(attrs["normalize"]))
+
+
+def _cpu_mean(attrs: Attrs, x: Array) -> Array:
+    return _sum(x, _cpu_axes(attrs), True)
+
+
+def _cpu_product(attrs: Attrs, x: Array) -> Array:
+    return np.asarray(np.prod(x, _cpu_axes(attrs), np.float64, keepdims=True), np.float32)
+
+
+def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
+    axes = _cpu_axes(attrs)
+    mean = _sum(x, axes, True)
+    return [mean, _sum(np.square(x - mean), axes, True)]
+
+
+def _cpu_extreme(function: Callable[..., Any], nothing: float, attrs: Attrs, x: Array) -> Array:
+    return np.asarray(function(x, _cpu_axes(attrs), keepdims=True, initial=nothing), x.dtype)
+
+
+def _cpu_logical(function: Callable[..., Any], attrs: Attrs, x: Array) -> Array:
+    return np.asarray(function(x, _cpu_axes(attrs), keepdims=True))
+
+
+def _cpu_index(function: Callable[..., Any], attrs: Attrs, x: Array) -> Array:
+    """Positions count row-major over the reduced axes, whatever order they are named in."""
+    axes = sorted(attrs["axes"])
+    kept = [a for a in range(x.ndim) if a not in axes]
+    shape = [1 if a in axes else n for a, n in enumerate(x.shape)]
+    if x.size == 0:
+        return np.zeros(shape, np.int32)
+    rows = x.transpose(*kept, *axes).reshape([x.shape[a] for a in kept] + [-1])
+    return np.asarray(function(rows, -1)).reshape(shape).astype(np.int32)
+
+
+def _cpu_softmax(attrs: Attrs, x: Array) -> Array:
+    axes = _cpu_axes(attrs)
+    if x.size == 0:
+        return x.copy()
+    terms = np.exp(x - np.max(x, axes, keepdims=True))
+    total = np.sum(terms, axes, np.float64, keepdims=True)
+    return np.asarray(terms / total, np.float32)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def _lower(what: Reduction, op: Lowering) -> Iterator[Dispatch]:
+    x, out = operands(op, op.in_names + op.out_names)
+    if "normalize" in op.attrs and op.attrs["normalize"]:
+        what = Reduction(what.kind, mean=True)
+    yield from reduction(op, what, _axes(op.attrs, x.fact), x, out)
+
+
+def _lower_softmax(op: Lowering) -> Iterator[Dispatch]:
+    x, out = operands(op, op.in_names + op.out_names)
+    yield from softmax(op, _axes(op.attrs, x.fact), x, out)
+
+
+def _lower_moments(op: Lowering) -> Iterator[Dispatch]:
+    x, mean, variance = operands(op, op.in_names + op.out_names)
+    axes = _axes(op.attrs, x.fact)
+    yield from reduction(op, Reduction("SUM", mean=True), axes, x, mean)
+    # about the mean, not E[x^2] - E[x]^2, which cancels
+    square = Reduction("SUM", term="(v - m) * (v - m)", mean=True)
+    yield from reduction(op, square, axes, x, variance, mean)
+
+
+# ---------------------------------------------------------------- declarations
+
+
+def _cost(per_element: float, passes: int) -> Callable[..., Cost]:
+    """Returns a cost function of ``per_element`` FLOPs per element read; the input is read
+    ``passes`` times."""
+
+    def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+        read = passes * sum(f.nbytes for f in inputs)
+        written = sum(f.nbytes for f in outputs)
+        return Cost(per_element * sum(f.size for f in inputs), read, written)
+
+    return cost
+
+
+_SHAPES: tuple[tuple[tuple[int, ...], list[int], str], ...] = (
+    ((2, 3, 5, 7), [2, 3], "rows of neighbours"),
+    ((2, 3, 5, 7), [1], "strided"),
+    ((2, 8, 3, 4), [3, 0, 2], "axes in any order"),
+    ((2, 3, 4), [], "no axes: the identity"),
+    ((), [], "rank 0"),
+    ((1, 1, 129, 131), [0, 1, 2, 3], "a tree of two levels"),
+    ((1, 1100, 2, 3), [1], "strided, in stages"),
+    ((2, 1500), [1], "one tree"),
+    ((2, 1, 3, 2, 1, 5), [1, 3, 5], "rank 6"),
+    ((3, 0, 2), [0], "an empty result"),
+)
+_NOTHING = ((3, 0, 2), [1], "of nothing")
+
+
+def _cases(dtype: str, nothing: bool, **attrs: Any) -> list[Case]:
+    shapes = _SHAPES + ((_NOTHING,) if nothing else ())
+    return [
+        Case((Random(shape, -1.0, 1.0, dtype),), {"axes": axes, **attrs}, note)
+        for shape, axes, note in shapes
+    ]
+
+
+_TIES = Case((np.array([[1, 3, 3], [3, 1, 3]], np.float32),), {"axes": [0, 1]}, "first on ties")
+_LARGE = Case((np.array([[1e3, 1e3 + 1, -1e3]], np.float32),), {"axes": [1]}, "far from 0")
+
+
+def _declare(
+    name: str, infer: Callable[..., Any], cpu: Callable[..., Any], lower: Callable[..., Any],
+    cases: Sequence[Case], tolerance: Tolerance, cost: Callable[..., Cost],
+    traits: Traits = NO_TRAITS,
+) -> None:  # fmt: skip
+    kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
+    traits = replace(traits, rows=but_along("axes"))
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
+
+
+_scalar, _logical = partial(_infer, "scalar"), partial(_infer, "logical")
+_MOVES, _ADDS = Traits(other_axes), Traits(other_axes, adds=True)
+_one, _read_twice, _read_thrice = _cost(1, 1), _cost(4, 2), _cost(20, 3)
+
+_declare(
+    "sum_reduce", _scalar, _cpu_sum, partial(_lower, Reduction("SUM")),
+    _cases("scalar", True, normalize=False) + _cases("scalar", False, normalize=True), SUM, _one,
+    _ADDS,
+)  # fmt: skip
+_declare(
+    "mean_reduce", _scalar, _cpu_mean, partial(_lower, Reduction("SUM", mean=True)),
+    _cases("scalar", False), SUM, _one,
+    _ADDS,
+)  # fmt: skip
+_declare(
+    "prod_reduce", _scalar, _cpu_product, partial(_lower, Reduction("PROD")),
+    [Case((Random(shape, 0.9, 1.1),), {"axes": axes}, note)
+     for shape, axes, note in (*_SHAPES, _NOTHING)], PRODUCT, _one,
+)  # fmt: skip
+_declare(
+    "min_reduce", _scalar, partial(_cpu_extreme, np.min, np.inf),
+    partial(_lower, Reduction("MIN")), _cases("scalar", True), EXACT, _one, _MOVES,
+)  # fmt: skip
+_declare(
+    "max_reduce", _scalar, partial(_cpu_extreme, np.max, -np.inf),
+    partial(_lower, Reduction("MAX")), _cases("scalar", True), EXACT, _one, _MOVES,
+)  # fmt: skip
+_declare(
+    "argmin_reduce", _infer_index, partial(_cpu_index, np.argmin),
+    partial(_lower, Reduction("MIN", index=True)), [*_cases("scalar", False), _TIES], EXACT, _one,
+)  # fmt: skip
+_declare(
+    "argmax_reduce", _infer_index, partial(_cpu_index, np.argmax),
+    partial(_lower, Reduction("MAX", index=True)), [*_cases("scalar", False), _TIES], EXACT, _one,
+)  # fmt: skip
+_declare(
+    "any_reduce", _logical, partial(_cpu_logical, np.any), partial(_lower, Reduction("ANY")),
+    _cases("logical", True), EXACT, _one, _MOVES,
+)  # fmt: skip
+_declare(
+    "all_reduce", _logical, partial(_cpu_logical, np.all), partial(_lower, Reduction("ALL")),
+    _cases("logical", True), EXACT, _one, _MOVES,
+)  # fmt: skip
+_declare(
+    "softmax", _infer_softmax, _cpu_softmax, _lower_softmax,
+    [*_cases("scalar", True), _LARGE], SOFTMAX, _read_thrice,
+)  # fmt: skip
+_declare(
+    "moments", _infer_moments, _cpu_moments, _lower_moments, _cases("scalar", False), SUM,
+    _read_twice,
+)  # fmt: skip

@@ -1,0 +1,360 @@
+"""Up- and downsampling of the spatial axes by whole factors.
+
+The nearest ones only move elements: they are strided copies. Any of them takes feature maps in
+blocks of four channels, where one item is four channels' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.ir.graph import Array, Attrs, Fact, Node
+from cml_engine.ops.common.rows import gathered, scaled
+from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
+from cml_engine.ops.common.shapes import check_sizes, check_word
+from cml_engine.ops.declaration.defines import word
+from cml_engine.ops.declaration.lowering import Lowering, for_each
+from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Half,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    elementwise_cost,
+    taken_cost,
+)
+from cml_engine.ops.declaration.traits import Need, Rows, Traits
+from cml_engine.ops.elementwise.row import Operand
+from cml_engine.ops.movement.strided import Copy, Dim, collapse, copied, lying_shape, strides
+from cml_engine.ops.reduction.gpu import Reduction, reduction
+
+_METHODS = ("symmetric", "asymmetric", "aligned")
+_BORDERS = ("replicate", "constant", "reflect", "reflect-even")
+_ITEMS = 4
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def _factors(attrs: Attrs, x: Fact) -> list[int]:
+    """One factor for each spatial axis."""
+    if x.rank not in (3, 4, 5):
+        raise ShapeError(
+            f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
+        )
+    check_sizes("factor", attrs.factor, x)
+    return [int(f) for f in attrs.factor]
+
+
+def _up_infer(attrs: Attrs, x: Fact) -> Fact:
+    factors = _factors(attrs, x)
+    spatial = (e * f for e, f in zip(x.shape[2:], factors, strict=True))
+    return Fact(x.dtype, (*x.shape[:2], *spatial))
+
+
+def _down_infer(attrs: Attrs, x: Fact) -> Fact:
+    factors = _factors(attrs, x)
+    for axis, (extent, factor) in enumerate(zip(x.shape[2:], factors, strict=True), 2):
+        if extent % factor:
+            raise ShapeError(
+                f"axis {axis} of {x} does not divide by its factor: {extent} / {factor} leaves "
+                f"{extent % factor}; crop it (slice) or pad it to a multiple of {factor}"
+            )
+    spatial = (e // f for e, f in zip(x.shape[2:], factors, strict=True))
+    return Fact(x.dtype, (*x.shape[:2], *spatial))
+
+
+def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
+    check_word("multilinear_upsample method", attrs.method, _METHODS)
+    check_word("multilinear_upsample border", attrs.border, _BORDERS)
+    return _up_infer(attrs, x)
+
+
+def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    return scaled(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+
+
+def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+    return gathered(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+
+
+def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    """The rows beside those that are wanted are made too, of what is not beside them."""
+    if attrs.method == "aligned" or axis < 2:
+        return None  # there each row's weights hang on how many rows there are
+    factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
+
+    def need(begin: int, end: int) -> Need:
+        first, last = max(begin // factor - 1, 0), min((end - 1) // factor + 2, extent)
+        return Need(((first, last),), attrs, (first * factor, last * factor))
+
+    return Rows(axis, need)
+
+
+# --- on the CPU ---------------------------------------------------------------------------------
+
+
+def _nearest_up_cpu(attrs: Attrs, x: Array) -> Array:
+    for axis, factor in enumerate(attrs.factor, 2):
+        x = x.repeat(factor, axis)
+    return x
+
+
+def _nearest_down_cpu(attrs: Attrs, x: Array) -> Array:
+    for axis, factor in enumerate(attrs.factor, 2):
+        x = x.take(range(0, x.shape[axis], factor), axis)
+    return x
+
+
+def _area_cpu(attrs: Attrs, x: Array) -> Array:
+    factors = list(attrs.factor)
+    halves = [part for e, f in zip(x.shape[2:], factors, strict=True) for part in (e // f, f)]
+    blocks = x.reshape(*x.shape[:2], *halves)
+    axes = tuple(range(3, blocks.ndim, 2))
+    return np.asarray((blocks.sum(axes, dtype=np.float64) / prod(factors)).astype(np.float32))
+
+
+def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
+    y = x.astype(np.float64)
+    for axis, factor in enumerate(attrs.factor, 2):
+        extent = x.shape[axis]
+        if extent == 0:
+            y = y.repeat(factor, axis)
+            continue
+        total = np.zeros(())
+        for at, weight in linear_taps(attrs, extent, factor):
+            shaped = weight.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+            total = total + y.take(at, axis) * shaped
+        y = total
+    return y.astype(np.float32)
+
+
+def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array, Array]]:
+    """For one axis: indices and weights of both values that a result depends on."""
+    t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
+    first = np.floor(t).astype(np.int64)
+    for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
+        if attrs.border == "constant" and attrs.method != "aligned":
+            weight = np.where((at < 0) | (at >= extent), 0.0, weight)
+        yield _inside(attrs.border, at, extent), weight
+
+
+def _inside(border: str, at: Array, extent: int) -> Array:
+    """Indices that are at most one step outside, brought inside; where 'constant' has its zeros
+    the weight is 0. One step outside, 'reflect-even' is the edge's own value, as 'replicate'."""
+    if border == "reflect":
+        at = np.where(at < 0, -at, np.where(at >= extent, 2 * extent - 2 - at, at))
+    return at.clip(0, extent - 1)
+
+
+def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
+    """Returns the position of result ``i`` of an axis among the source's indices."""
+    if method == "symmetric":
+        return np.asarray((i - (factor - 1) / 2) / factor)
+    if method == "asymmetric":
+        return np.asarray(i / factor)
+    return np.asarray(i * (extent - 1) / max(extent * factor - 1, 1))
+
+
+# --- on the GPU ---------------------------------------------------------------------------------
+
+
+def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
+    source, target = op.in_names[0], op.out_names[0]
+    x, y = lying_shape(op, source), lying_shape(op, target)
+    factors = [1, 1, *op.attrs.factor, 1][: len(x)]
+    dims = []
+    for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):
+        if up:  # the same source again, factor times
+            dims += [Dim(x[i], src, factors[i] * dst), Dim(factors[i], 0, dst)]
+        else:
+            dims.append(Dim(y[i], factors[i] * src, dst))
+    return copied(op, source, target, Copy(collapse(dims)))
+
+
+def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]:
+    source, target = op.in_names[0], op.out_names[0]
+    x, y = op.inputs[0].shape, op.outputs[0].shape
+    blocked = op.is_blocked(source)
+    blocks = -(-y[-1] // _ITEMS)
+    fill = [1] * (3 - len(x[2:]))
+    params = {
+        "blocks": blocks,
+        "in_extent": [*x[:1:-1], *fill],
+        "out_extent": [*y[:1:-1], *fill],
+        "factor": [*op.attrs.factor[::-1], *fill],
+    }
+    stated = {"SPATIAL": len(x) - 2, "ITEMS": _ITEMS, "ITEM": "float4" if blocked else "float"}
+    types = f"{op.vector_type(source)} {op.vector_type(target)}"
+    n = prod(y[:-1]) // (4 if blocked else 1) * blocks
+    yield for_each(op, n, params, stated | defines, types=types)
+
+
+def _area_lower(op: Lowering) -> Iterator[Dispatch]:
+    if prod(op.attrs.factor) > _MOST_OF_A_THREAD:
+        yield from _area_reduced(op)
+    else:
+        yield from _resample(op, {"AREA": 1})
+
+
+def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
+    """The mean of what would be too long for a thread, as a reduction of every second axis."""
+    (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
+    lanes = (4,) if op.is_blocked(source) else ()
+    outer = prod(op.inputs[0].shape[:2]) // (4 if lanes else 1)
+    results = op.outputs[0].shape[2:]
+    halves = [part for pair in zip(results, factors, strict=True) for part in pair]
+    kept = [part for extent in results for part in (extent, 1)]
+    x = Operand(source, Fact("scalar", (outer, *halves, *lanes)))
+    y = Operand(target, Fact("scalar", (outer, *kept, *lanes)))
+    yield from reduction(op, Reduction("SUM", mean=True), range(2, 1 + len(halves), 2), x, y)
+
+
+def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    return "none" if prod(node.attrs["factor"]) > _MOST_OF_A_THREAD else "each"
+
+
+def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
+    defines: dict[str, int | str] = {
+        **word("method", op.attrs.method),
+        "ROWS": 2 ** (op.inputs[0].rank - 3),
+    }
+    # 'aligned' never reaches past the border, so it does not ask
+    if op.attrs.border == "constant" and op.attrs.method != "aligned":
+        defines["ZERO_BORDER"] = 1
+    if op.attrs.border == "reflect":
+        defines["REFLECT"] = 1
+    yield from _resample(op, defines)
+
+
+#: values that a thread adds up for a result; more are shared out (see MOST_TURNS in lowering.py)
+_MOST_OF_A_THREAD = 1024
+_PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
+
+
+def _kernel(
+    lower: Callable[[Lowering], Iterator[Dispatch]],
+    half: Half | Callable[[Node, Mapping[str, Fact]], Half],
+    layouts: Literal["same", "copies"] = "same",
+) -> Kernel:
+    return Kernel(
+        "resampling/resample.hlsl",
+        _PARAMS,
+        lower,
+        layouts=layouts,
+        half=half,
+        trusted=True,
+    )
+
+
+# --- the operators ------------------------------------------------------------------------------
+
+
+def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    """area_downsample adds everything that it reads."""
+    return Cost.moving(inputs[0].size, inputs, outputs)
+
+
+def _multilinear_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+    taps = 2 ** (inputs[0].rank - 2)
+    return Cost.moving(3.0 * taps * outputs[0].size, inputs, outputs)
+
+
+_UP_CASES = (
+    Case(((1, 3, 5, 7),), {"factor": [2, 2]}, "an odd image"),
+    Case(((2, 8, 3, 4),), {"factor": [4, 4]}, "blocks of channels"),
+    Case(((1, 4, 1, 6),), {"factor": [3, 1]}, "a factor and an extent of one"),
+    Case(((2, 3, 9),), {"factor": [5]}, "one spatial axis"),
+    Case(((1, 4, 2, 3, 5),), {"factor": [2, 3, 2]}, "three spatial axes"),
+    Case(((1, 4, 0, 5),), {"factor": [2, 2]}, "empty"),
+    Case(((1, 2, 3, 3),), {"factor": [1, 1]}, "nothing to do"),
+)
+_DOWN_CASES = (
+    Case(((1, 3, 6, 10),), {"factor": [2, 2]}, "an image"),
+    Case(((2, 8, 8, 4),), {"factor": [4, 4]}, "blocks of channels"),
+    Case(((1, 4, 3, 5),), {"factor": [3, 1]}, "a factor and an extent of one"),
+    Case(((2, 3, 45),), {"factor": [5]}, "one spatial axis"),
+    Case(((1, 4, 4, 3, 10),), {"factor": [2, 3, 2]}, "three spatial axes"),
+    Case(((1, 4, 0, 6),), {"factor": [2, 2]}, "empty"),
+)
+
+
+def _linear_cases() -> Iterator[Case]:
+    for method in _METHODS:
+        for border in _BORDERS:
+            how = {"method": method, "border": border}
+            yield Case(((1, 3, 5, 7),), {"factor": [2, 2], **how}, "an odd image")
+            yield Case(((2, 4, 3, 6),), {"factor": [3, 4], **how}, "odd and even factors")
+            yield Case(((1, 2, 9),), {"factor": [5], **how}, "one spatial axis")
+            yield Case(((1, 4, 1, 1),), {"factor": [2, 1], **how}, "a factor and extents of one")
+    for method, border in zip(_METHODS, _BORDERS[1:], strict=True):
+        how = {"method": method, "border": border}
+        yield Case(((1, 4, 2, 3, 4),), {"factor": [2, 3, 2], **how}, "three spatial axes")
+    how = {"method": "symmetric", "border": "replicate"}
+    yield Case(((1, 4, 0, 5),), {"factor": [2, 2], **how}, "empty")
+    how = {"method": "aligned", "border": "replicate"}
+    yield Case(((1, 1, 70001),), {"factor": [2], **how}, "i (x - 1) is past 32 bits")
+
+
+define(
+    OpSpec(
+        "nearest_upsample",
+        infer=_up_infer,
+        cpu=_nearest_up_cpu,
+        prepare=prepare_nearest_upsample,
+        kernel=_kernel(partial(_nearest_lower, True), "alike", "copies"),
+        cost=elementwise_cost(0),
+        tolerance=EXACT,
+        traits=Traits(rows=_up_rows),
+        cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
+    )
+)
+define(
+    OpSpec(
+        "nearest_downsample",
+        infer=_down_infer,
+        cpu=_nearest_down_cpu,
+        kernel=_kernel(partial(_nearest_lower, False), "alike", "copies"),
+        cost=taken_cost,
+        tolerance=EXACT,
+        traits=Traits(rows=_down_rows),
+        cases=_DOWN_CASES,
+    )
+)
+define(
+    OpSpec(
+        "area_downsample",
+        infer=_down_infer,
+        cpu=_area_cpu,
+        kernel=_kernel(_area_lower, _area_half),
+        cost=_read_cost,
+        tolerance=Tolerance(2e-6, 1e-6, "a sum of a block's values, each addition rounded"),
+        traits=Traits(rows=_down_rows),
+        cases=_DOWN_CASES,
+    )
+)
+define(
+    OpSpec(
+        "multilinear_upsample",
+        infer=_multilinear_infer,
+        cpu=_multilinear_cpu,
+        kernel=_kernel(_multilinear_lower, "each"),
+        cost=_multilinear_cost,
+        tolerance=Tolerance(
+            2e-6, 2e-6, "weights are quotients rounded to 2^-24; 'aligned' rounds its position too"
+        ),
+        traits=Traits(rows=_multilinear_rows),
+        cases=list(_linear_cases()),
+    )
+)

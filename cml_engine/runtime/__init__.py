@@ -1,0 +1,1 @@
+"""Compiled networks that run: sessions, live changes, tiles, tuning, comparison of backends."""

@@ -1,0 +1,290 @@
+"""Looks inside a run: statistics of tensors, the first value that is not finite, dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.optimize import STAGES
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.cpu.compare import Comparison, compare
+from cml_engine.cpu.cpu import as_stated, run_node
+from cml_engine.cpu.tolerances import cancelled, node_tolerance, propagated
+from cml_engine.errors import CmlError, InputError, Source
+from cml_engine.io import png
+from cml_engine.io.output_folder import OutputFolder, file_stem
+from cml_engine.io.pictures import can_hold
+from cml_engine.ir.graph import Array, Fact, Graph, Node
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """``low``, ``high`` and ``mean`` are of the finite ones, None where there is none."""
+
+    low: float | None
+    high: float | None
+    mean: float | None
+    nan: int
+    inf: int
+    zeros: int
+
+    @classmethod
+    def of(cls, array: Array) -> Numbers:
+        nan = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+        inf = int(np.isinf(array).sum()) if array.dtype.kind == "f" else 0
+        finite = array[np.isfinite(array)] if nan or inf else array
+        zeros = int(array.size - np.count_nonzero(array))
+        if not finite.size:
+            return cls(None, None, None, nan, inf, zeros)
+        mean = float(finite.mean(dtype=np.float64))
+        return cls(float(finite.min()), float(finite.max()), mean, nan, inf, zeros)
+
+    def row(self) -> dict[str, Any]:
+        """For an index."""
+        return {
+            "min": self.low,
+            "max": self.high,
+            "mean": self.mean,
+            "nan": self.nan,
+            "inf": self.inf,
+        }
+
+    def __str__(self) -> str:
+        said = [] if self.low is None else [f"min {self.low:.6g}, max {self.high:.6g}"]
+        counts = ((self.zeros, "zeros"), (self.nan, "NaN"), (self.inf, "infinite"))
+        return ", ".join([*said, *(f"{count} {what}" for count, what in counts if count)])
+
+
+class NotFinite(CmlError):
+    """An operator gave NaN or an infinity."""
+
+
+class StopAtNan:
+    """A watch that raises :class:`NotFinite` at the first result that is not finite. It remembers
+    the results that later operators read."""
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, Array]) -> None:
+        self._values: dict[str, Array] = {**graph.constants, **inputs}
+        last = {name: node.outputs[0] for node in graph.nodes for name in node.reads}
+        self._last: dict[str, list[str]] = {}
+        for name, node in last.items():
+            self._last.setdefault(node, []).append(name)
+        self._read = set(last)
+
+    def __call__(self, node: Node, results: Sequence[Array]) -> None:
+        for name, array in zip(node.outputs, results, strict=True):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise NotFinite(self._said(node, name, array), node.source)
+        for name, array in zip(node.outputs, results, strict=True):
+            if name in self._read:
+                self._values[name] = array.copy()
+        for name in self._last.get(node.outputs[0], ()):
+            self._values.pop(name, None)
+
+    def _said(self, node: Node, name: str, array: Array) -> str:
+        numbers = Numbers.of(array)
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        kinds = ((numbers.nan, "NaN"), (numbers.inf, "infinite"))
+        shown = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
+        lines = [
+            f"{node.title}: of {array.size} values of '{name}' {shown}; the first, {array[at]}, "
+            f"at {list(at)}. It was made of"
+        ]
+        for read in dict.fromkeys(node.reads):
+            value = self._values[read]
+            here = _at(node, value, array, at)
+            there = "" if here is None else f"; there {here:.7g}"
+            lines.append(f"  {read} {list(value.shape)}: {Numbers.of(value)}{there}")
+        if node.attrs:
+            lines.append(f"  with {node.attrs!r}")
+        return "\n".join(lines)
+
+
+def _at(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
+    """The operand that the value at that place was made of, where the operator goes by places."""
+    fits = value.ndim <= result.ndim and all(
+        extent in (1, result.shape[axis]) for axis, extent in enumerate(value.shape)
+    )
+    if lookup(node.op).formula is None or not fits:
+        return None
+    return value[tuple(0 if n == 1 else i for i, n in zip(at, value.shape, strict=False))]
+
+
+INDEX = "index.json"
+
+
+class Dump:
+    """A watch that writes every tensor whose name matches one of ``only`` into a folder: an
+    ``.npy``, a picture where it can be one, and at the end an index of all."""
+
+    def __init__(
+        self, folder: Path, graph: Graph, only: Sequence[str] = (), *, overwrite: bool = False
+    ) -> None:
+        self._graph = graph
+        self._only = only or ["*"]
+        self._rows: list[dict[str, Any]] = []
+        names = [name for node in graph.nodes for name in node.outputs]
+        for pattern in self._only:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+                raise InputError(
+                    f"--only '{pattern}': no tensor of '{graph.name}' matches; it computes {shown}"
+                )
+        self._folder = OutputFolder(folder, INDEX, overwrite=overwrite)
+
+    def __call__(self, node: Node, results: Sequence[Array]) -> None:
+        for name, array in zip(node.outputs, results, strict=True):
+            if any(fnmatchcase(name, pattern) for pattern in self._only):
+                self._add(node, name, array)
+
+    def fixed(self, constants: Mapping[str, Array]) -> None:
+        """Write those that were computed when the model was loaded."""
+        for node in self._graph.nodes:
+            if all(name in constants for name in node.outputs):
+                self(node, [constants[name] for name in node.outputs])
+
+    def close(self) -> Path:
+        """Writes the index and returns its path."""
+        return self._folder.write_manifest({"model": self._graph.name, "tensors": self._rows})
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _add(self, node: Node, name: str, array: Array) -> None:
+        stem = f"{len(self._rows):04d}_{file_stem(name)[:80]}"
+        file = self._folder.write(f"{stem}.npy", partial(np.save, arr=array, allow_pickle=False))
+        numbers = Numbers.of(array)
+        row = {"tensor": name, "file": file, "shape": list(array.shape), "type": array.dtype.name}
+        row |= {"operator": node.op, **_line(node.source), **numbers.row()}
+        fact = Fact("scalar" if array.dtype.kind == "f" else "", array.shape)
+        if can_hold(fact) and numbers.low is not None and numbers.high is not None:
+            low, high = min(numbers.low, 0.0), max(numbers.high, 1.0)
+            if low < 0 or high > 1:  # from the least to the largest, where it is no picture as is
+                low, high = numbers.low, numbers.high
+            scale = (array - np.float32(low)) / np.float32(high - low or 1)
+            planes = scale[0].transpose(1, 2, 0)
+            picture = self._folder.write(f"{stem}.png", partial(png.write, planes, bits=8))
+            row |= {"picture": picture, "black": low, "white": high}
+        self._rows.append(row)
+
+
+def _line(source: Source | None) -> dict[str, Any]:
+    return {"line": str(source), "text": source.text.strip()} if source else {}
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """``fault`` says which pass and node differ first, empty where none does. ``passes`` are those
+    that changed the graph, with its nodes before and after."""
+
+    model: str
+    passes: tuple[tuple[str, int, int], ...]
+    compared: int
+    worst: float
+    fault: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.fault
+
+    def __str__(self) -> str:
+        lines = [f"passes of '{self.model}' against the graph as written, both in NumPy"]
+        lines += [f"{name:16s} {was:5d} -> {now:5d} nodes" for name, was, now in self.passes]
+        agree = (
+            f"all agree: {self.compared} tensors, the worst at {100 * self.worst:.1f} % of what "
+        )
+        lines.append(self.fault or agree + "rounding may change")
+        return "\n".join(lines)
+
+
+def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
+    """Run the graph as written and optimized, in NumPy, and compare what both have."""
+    written = infer_facts(graph)
+    values = {**written.constants, **inputs}
+    for node in written.nodes:
+        values |= _results(written, node, values)
+    stages, passes = [(STAGES[0][0], written)], []
+    for name, stage, _ in STAGES[1:]:
+        before = stages[-1][1]
+        stages.append((name, stage(before)))
+        if stages[-1][1].nodes != before.nodes:
+            passes.append((name, len(before.nodes), len(stages[-1][1].nodes)))
+    checks = list(_checks(written, stages[-1][1], values))
+    worst = max((found.worst for _, found in checks), default=0.0)
+    fault = ""
+    if not all(found.ok for _, found in checks):
+        fault = _fault(written, stages, values)
+    return PassReport(graph.name, tuple(passes), len(checks), worst, fault)
+
+
+def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str, Array]) -> str:
+    """The first pass after which a tensor is another, and where."""
+    for name, graph in stages:
+        for node, found in _checks(written, graph, values):
+            if not found.ok:
+                place = f"{node.source}: " if node.source else ""
+                return f"pass '{name}': {place}{node.title}: {found.problem}"
+    return "the passes differ, but none of them alone"
+
+
+def _checks(
+    written: Graph, graph: Graph, values: Mapping[str, Array]
+) -> Iterator[tuple[Node, Comparison]]:
+    """Every tensor that both graphs compute."""
+    makers = {name: node for node in written.nodes for name in node.outputs}
+    known: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
+    for name in graph.constants:
+        if name in makers:  # computed by a pass
+            tolerance = _tolerance(makers, name, frozenset(), makers[name])
+            yield makers[name], compare(known[name], values[name], tolerance)
+    for node in graph.nodes:
+        arrays = [known[name] for name in node.reads]
+        read = frozenset(n for n in node.reads if n in makers)
+        for name, got in _results(graph, node, known).items():
+            known[name] = got
+            if name in makers:
+                known[name] = values[name]
+                tolerance = _tolerance(makers, name, read, node)
+                found = compare(got, values[name], tolerance)
+                if not found.ok:
+                    found = compare(got, values[name], tolerance, _more(node, arrays))
+                yield node, found
+
+
+def _results(graph: Graph, node: Node, values: Mapping[str, Array]) -> dict[str, Array]:
+    found = run_node(node, [values[name] for name in node.reads])
+    named = zip(node.outputs, found, strict=True)
+    return {name: as_stated(node, graph.facts[name], value).copy() for name, value in named}
+
+
+def _more(node: Node, arrays: list[Array]) -> Array | float:
+    more: Array | float = propagated(node, arrays) if node.epilogues else 0.0
+    return more + cancelled(node, arrays) if lookup(node.op).traits.adds else more
+
+
+def _tolerance(
+    makers: Mapping[str, Node], name: str, read: frozenset[str], node: Node
+) -> Tolerance:
+    """What all operators may be off together that lie between what a node reads and its result."""
+    between: dict[str, Node] = {}
+    pending = [name]
+    while pending:
+        maker = makers.get(pending.pop())
+        if maker is not None and maker.outputs[0] not in between:
+            between[maker.outputs[0]] = maker
+            pending += [n for n in maker.reads if n not in read]
+    parts = [node_tolerance(one) for one in (*between.values(), node)]
+    return Tolerance(
+        sum(t.rtol for t in parts),
+        sum(t.atol for t in parts),
+        "all operators in between",
+        sum(t.of_largest for t in parts),
+    )

@@ -1,0 +1,132 @@
+"""``cml validate --integer``: both backends, every tensor, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cml_engine.compiler.integer.lines import lines_of
+from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.proof import broken_promise
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.tuning_tables import table_for
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+
+#: how far random inputs go beyond what the words hold
+_BEYOND = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class BitCheck:
+    """How many tensors were compared, and where the first one differs, if one does."""
+
+    model: str
+    device: str
+    tensors: int
+    first: str = ""
+    #: outputs that are computed in floats, which may differ
+    not_identical: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.first
+
+    def __str__(self) -> str:
+        head = f"{self.model}: {self.tensors} tensors, the GPU ({self.device}) and NumPy: "
+        text = head + (self.first or "no bit differs")
+        for name in self.not_identical:
+            text += f"\n  output '{name}' is computed in floats, not identical on all machines: "
+            text += "not compared"
+        return text
+
+
+def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
+    """Run an integer network on both and compare every tensor, those before a rounding too; then
+    its outputs as a session computes them, with packed inputs and memory that is used again."""
+    from cml_engine.gpu.program import inspect
+    from cml_engine.gpu.program.program import GpuProgram
+
+    optimized = optimize(graph)
+    options = PlanOptions(variants=table_for(gpu.name))
+    layouts = layouts_for(optimized, "float")
+    plan = lower(optimized, gpu.limits, layouts, replace(options, keep=True))
+    program = GpuProgram(plan, gpu)
+    inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
+    values: dict[str, Array] = {}
+
+    def watch(node: Node, results: Sequence[Array]) -> None:
+        values.update(zip(node.outputs, map(np.array, results), strict=True))
+
+    CpuProgram(optimized).run(inputs, watch)
+    usual = GpuProgram(lower(optimized, gpu.limits, layouts, options), gpu).run(inputs)
+    whole = lowered(graph)
+    floats, compared = set(whole.floats), 0
+    for node in optimized.nodes:
+        if not floats.isdisjoint((*node.reads, *node.outputs)):
+            floats.update(node.outputs)
+            continue
+        for name in node.outputs:
+            compared += 1
+            got = inspect.read_tensor(program, plan.tensors[name])
+            differing = _differing(name, got, values[name], optimized)
+            if not differing and name in whole.promised:
+                differing = broken_promise(name, got, whole.promised[name])
+            if differing:
+                place = f"{node.source}: " if node.source else ""
+                return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
+    for name in [n for n in graph.outputs if n not in floats]:
+        if differing := _differing(name, usual[name], values[name], optimized):
+            said = f"in a session's memory, and nowhere else, output '{name}' {differing}"
+            return BitCheck(graph.name, gpu.name, compared, said)
+    return BitCheck(graph.name, gpu.name, compared, "", whole.not_identical)
+
+
+def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
+    """How two tensors differ: outputs by their bits, words by their values (0 has two)."""
+    if name in graph.outputs:
+        got, wanted = (np.ascontiguousarray(a).view(np.uint8) for a in (got, wanted))
+    off = got != wanted
+    if not off.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(off)[0])
+    return (
+        f"differs first: {int(off.sum())} of {off.size} values of '{name}', at {list(at)} the GPU "
+        f"has {got[at]}, NumPy {wanted[at]}"
+    )
+
+
+def random_words(graph: Graph, seed: int) -> dict[str, Array]:
+    """Inputs over the whole range of the words, and beyond it."""
+    generator = np.random.default_rng(seed)
+    lines, made = lines_of(graph), {}
+    for name in graph.inputs:
+        fact = graph.facts[name]
+        if name in lines:
+            ends, scale = lines[name].range, float(lines[name].scale)
+            values = generator.uniform(ends.low * scale, ends.high * scale, fact.shape)
+            made[name] = np.asarray(values * _BEYOND, np.float32)
+        else:
+            made[name] = np.asarray(generator.integers(0, 2, fact.shape), NUMPY_DTYPE[fact.dtype])
+    return made
+
+
+def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """For each input how many values lie outside of what its words hold; those with none are left
+    out."""
+    found = {}
+    for name, line in lines_of(graph).items():
+        if name in inputs:
+            steps = np.asarray(inputs[name], np.float64) / float(line.scale)
+            outside = (steps < line.range.low - 0.5) | (steps >= line.range.high + 0.5)
+            if count := int((outside | np.isnan(steps)).sum()):
+                found[name] = count
+    return found

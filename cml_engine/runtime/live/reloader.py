@@ -1,0 +1,148 @@
+"""Files that a session was made of, looked at again and again: a change replaces its network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISDIR
+
+from cml_engine.compiler.plugins import load_file
+from cml_engine.errors import CmlError
+from cml_engine.formats.loading import load
+from cml_engine.gpu.turns import turns
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.live.replacement import Replacement
+from cml_engine.runtime.session import Session
+
+__all__ = ["Reloader", "Replacement"]
+
+#: what a file was like: when it was written, and its size
+_Stamps = dict[Path, tuple[int, int]]
+#: of a frame, to upload a network that no job waits for
+_IDLE_MS = 0.5
+#: files that are looked at in one frame
+_FILES_A_FRAME = 8
+
+
+class Reloader:
+    """Replaces a session's network when its model's files, files of operators or kernels change.
+
+    Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
+    compile, changes nothing: :attr:`said` has the message, and the next change is tried again. A
+    scheduler that has jobs of the session prepares the new network; else :meth:`poll` does.
+
+    Parameters
+    ----------
+    session : whose network it is.
+    model : the folder or file that it was loaded from.
+    ops : files of operators (``--ops``); the HLSL files beside them are watched too.
+    files : others that the network is made of, such as the HLSL of operators in a package.
+    make : loads the model, where :func:`cml_engine.load` with the path alone does not.
+    every_s : how often the files are looked at, at most. A change is taken when they have been the
+        same for as long: what is being written is left alone.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: str | Path,
+        ops: Sequence[str | Path] = (),
+        *,
+        files: Iterable[str | Path] = (),
+        make: Callable[[], Graph] | None = None,
+        every_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session, self.said = session, ""
+        self._model, self._ops = Path(model), [Path(file) for file in ops]
+        self._files = [Path(file) for file in files]
+        #: networks that have taken the place of the one before, since the start
+        self.taken = 0
+        self._make = make or (lambda: load(model))
+        self._every_s, self._clock = every_s, clock
+        self._looked_at = clock()
+        self._known = self._seen = _stamps(self._watched())
+        #: what is left of the files to look at, and what those before are like
+        self._left: list[Path] = []
+        self._found: _Stamps = {}
+        self._replacement: Replacement | None = None
+        self._advanced = 0
+        with suppress(CmlError):  # the first time takes ten times as long: not within a frame
+            self._make()
+
+    def poll(self) -> Replacement | None:
+        """Look at the files, if it is time; the replacement that has begun, if one has."""
+        turns.begin_frame()
+        self._follow()
+        found = self._look()
+        if found is None:
+            return None
+        before, self._seen = self._seen, found
+        if self._seen != before or self._seen == self._known:
+            return None
+        changed = self._seen
+        self._known, ops = changed, list(self._ops)
+
+        def made() -> Graph:
+            for file in ops:
+                load_file(file)
+            return self._make()
+
+        self.said, self._advanced = f"'{self._model.name}' has changed: loading", 0
+        self._replacement = self.session.replace(made)
+        return self._replacement
+
+    def _follow(self) -> None:
+        """What has become of the replacement that is under way; prepare it where no job does."""
+        found = self._replacement
+        if found is None:
+            return
+        if found.state == "preparing":
+            self._prepare(found)
+        if found.state in ("compiling", "preparing"):
+            return
+        self._replacement = None
+        self.taken += found.state == "done"
+        ended = f"'{self._model.name}' {found.state}"
+        self.said = f"{ended}: {found.error}" if found.error else ended
+
+    def _prepare(self, found: Replacement) -> None:
+        if found.advanced == self._advanced:  # by nobody, since the last look
+            found.advance(_IDLE_MS)
+        self._advanced = found.advanced
+        if found.ready:
+            self.session.take_replacement()
+
+    def _look(self) -> _Stamps | None:
+        """What all files are like, if it is time: a few are looked at in each frame."""
+        if not self._left:
+            now = self._clock()
+            if now - self._looked_at < self._every_s:
+                return None
+            self._looked_at, self._left, self._found = now, self._watched(), {}
+        self._found |= _stamps(self._left[:_FILES_A_FRAME])
+        del self._left[:_FILES_A_FRAME]
+        return None if self._left else self._found
+
+    def _watched(self) -> list[Path]:
+        found = [self._model, *self._ops, *self._files]
+        with suppress(OSError):  # being written, or gone for now
+            if self._model.is_dir():
+                found += self._model.iterdir()
+            for file in self._ops:
+                found += file.parent.glob("*.hlsl*")
+        return found
+
+
+def _stamps(files: Iterable[Path]) -> _Stamps:
+    found: _Stamps = {}
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError:  # being written, or gone for now
+            continue
+        if not S_ISDIR(stat.st_mode):
+            found[file] = stat.st_mtime_ns, stat.st_size
+    return found

@@ -1,0 +1,207 @@
+"""The *rank operations* report: which operators the time of a network goes to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.compiler.plan import Step
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.errors import Source
+from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.program.program import GpuProgram
+
+#: of the slowest operators, so many are in the table; all are in its JSON
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One thing that was timed: a GPU step or a CPU node. ``key`` tells the operator's instances
+    apart, so that an operator of three dispatches counts once; ``place`` is where it stands: a line
+    of NNEF's text, a node of an ONNX file."""
+
+    op: str
+    key: str
+    cost: Cost
+    place: str
+
+    @classmethod
+    def of_step(cls, step: Step) -> OpTime:
+        return cls(step.full_op, step.title, step.cost, _place(step.source))
+
+    @classmethod
+    def of_node(cls, node: Node, graph: Graph) -> OpTime:
+        from cml_engine.compiler.planning.lower import node_cost
+
+        cost = node_cost(lookup(node.op), node, graph)
+        return cls(node.full_op, node.title, cost, _place(node.source))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShare:
+    """An operator's share: ``ms`` is the median over runs of its total."""
+
+    name: str
+    percentage: float
+    ms: float
+    count: int
+    average_ms: float
+    gflops: float
+    gbytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankNode:
+    """One operator of the network: ``title`` as plans name it, ``place`` as errors do."""
+
+    title: str
+    place: str
+    percentage: float
+    ms: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Per-operator times of a network; ``total_ms`` is the median over runs of the sum. ``rows``
+    are by kind of operator, ``nodes`` are the operators one by one; both begin with the slowest."""
+
+    model: str
+    device: str
+    clock: str
+    runs: int
+    total_ms: float
+    spread_ms: tuple[float, float]
+    operations: int
+    rows: tuple[OperatorShare, ...]
+    nodes: tuple[RankNode, ...] = ()
+
+    @classmethod
+    def of(
+        cls, model: str, device: str, clock: str, timed: Sequence[OpTime], times: Any
+    ) -> RankReport:
+        """From ``times`` in ms, ``[runs, len(timed)]``; a network may have nothing to time."""
+        times = np.asarray(times, np.float64).reshape(len(times), len(timed))
+        sums = times.sum(axis=1)
+        total = float(np.median(sums)) if len(timed) else 0.0
+        spread = (float(sums.min()), float(sums.max())) if len(timed) else (0.0, 0.0)
+        names = dict.fromkeys(t.op for t in timed)
+        rows = [_row(name, timed, times, total) for name in names]
+        rows.sort(key=lambda row: -row.ms)
+        nodes = [_node(key, timed, times, total) for key in dict.fromkeys(t.key for t in timed)]
+        nodes.sort(key=lambda node: -node.ms)
+        count = sum(row.count for row in rows)
+        parts = (tuple(rows), tuple(nodes))
+        return cls(model, device, clock, len(times), total, spread, count, *parts)
+
+    def __str__(self) -> str:
+        where = "CPU" if self.device.startswith("CPU") else "GPU"
+        lines = [
+            f"Inference time {where}: {self.total_ms / 1e3:.6f} seconds ({self.total_ms:.3f} ms), "
+            f"median of {self.runs} runs ({self.spread_ms[0]:.3f} to {self.spread_ms[1]:.3f} ms)",
+            f"Device: {self.device}; clock: {self.clock}, every step timed by itself",
+            f"Total operation count: {self.operations}",
+            "Operation ranking:",
+            f"{'name':24s} {'percentage':>10s} {'time':>12s} {'count':>6s} {'avg time':>12s} "
+            f"{'GFLOP/s':>9s} {'GB/s':>7s}",
+        ]
+        for r in self.rows:
+            lines.append(
+                f"{r.name:24s} {r.percentage:8.2f} % {r.ms:9.3f} ms {r.count:6d} "
+                f"{r.average_ms:9.3f} ms {r.gflops:9.2f} {r.gbytes_per_s:7.2f}"
+            )
+        if self.nodes:
+            lines.append("Slowest operators:")
+        for n in self.nodes[:_SHOWN]:
+            lines.append(f"{n.title:34s} {n.percentage:8.2f} % {n.ms:9.3f} ms  {n.place}")
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """The whole report as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def csv(self) -> str:
+        """The rows, comma-separated, with a header."""
+        fields = ("name", "percentage", "ms", "count", "average_ms", "gflops", "gbytes_per_s")
+        lines = [",".join(fields)]
+        lines += [",".join(str(getattr(row, f)) for f in fields) for row in self.rows]
+        return "\n".join(lines)
+
+
+def _place(source: Source | None) -> str:
+    return str(source) if source else ""
+
+
+def _node(key: str, timed: Sequence[OpTime], times: Any, total: float) -> RankNode:
+    mine = [i for i, t in enumerate(timed) if t.key == key]
+    ms = float(np.median(times[:, mine].sum(axis=1)))
+    return RankNode(key, timed[mine[0]].place, 100 * ms / total if total else 0.0, ms)
+
+
+def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> OperatorShare:
+    mine = [i for i, t in enumerate(timed) if t.op == name]
+    ms = float(np.median(times[:, mine].sum(axis=1)))
+    count = len({timed[i].key for i in mine})
+    cost = sum((timed[i].cost for i in mine), Cost(0, 0, 0))
+    seconds = max(ms, 1e-9) / 1e3
+    return OperatorShare(
+        name=name,
+        percentage=100 * ms / total if total else 0.0,
+        ms=ms,
+        count=count,
+        average_ms=ms / count,
+        gflops=cost.flops / seconds / 1e9,
+        gbytes_per_s=cost.bytes / seconds / 1e9,
+    )
+
+
+def rank_cpu(
+    graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+) -> RankReport:
+    """What every node takes in NumPy, by the wall clock."""
+    program = CpuProgram(graph, retain=given is not None)
+    program.run(arrays)
+    again = arrays if given is None else {name: arrays[name] for name in given}
+    seen: list[Node] = []
+    program.run(again, lambda node, _: seen.append(node))
+    operators = [OpTime.of_node(node, graph) for node in seen]
+    times = np.array([_time_nodes(program, again) for _ in range(runs)])
+    return RankReport.of(graph.name, "CPU (NumPy)", "wall clock", operators, times)
+
+
+def rank_gpu(
+    program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+) -> RankReport:
+    """What every step takes on the device."""
+    from cml_engine.gpu.program import inspect
+
+    plan, gpu = program.plan, program.gpu
+    steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
+    inspect.time_steps(program, arrays, 1)
+    times = inspect.time_steps(program, arrays, runs, steps)
+    operators = [OpTime.of_step(s) for s in plan.steps if steps is None or s.index in steps]
+    clock = "timestamps" if gpu.has_timestamps else "wall clock"
+    return RankReport.of(plan.name, gpu.name, clock, operators, times)
+
+
+def _time_nodes(program: CpuProgram, arrays: Mapping[str, Array]) -> list[float]:
+    times: list[float] = []
+    last = time.perf_counter()
+
+    def watch(node: Node, results: Any) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        times.append(1e3 * (now - last))
+        last = time.perf_counter()
+
+    program.run(arrays, watch)
+    return times

@@ -1,0 +1,14 @@
+"""A graph compiled for one backend, run many times."""
+
+from cml_engine.runtime.session.compiling import make_plan
+from cml_engine.runtime.session.inputs import check_inputs, random_inputs
+from cml_engine.runtime.session.options import CompileOptions
+from cml_engine.runtime.session.session import Session
+
+__all__ = [
+    "CompileOptions",
+    "Session",
+    "check_inputs",
+    "make_plan",
+    "random_inputs",
+]

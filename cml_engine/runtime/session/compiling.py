@@ -1,0 +1,181 @@
+"""A graph compiled for a backend: optimized, planned, and as a program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.asked import asked_for
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.planning.shape_cache import Compiled
+from cml_engine.compiler.planning.sibling import Sibling, share_constants
+from cml_engine.compiler.tuning_tables import table_for
+from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_names
+from cml_engine.ir.graph import Array, Graph
+from cml_engine.ops import is_registered, lookup
+from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.runtime.live.refill import refilled
+from cml_engine.runtime.session.options import CompileOptions
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.preparation import OnProgress
+    from cml_engine.gpu.program.program import GpuProgram
+
+_log = logging.getLogger(__name__)
+
+
+class Program(Protocol):
+    """What a backend makes of a network."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+    def reset(self) -> None: ...
+    def build_ahead(self) -> None: ...
+    @property
+    def known_inputs(self) -> frozenset[str]: ...
+    def inherit(self, before: Any) -> None: ...
+
+
+def as_gpu_program(program: Any) -> GpuProgram:
+    """The program of a session that has a GPU."""
+    return program  # type: ignore[no-any-return]
+
+
+def compile_graph(
+    graph: Graph,
+    gpu: Gpu | None,
+    options: CompileOptions,
+    deferred: bool,
+    arena: str | None,
+    before: Compiled[Program] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Compiled[Program]:
+    """A graph compiled for its backend; one that comes in the place of ``before`` has its plan
+    where they differ in weights alone."""
+    if graph.integer and options.storage != "float":
+        raise InputError(
+            f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
+            "(--half) out"
+        )
+    report = on_progress or (lambda stage, done, total: None)
+    report("plan", 0, 1)
+    optimized = _optimized(graph, options)
+    if gpu is None:
+        report("plan", 1, 1)
+        if graph.ready is not None:
+            graph.ready.check_cpu()
+        return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
+    from cml_engine.gpu.program.program import GpuProgram
+
+    specs = _specs(optimized)
+    if before is not None and before.plan is not None and before.specs == specs:
+        optimized = share_constants(optimized, before.graph)
+        plan = _refilled(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
+        common = None if plan is None else as_gpu_program(before.program).common_of(plan)
+        if plan is not None and common is not None:
+            _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
+            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, common=common)
+            return Compiled(graph, optimized, plan, program, specs)
+    plan = make_plan(optimized, gpu, options, written=graph)
+    report("plan", 1, 1)
+    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, on_progress=on_progress)
+    return Compiled(graph, optimized, plan, program, specs)
+
+
+def _specs(graph: Graph) -> dict[str, OpSpec]:
+    """The graph's operators as they are registered now."""
+    ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
+    return {op: lookup(op) for op in ops if is_registered(op)}
+
+
+def _refilled(
+    graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
+) -> Plan | None:
+    """The plan before with the weights of a graph that is the same but for these."""
+    if graph.ready is not None or options.plan.stub:
+        return None
+    asked = asked_for(options.decide, graph, optimized)
+    return refilled(before, optimized, gpu.limits, _plan_options(gpu, options), asked)
+
+
+def _optimized(graph: Graph, options: CompileOptions) -> Graph:
+    """The graph after the passes, with the tensors that the options keep."""
+    outputs = set(graph.outputs)
+    computed = (name for node in graph.nodes for name in node.outputs)
+    known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
+    check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
+    kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
+    graph = graph.with_(kept=kept, ready=graph.ready)
+    return optimize(graph, options.without, retain=options.plan.retain)
+
+
+def recompiler(
+    first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
+) -> Callable[[Graph], Compiled[Program]]:
+    """What compiles the network of ``first`` at other shapes. It does not hold the first program,
+    whose arena goes with its session."""
+    before = first.graph
+    if gpu is None or first.plan is None:
+        assert isinstance(first.program, CpuProgram)
+        scratch = first.program.scratch
+
+        def on_cpu(graph: Graph) -> Compiled[Program]:
+            optimized = share_constants(_optimized(graph, options), before)
+            program = CpuProgram(optimized, scratch, retain=options.plan.retain)
+            return Compiled(graph, optimized, None, program)
+
+        return on_cpu
+    from cml_engine.gpu.program.program import GpuProgram
+
+    assert isinstance(first.program, GpuProgram)
+    sibling, common = Sibling(before, first.plan), first.program.common
+    options = replace(options, plan=_plan_options(gpu, options), tuned=False)  # reads no table
+
+    def on_gpu(graph: Graph) -> Compiled[Program]:
+        optimized = share_constants(_optimized(graph, options), before)
+        plan = make_plan(optimized, gpu, options, sibling, graph)
+        program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
+        return Compiled(graph, optimized, plan, program, _specs(optimized))
+
+    return on_gpu
+
+
+def make_plan(
+    graph: Graph,
+    gpu: Gpu,
+    options: CompileOptions,
+    sibling: Sibling | None = None,
+    written: Graph | None = None,
+) -> Plan:
+    """The plan that a GPU session runs; with a sibling as much as may be like that one. What is
+    decided may be said by the names of the graph as it is ``written``."""
+
+    def lowered() -> Plan:
+        return plan_graph(
+            graph, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
+            written=written, sibling=sibling, blocked_layout=options.blocked_layout,
+        )  # fmt: skip
+
+    if graph.ready is None:
+        return lowered()
+    plain = replace(options, storage="float", tuned=True) == CompileOptions()
+    return graph.ready.plan(gpu.limits, options.storage, plain, lowered)
+
+
+def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
+    plan = options.plan
+    if options.arena_limit is not None:
+        plan = replace(plan, arena_limit=options.arena_limit)
+    if "views" in options.without:
+        plan = replace(plan, views=False)
+    if options.tuned and plan.variants is NO_VARIANTS:
+        plan = replace(plan, variants=table_for(gpu.name))
+    return plan

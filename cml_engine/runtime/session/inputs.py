@@ -1,0 +1,100 @@
+"""What a run is given, checked against what the network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import SEED, inputs_by_name
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Slider, check_shape
+
+
+def with_defaults(
+    sliders: Mapping[str, Slider],
+    facts: Mapping[str, Fact],
+    kept: frozenset[str],
+    inputs: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """The inputs with the sliders that are left out, or given as plain numbers."""
+    if not sliders or not isinstance(inputs, Mapping):
+        return inputs
+    numbers = {
+        name: inputs.get(name, slider.default)
+        for name, slider in sliders.items()
+        if name in facts and (name in inputs or name not in kept)
+    }
+    values = {
+        name: np.full(facts[name].shape, number, np.float32)
+        for name, number in numbers.items()
+        if _is_number(number)
+    }
+    return {**inputs, **values}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_inputs(
+    facts: Mapping[str, Fact],
+    given: Mapping[str, Array],
+    known: frozenset[str] = frozenset(),
+) -> dict[str, Array]:
+    """The given arrays in the network's own types; :class:`InputError` where they do not fit, or
+    where one is missing that is not ``known``."""
+    for name in inputs_by_name(given):
+        if name not in facts:
+            raise InputError(f"unknown input '{name}'; the model's inputs are {listed(facts)}")
+    if missing := [name for name in facts if name not in given and name not in known]:
+        raise InputError(
+            f"input {', '.join(repr(n) for n in missing)} is missing; the model's inputs are "
+            f"{listed(facts)}"
+        )
+    return {
+        name: _checked(name, fact, given[name]) for name, fact in facts.items() if name in given
+    }
+
+
+def as_array(name: str, given: Any) -> Array:
+    """An input as an array; :class:`InputError` where it is none."""
+    try:
+        return np.asarray(given)
+    except Exception as error:  # whatever it is, it is no array
+        shown = f"{type(given).__name__}: {error}"
+        raise InputError(f"input '{name}': wanted an array, got a {shown}") from None
+
+
+def _checked(name: str, fact: Fact, given: Array) -> Array:
+    array = as_array(name, given)
+    check_shape(name, fact, array.shape)
+    wanted = NUMPY_DTYPE[fact.dtype]
+    kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]
+    if array.dtype.kind not in kinds:
+        raise InputError(
+            f"input '{name}': wanted {fact.dtype} ({wanted.name}), got {array.dtype.name}"
+        )
+    if fact.dtype == "integer" and array.size and array.dtype != wanted:
+        limits = np.iinfo(wanted)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise InputError(f"input '{name}': values do not fit into {wanted.name}")
+    return array.astype(wanted, copy=False)
+
+
+def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
+    """Inputs for a measurement: uniform in [0, 1), small integers, coin flips."""
+    generator = np.random.default_rng(SEED.check(seed, "seed"))
+    made: dict[str, Array] = {}
+    for name, fact in facts.items():
+        if fact.dtype == "scalar":
+            made[name] = generator.random(fact.shape, np.float32)
+        else:
+            made[name] = generator.integers(0, 2, fact.shape).astype(NUMPY_DTYPE[fact.dtype])
+    return made
+
+
+def listed(facts: Mapping[str, Fact]) -> str:
+    """Tensors as messages name them."""
+    return ", ".join(f"{name}: {fact}" for name, fact in facts.items()) or "(none)"

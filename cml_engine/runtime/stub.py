@@ -1,0 +1,117 @@
+"""What an operator costs end to end: the network with it, and with one that does nothing instead.
+
+The sum in the rank-operations report times every step by itself; here whole runs are timed, so
+that what an operator does to its neighbours (caches, overlap) counts too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.ir.graph import Graph
+from cml_engine.ops.declaration.registry import lookup
+
+
+@dataclass(frozen=True)
+class StubReport:
+    """Times in ms, medians over runs; ``gain_ms`` is the median of the differences of runs that
+    followed each other."""
+
+    model: str
+    operator: str
+    count: int
+    device: str
+    clock: str
+    runs: int
+    with_ms: float
+    without_ms: float
+    gain_ms: float
+    with_spread_ms: tuple[float, float]
+    without_spread_ms: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
+    ) -> StubReport:
+        """From ``times`` in ms, ``[runs, (with, without)]``."""
+        both = np.asarray(times, np.float64)
+        medians = np.median(both, axis=0)
+        low, high = both.min(axis=0), both.max(axis=0)
+        return cls(
+            model=graph.name,
+            operator=operator,
+            count=uses(graph, operator),
+            device=device,
+            clock=clock,
+            runs=len(both),
+            with_ms=float(medians[0]),
+            without_ms=float(medians[1]),
+            gain_ms=float(np.median(both[:, 0] - both[:, 1])),
+            with_spread_ms=(float(low[0]), float(high[0])),
+            without_spread_ms=(float(low[1]), float(high[1])),
+        )
+
+    @property
+    def share(self) -> float:
+        """The operator's part of the whole, in percent."""
+        return 100 * self.gain_ms / self.with_ms if self.with_ms else 0.0
+
+    def __str__(self) -> str:
+        def line(label: str, ms: float, spread: tuple[float, float]) -> str:
+            return f"  {label:24s} {ms:9.3f} ms   ({spread[0]:.3f} to {spread[1]:.3f} ms)"
+
+        return "\n".join(
+            [
+                f"{self.model}: {self.operator} ({self.count} of them) replaced by a stub that "
+                "computes nothing",
+                f"Device: {self.device}; clock: {self.clock}, whole runs, {self.runs} of each in "
+                "turns, medians",
+                line(f"with {self.operator}", self.with_ms, self.with_spread_ms),
+                line(f"without {self.operator}", self.without_ms, self.without_spread_ms),
+                f"  {'the most to be gained':24s} {self.gain_ms:9.3f} ms   ({self.share:.1f} %)",
+            ]
+        )
+
+    def json(self) -> str:
+        """The report as a JSON object."""
+        return json.dumps({**asdict(self), "share": self.share}, indent=2)
+
+    def csv(self) -> str:
+        """One row with a header."""
+        fields = ("operator", "count", "with_ms", "without_ms", "gain_ms", "share")
+        return ",".join(fields) + "\n" + ",".join(str(getattr(self, f)) for f in fields)
+
+
+def uses(graph: Graph, operator: str) -> int:
+    """How often the network has the operator, fused into others or by itself."""
+    return sum((node.op, *(e.op for e in node.epilogues)).count(operator) for node in graph.nodes)
+
+
+def check_stub(graph: Graph, operator: str) -> None:
+    """:class:`InputError` where there is nothing to replace."""
+    names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    if operator not in names:
+        raise InputError(
+            f"no operator '{operator}' in model '{graph.name}'; it has {', '.join(sorted(names))}"
+        )
+    if lookup(operator).alias:
+        raise InputError(f"'{operator}' runs nothing on the GPU: there is nothing to replace")
+
+
+def time_in_turns(runs: int, *timers: Callable[[], Any]) -> list[list[float]]:
+    """Milliseconds of each timer in each run, ``[runs, timers]``, after one that is not counted;
+    who comes first changes from run to run."""
+    for timer in timers:
+        timer()
+    found = []
+    for run in range(runs):
+        order = range(len(timers)) if run % 2 == 0 else reversed(range(len(timers)))
+        times = {i: float(timers[i]()) for i in order}
+        found.append([times[i] for i in range(len(timers))])
+    return found

@@ -1,0 +1,191 @@
+"""Large pictures in overlapping tiles: where they lie, and running a network on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import EXTENT, OVERLAP, an_object, inputs_by_name
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
+from cml_engine.runtime.session import Session
+from cml_engine.runtime.session.inputs import as_array
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Along one axis: ``[first, end)`` is read, ``[kept_first, kept_end)`` of the whole is kept of
+    the result."""
+
+    first: int
+    end: int
+    kept_first: int
+    kept_end: int
+
+
+def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
+    """Tiles of one size that cover an axis. The first begins where the whole does and the last
+    ends there, so that borders are what they are without tiles; of every other end ``overlap`` is
+    thrown away. ``align``: tiles begin at multiples of it."""
+    EXTENT.check(tile, "tile")
+    OVERLAP.check(overlap, "overlap")
+    EXTENT.check(align, "align")
+    for what, value in (("the picture's extent", whole), ("tile", tile), ("overlap", overlap)):
+        if value % align:
+            raise InputError(f"{what} {value}: wanted a multiple of align={align}")
+    if whole <= tile:
+        return [Span(0, whole, 0, whole)]
+    step = tile - 2 * overlap
+    if step < 1:
+        raise InputError(
+            f"tiles of {tile} with an overlap of {overlap} at each end keep nothing: the overlap "
+            f"must be less than {tile // 2}"
+        )
+    found = []
+    kept = 0
+    while kept < whole:
+        first = min(max(0, kept - overlap), whole - tile)
+        end = first + tile
+        kept_end = whole if end == whole else end - overlap
+        found.append(Span(first, end, kept, kept_end))
+        kept = kept_end
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One tile: its rows and its columns."""
+
+    rows: Span
+    columns: Span
+
+
+class Tiles:
+    """The tiles of one run. ``session`` is the network at the tiles' shape.
+
+    Every input of four axes with the rows and columns of the first such one is cut; the others are
+    given whole to every tile.
+    """
+
+    def __init__(
+        self, session: Session, inputs: Mapping[str, Any], tile: int, overlap: int, align: int = 1
+    ) -> None:
+        self._inputs = {n: as_array(n, value) for n, value in inputs_by_name(inputs).items()}
+        if unknown := set(self._inputs) - set(session.inputs):
+            raise InputError(
+                f"unknown input '{min(unknown)}'; inputs are {', '.join(session.inputs)}"
+            )
+        wholes = [v.shape[2:] for v in self._inputs.values() if v.ndim == 4]
+        if not wholes:
+            raise InputError("nothing to cut: wanted an input [N, C, H, W]")
+        height, width = self._whole = wholes[0]
+        self._cut = {n for n, v in self._inputs.items() if v.ndim == 4 and v.shape[2:] == wholes[0]}
+        rows, columns = (spans(extent, tile, overlap, align) for extent in (height, width))
+        self._tiles = [Tile(row, column) for row in rows for column in columns]
+        self._read = (rows[0].end, columns[0].end)
+        shapes = {
+            name: (*value.shape[:2], *self._read)
+            for name, value in self._inputs.items()
+            if name in self._cut
+        }
+        same = all(session.inputs[name].shape == shape for name, shape in shapes.items())
+        self.session = session if same else session.reshaped(shapes)
+        self._ratios = {
+            name: self._ratio(name, fact) for name, fact in self.session.outputs.items()
+        }
+        self.outputs = {name: self._canvas(name) for name in self._ratios}
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def __iter__(self) -> Iterator[Tile]:
+        return iter(self._tiles)
+
+    def inputs(self, tile: Tile) -> dict[str, Array]:
+        """What the network takes for a tile."""
+        rows, columns = slice(tile.rows.first, tile.rows.end), slice(*_read(tile.columns))
+        return {
+            name: np.ascontiguousarray(value[..., rows, columns]) if name in self._cut else value
+            for name, value in self._inputs.items()
+        }
+
+    def paste(self, tile: Tile, results: Mapping[str, Array]) -> None:
+        """Put what is kept of a tile's outputs into :attr:`outputs`."""
+        for name, result in results.items():
+            down, across = self._ratios[name]
+            to_rows, of_rows = _kept(name, tile.rows, down)
+            to_columns, of_columns = _kept(name, tile.columns, across)
+            self.outputs[name][..., to_rows, to_columns] = result[..., of_rows, of_columns]
+
+    def _ratio(self, name: str, fact: Fact) -> tuple[Fraction, Fraction]:
+        """Rows and columns of an output for one of the input."""
+        if fact.rank != 4:
+            raise InputError(
+                f"output '{name}' is {fact}: tiles are put together of outputs [N, C, H, W] only"
+            )
+        ratios = (Fraction(out, read) for out, read in zip(fact.shape[2:], self._read, strict=True))
+        down, across = ratios
+        return down, across
+
+    def _canvas(self, name: str) -> Array:
+        fact = self.session.outputs[name]
+        extents = [
+            _whole(name, extent * ratio)
+            for extent, ratio in zip(self._whole, self._ratios[name], strict=True)
+        ]
+        return np.zeros((*fact.shape[:2], *extents), NUMPY_DTYPE[fact.dtype])
+
+
+def _read(span: Span) -> tuple[int, int]:
+    return span.first, span.end
+
+
+def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
+    """What is kept, in the whole output and in the tile's."""
+    first, start, end = (
+        _whole(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
+    )
+    return slice(start, end), slice(start - first, end - first)
+
+
+def _whole(name: str, at: Fraction) -> int:
+    if at.denominator != 1:
+        raise InputError(
+            f"output '{name}' has {at} rows or columns where tiles meet: give align=, what the "
+            "network makes smaller by"
+        )
+    return int(at)
+
+
+def run_tiled(
+    session: Session,
+    inputs: Mapping[str, Any],
+    tile: int = 256,
+    overlap: int = 16,
+    *,
+    align: int = 1,
+    progress: Callable[[int], object] = lambda done: None,
+) -> dict[str, Array]:
+    """Outputs by name for inputs ``[N, C, H, W]`` of any size, in tiles of ``tile`` rows and
+    columns, so that memory is a tile's. Where a network looks no farther than ``overlap`` there are
+    no seams: the result is that of a whole run.
+
+    Parameters
+    ----------
+    session : of the network at any shape; :meth:`Session.reshaped` gives it at the tiles'.
+    overlap : pixels at each end of a tile that are computed and thrown away, but not at the
+        picture's own ends.
+    align : tiles begin at multiples of it: what a network with strides makes smaller by. The
+        picture, ``tile`` and ``overlap`` must be multiples of it too.
+    progress : is called with the number of tiles that are done.
+    """
+    an_object(Session, session, "session")
+    tiles = Tiles(session, inputs, tile, overlap, align)
+    for done, part in enumerate(tiles, 1):
+        tiles.paste(part, tiles.session.run(tiles.inputs(part)))
+        progress(done)
+    return tiles.outputs

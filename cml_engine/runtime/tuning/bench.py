@@ -1,0 +1,148 @@
+"""A plan's choices taken apart: each as a network of one node, once for every option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.compiler import tuning_tables as tables
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.tuning_tables import Record
+from cml_engine.errors import InputError
+from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.choice import Choice, VariantTable
+from cml_engine.runtime.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cml_engine.gpu.program.program import GpuProgram
+    from cml_engine.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class TrialNode:
+    """A key of a plan, and the node that stands for all ``count`` nodes that have it: ``graph`` is
+    that node alone, its tensors as they lie in the plan."""
+
+    choice: Choice
+    count: int
+    graph: Graph
+    layouts: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """See :class:`Choice`."""
+        return self.choice.key
+
+    def plans(self, limits: Limits) -> dict[str, Plan]:
+        """The node's plan by option, the default first; options that come to the same kernels as
+        one before them are left out. Pure, and may take its time: filters are packed."""
+        names = dict.fromkeys([self.choice.default, *self.choice.options])
+        plans: dict[str, Plan] = {}
+        seen = set()
+        for name in names:
+            table = VariantTable.forcing(self.key, name)
+            # with all tensors kept, a run leaves the inputs as they were for the next one
+            plan = lower(self.graph, limits, self.layouts, PlanOptions(keep=True, variants=table))
+            work = tuple(
+                (str(s.path), repr(s.defines), repr(s.params), s.groups) for s in plan.steps
+            )
+            if work not in seen:
+                seen.add(work)
+                plans[name] = plan
+        return plans
+
+
+class Bench:
+    """The choices of a session's plan, ready to be measured: by
+    :func:`cml_engine.runtime.tuning.tune` all at once, by ``scheduler.Tuning`` in the frames of a
+    game.
+
+    ``again``: choices that the device's own table has already are measured too.
+    """
+
+    def __init__(self, session: Session, *, again: bool = True) -> None:
+        if session.gpu is None or session.plan is None:
+            raise InputError(
+                "there is nothing to tune on the CPU: kernels are chosen on a GPU only"
+            )
+        self.gpu = session.gpu
+        self.model = session.graph.name
+        self.device = self.gpu.name
+        known = {} if again else tables.measured(self.device)
+        self.candidates = [
+            c for c in _candidates(session.graph, session.plan)
+            if c.key not in known or known[c.key].default != c.choice.default
+        ]  # fmt: skip
+
+    def plans(self, candidate: TrialNode) -> dict[str, Plan]:
+        """See :meth:`TrialNode.plans`; of any thread."""
+        return candidate.plans(self.gpu.limits)
+
+    def trial(self, candidate: TrialNode, plans: Mapping[str, Plan], rounds: int) -> Trial:
+        """The paired benchmarks of these plans' options, none begun yet."""
+        return Trial(candidate.choice.default, tuple(plans), rounds)
+
+    def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:
+        """What runs such a plan."""
+        from cml_engine.gpu.program.program import GpuProgram
+
+        return GpuProgram(plan, self.gpu, deferred=deferred)
+
+    def inputs(self, plan: Plan) -> dict[str, Array]:
+        """Random values for what such a plan reads."""
+        from cml_engine.runtime.session import random_inputs
+
+        return random_inputs({name: place.fact for name, place in plan.inputs.items()})
+
+    def record(self, candidate: TrialNode, trial: Trial) -> Record | None:
+        """What a trial that is over has found; None where nothing could be timed."""
+        ms = trial.ms()
+        if not ms:
+            return None
+        chosen = trial.winner
+        source = f"{self.model}, {candidate.choice.node}"
+        ratio = trial.ratio(chosen)
+        return Record(candidate.key, trial.default, chosen, ms, ratio, trial.rounds, source)
+
+    def save(self, records: list[Record]) -> Path:
+        """Put the records into the device's table."""
+        return tables.save(self.device, records)
+
+
+def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
+    """Every key of the plan that has two options or more and is not decided by the caller, in the
+    plan's order."""
+    nodes = {node.title: node for node in graph.nodes}
+    users: dict[str, dict[str, Choice]] = {}
+    for choice in plan.choices:
+        if len(choice.options) > 1 and not choice.asked:
+            users.setdefault(choice.key, {})[choice.node] = choice
+    found = []
+    for by_node in users.values():
+        first = next(iter(by_node.values()))
+        node = nodes[first.node]
+        layouts = {name: plan.layouts[name] for name in _names(node) if name in plan.layouts}
+        found.append(TrialNode(first, len(by_node), _alone(graph, node), layouts))
+    return found
+
+
+def _names(node: Node) -> dict[str, None]:
+    return dict.fromkeys((*node.reads, *node.outputs))
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """The graph of that node only: what it reads are inputs, or the constants that they are."""
+    constants: dict[str, Any] = {n: graph.constants[n] for n in node.reads if graph.is_constant(n)}
+    return Graph(
+        name=f"{graph.name} {node.title}",
+        inputs=tuple(n for n in dict.fromkeys(node.reads) if n not in constants),
+        outputs=node.outputs,
+        nodes=(node,),
+        facts={name: graph.facts[name] for name in _names(node)},
+        constants=constants,
+    )

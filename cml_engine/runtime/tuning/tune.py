@@ -1,0 +1,126 @@
+"""Measures every option of a session's choices at once, on a device with nothing else to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from cml_engine.compiler import tuning_tables as tables
+from cml_engine.compiler.plan import Plan
+from cml_engine.errors import CmlError
+from cml_engine.errors.arguments import TIMES
+from cml_engine.runtime.stub import time_in_turns
+from cml_engine.runtime.tuning.bench import Bench, TrialNode
+from cml_engine.runtime.tuning.report import MeasuredChoice, TuneReport
+from cml_engine.runtime.tuning.trial import Trial
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.program.program import GpuProgram
+    from cml_engine.runtime.session import Session
+
+#: a node is run so often in one measurement that it takes about so long
+_LEAST_MS = 1.0
+_MOST_REPEATS = 32
+
+
+def tune(
+    session: Session, *, rounds: int = 30, dry_run: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> TuneReport:  # fmt: skip
+    """Time every option of every choice of the session's plan against the default, ``rounds``
+    times each, and write the device's table (not with ``dry_run``). Sessions that are made from
+    then on use it; this one stays as it is.
+
+    Then the whole network by the engine's own rules and by the table, in turns. Blocks; for a
+    running game there is ``scheduler.Tuning``. :class:`InputError` where the session has no GPU.
+    """
+    from cml_engine.gpu.timing.timers import PassTimer
+
+    TIMES.check(rounds, "rounds")
+    bench = Bench(session)
+    if not dry_run:
+        tables.check_place(bench.device)
+    measured = []
+    for done, candidate in enumerate(bench.candidates):
+        trial = _decide(bench, candidate, rounds)
+        measured.append(MeasuredChoice(candidate, trial, bench.record(candidate, trial)))
+        progress(done + 1)
+    records = [m.record for m in measured if m.record is not None]
+    table = {**tables.known(bench.device), **{record.key: record for record in records}}
+    before_after = _whole_network(session, table, rounds)
+    file = None if dry_run else bench.save(records)
+    source = PassTimer(bench.gpu).source
+    return TuneReport(bench.model, bench.device, source, rounds, measured, before_after, file)
+
+
+def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
+    plans = bench.plans(candidate)
+    trial = bench.trial(candidate, plans, rounds)
+    watch = _Watch(bench, plans, trial.default)
+    while pair := trial.next():
+        times: dict[str, float] = {}
+        for option in pair:
+            try:
+                times[option] = watch.ms(option)
+            except CmlError as error:  # a driver that refuses a kernel, or has not the memory
+                trial.drop(option, error.message)
+                break
+        else:
+            trial.told(times)
+    return trial
+
+
+class _Watch:
+    """Times options of one candidate; the default and one other are on the device at a time."""
+
+    def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
+        from cml_engine.gpu.timing.timers import PassTimer
+
+        self._bench, self._plans, self._default = bench, plans, default
+        self._timer = PassTimer(bench.gpu)
+        self._programs: dict[str, GpuProgram] = {}
+        self._repeats = 0
+
+    def ms(self, option: str) -> float:
+        """Milliseconds of the node by that option."""
+        program = self._program(option)
+        if not self._repeats:
+            self._run(program, 1)
+            self._repeats = min(_MOST_REPEATS, ceil(_LEAST_MS / max(self._run(program, 1), 1e-3)))
+        return self._run(program, self._repeats)
+
+    def _run(self, program: GpuProgram, repeats: int) -> float:
+        def encode(compute: Any, _: int) -> None:
+            for _ in range(repeats):
+                for step in program.plan.steps:
+                    program.encode_all(compute, step.index)
+
+        with program.exclusive():
+            program.load()
+            return self._timer.time([0], encode)[0] / repeats
+
+    def _program(self, option: str) -> GpuProgram:
+        if option not in self._programs:
+            for other in set(self._programs) - {self._default}:
+                del self._programs[other]
+            program = self._bench.program(self._plans[option])
+            program.write_inputs(self._bench.inputs(program.plan))
+            self._programs[option] = program
+        return self._programs[option]
+
+
+def _whole_network(
+    session: Session, records: Mapping[str, tables.Record], rounds: int
+) -> list[list[float]]:
+    """Milliseconds of runs by the rules and by the table, in turns; none where these agree."""
+    from cml_engine.runtime.session import Session
+
+    by_rules = replace(session.options, tuned=False)
+    plan = replace(by_rules.plan, variants=tables.variants_of(records))
+    tuned = Session(session.source_graph, session.gpu or "gpu", replace(by_rules, plan=plan))
+    if tuned.plan is None or not any(choice.tuned for choice in tuned.plan.choices):
+        return []
+    usual = Session(session.source_graph, session.gpu or "gpu", by_rules)
+    return time_in_turns(rounds, usual.timer(), tuned.timer())

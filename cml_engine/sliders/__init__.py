@@ -1,1 +1,0 @@
-"""Numbers of a network that a host moves while it runs."""

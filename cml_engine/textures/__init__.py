@@ -1,1 +1,0 @@
-"""Textures as tensors, as data: formats, and what a host asks for. Knows no GPU API."""

@@ -1,1 +1,0 @@
-"""Pictures that are larger than a network takes, in tiles that overlap."""

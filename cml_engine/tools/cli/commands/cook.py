@@ -1,0 +1,110 @@
+"""Write a model as one file that is ready to run: plans, weights and kernels (docs/ship_it.md)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cml_engine.cooked import PROFILES, cook, load_cooked
+from cml_engine.cooked.form import CookedLimits
+from cml_engine.errors import InputError
+from cml_engine.io.arrays import check_place
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.runtime.session import Session
+from cml_engine.tools.cli.common import arena_limit_of, backend_of, decided, load_model
+from cml_engine.tools.cli.options import add_options
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "half", "arena", "decide", "backend")
+    parser.add_argument("-o", "--output", metavar="FILE.cml", help="the file to write")
+    parser.add_argument(
+        "--devices",
+        default=",".join(PROFILES),
+        metavar="LIST",
+        help=f"some of {', '.join(PROFILES)}, with commas; all if left out",
+    )
+    parser.add_argument("--integer", action="store_true", help="refuse a network of floats")
+    parser.add_argument(
+        "--player",
+        action="store_true",
+        help="without the graph: smaller, for the C and JavaScript players and the devices named",
+    )
+    parser.add_argument(
+        "--without-golden",
+        action="store_true",
+        help="without the input and its outputs that --check runs",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="MODEL is a cooked file: run its golden input and compare; exit code 1 if it differs",
+    )
+
+
+def run(a: argparse.Namespace) -> int:
+    if a.check:
+        return _check(a)
+    if not a.output:
+        raise InputError("where to? Give the file to write, -o net.cml")
+    check_place(Path(a.output), a.model)
+    from scheduler.tools.commands import cooked_guesses
+
+    graph = load_model(a)
+    if a.integer and not graph.integer:
+        raise InputError(
+            f"--integer: '{a.model}' is a network of floats; an integer network has a line in "
+            "graph.quant for every tensor (docs/integer.md)"
+        )
+    data = cook(
+        graph,
+        [name.strip() for name in a.devices.split(",")],
+        half=a.half,
+        decide=decided(a),
+        arena_limit=arena_limit_of(a),
+        player=a.player,
+        golden=not a.without_golden,
+        guesses=cooked_guesses(),
+    )
+    write_atomically(a.output, data)
+    _tell(a, load_cooked(data, trusted=True).ready)
+    return 0
+
+
+def _tell(a: argparse.Namespace, made: Any) -> None:
+    print(f"{a.output}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
+    for plan in made.plans:
+        print(f"  {plan.profile}: {len(plan.steps)} steps")
+    for name in made.meta["custom"]:
+        print(f"  operator '{name}' of your own: its kernel is in the file, its NumPy function not")
+    for label in made.meta["without_wgsl"]:
+        print(f"  kernel '{label}' cannot be said in WGSL: browsers cannot run it")
+    for name, total, most in CookedLimits().exceeded(made.totals):
+        print(
+            f"  {total:,} {name}: hosts allow {most:,} of a file that they do not trust, and raise "
+            "that in their limits (docs/cooked.md)"
+        )
+    if made.golden is None and not a.without_golden:
+        print(
+            "  no golden pair: an operator has no NumPy function to make it with, or the outputs "
+            "hang on rounding errors alone"
+        )
+
+
+def _check(a: argparse.Namespace) -> int:
+    graph = load_cooked(a.model, trusted=a.trusted)
+    made: Any = graph.ready
+    if made.golden is None:
+        raise InputError(f"'{a.model}' has no golden pair to check")
+    a.half, a.dump_kernels = False, None
+    session = Session(graph, backend_of(a))
+    outputs = session.run(made.golden.inputs)
+    worst = made.golden.differences(outputs)
+    device = session.gpu.name if session.gpu else "CPU (NumPy)"
+    for name, difference in worst.items():
+        verdict = "ok" if difference <= 1 else "DIFFERS"
+        print(f"{name}: {100 * difference:.3g} % of the tolerance  {verdict}")
+    good = all(difference <= 1 for difference in worst.values())
+    print(f"{a.model} on {device}: {'as it was cooked' if good else 'other results than cooked'}")
+    return 0 if good else 1

@@ -1,0 +1,38 @@
+"""The GPUs of this machine: names for CML_ADAPTER and cml.Gpu(adapter=...), and what they allow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from cml_engine.errors import DeviceError
+from cml_engine.tools.cli.options import add_options
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "json")
+
+
+def run(a: argparse.Namespace) -> int:
+    rows = _rows()
+    if a.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    for row in rows:
+        print(f"{'* ' if row['chosen'] else '  '}{row['name']}")
+        print(
+            f"    {row['kind']}; buffers up to {row['buffer_mib']} MiB, of a kernel "
+            f"{row['binding_mib']} MiB; timestamps {'yes' if row['timestamps'] else 'no'}, "
+            f"subgroups {'yes' if row['subgroups'] else 'no'}"
+        )
+    print("* is the one that is taken" if rows else "none")
+    return 0
+
+
+def _rows() -> list[dict[str, Any]]:
+    try:
+        from cml_engine.gpu.adapters import device_rows
+    except ImportError as error:
+        raise DeviceError(f"wgpu is not installed ({error}); pip install wgpu") from None
+    return device_rows()

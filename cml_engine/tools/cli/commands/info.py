@@ -1,0 +1,97 @@
+"""Inputs, outputs, operators, weights, memory, predicted time."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import BUDGET_MS
+from cml_engine.io.folders import costs_file
+from cml_engine.ir.graph import Graph
+from cml_engine.tools.cli.common import (
+    arena_limit_of,
+    decided,
+    load_model,
+    storage_of,
+    write_decisions,
+)
+from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.report.info import model_info, plan_for
+
+if TYPE_CHECKING:
+    from scheduler.tools.commands import Forecast
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "random", "half", "arena", "decide", "decisions", "json")
+    parser.add_argument(
+        "--integer",
+        action="store_true",
+        help="of an integer network: how its sums are carried, and their proven bounds",
+    )
+    parser.add_argument(
+        "--gas", action="store_true", help="what it costs, in units equal on every machine"
+    )
+    parser.add_argument("--plan", action="store_true", help="list every dispatch")
+    parser.add_argument(
+        "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
+    )
+    add_options(parser, "frame")
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.tools.report.cooked import CookedInfo
+
+    graph = load_model(a)
+    if a.integer or a.gas:
+        return _proven(graph, a)
+    cooked = graph.ready is not None
+    limit = arena_limit_of(a)
+    if cooked and limit:
+        raise InputError(f"'{a.model}' is cooked: its memory was planned when that was done")
+    info = (
+        CookedInfo.of(graph)
+        if cooked
+        else model_info(graph, None, storage_of(a), decided(a), limit)
+    )
+    if a.decisions:
+        plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+        write_decisions(a, graph, optimize(graph), plan, device)
+    forecast = None
+    if a.budget_ms:
+        forecast = _forecast_of(graph, a)
+    if a.json:
+        print(info.json(forecast=asdict(forecast)) if forecast else info.json())
+        return 0
+    print(info)
+    if forecast:
+        print(forecast)
+    if a.plan:
+        print("\n".join(info.layers))
+    return 0
+
+
+def _proven(graph: Graph, a: argparse.Namespace) -> int:
+    """``--integer`` and ``--gas``: what is known of the graph alone."""
+    from cml_engine.tools.report.integer import IntegerInfo
+
+    if a.plan or a.budget_ms or a.half or a.decide or a.decisions:
+        raise InputError(
+            "--integer and --gas are of the model alone: leave --plan, --budget-ms, --half, "
+            "--decide and --decisions out"
+        )
+    info = IntegerInfo.of(graph, points=a.integer, gas=a.gas)
+    print(info.json() if a.json else info)
+    return 0
+
+
+def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
+    """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
+    from scheduler.tools.commands import forecast, known_costs
+
+    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+    model = known_costs(device, costs_file(device) if device else None)
+    return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

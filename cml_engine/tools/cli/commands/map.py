@@ -1,0 +1,89 @@
+"""Run a model over many inputs, on the cores of this machine or on a cluster, into a Zarr store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from cml_engine.distributed.cluster import WORKERS
+from cml_engine.distributed.map import BATCH, map_network
+from cml_engine.distributed.progress import shown
+from cml_engine.distributed.run import PRICE
+from cml_engine.distributed.sources import first_shape
+from cml_engine.errors import InputError
+from cml_engine.io.arrays import check_place
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.tools.cli.common import compile_options, is_cooked, load_open
+from cml_engine.tools.cli.options import add_options
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "backend", "half")
+    parser.add_argument(
+        "--inputs",
+        required=True,
+        metavar="PATTERN",
+        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array: each chunk is one",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="STORE.zarr")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="a cluster's: tcp://HOST:8786")
+    parser.add_argument(
+        "--workers", type=WORKERS, metavar="N", help="processes of this machine (default: one for "
+        "each core, on a GPU one)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=BATCH, metavar="N", help="inputs at once (default: what is quickest)"
+    )
+    parser.add_argument(
+        "--per-task", type=BATCH, metavar="N", help="inputs in a task, and in a chunk of the store"
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not look at the checksums of what is there"
+    )
+    parser.add_argument(
+        "--price", type=PRICE, metavar="P", help="of one worker for an hour, for the report"
+    )
+    parser.add_argument("--report", metavar="FILE.json")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="when each worker ran what, for ui.perfetto.dev"
+    )
+
+
+def run(a: argparse.Namespace) -> int:
+    if a.half and a.backend == "cpu":
+        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+    if a.report is not None:
+        check_place(Path(a.report))
+    graph = load_open(a, partial(first_shape, a.inputs))
+    try:
+        with shown("inputs") as progress:
+            report = map_network(
+                a.model if is_cooked(a.model) else graph,
+                a.inputs,
+                a.output,
+                scheduler=a.scheduler,
+                workers=a.workers,
+                backend=a.backend,
+                options=compile_options(a),
+                batch=a.batch,
+                per_task=a.per_task,
+                verify=not a.no_verify,
+                ops=a.ops,
+                trusted=a.trusted,
+                price=a.price,
+                progress=progress,
+                dashboard=True,
+                trace=a.trace,
+            )
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            print(f"cml: {interrupt}", file=sys.stderr)
+        raise
+    print(report)
+    if a.report is not None:
+        write_atomically(Path(a.report), json.dumps(report.to_json(), indent=2))
+    report.check()
+    return 0

@@ -1,0 +1,192 @@
+"""Write a folder with all that is known of a model, and a page to read it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import TIMES
+from cml_engine.io.folders import costs_file
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session import Session, random_inputs
+from cml_engine.tools.cli.common import compile_options, decided, load_model, storage_of
+from cml_engine.tools.cli.options import add_options
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.tools.report.folder.operators import Peak
+    from cml_engine.tools.report.folder.page import PageSection
+    from cml_engine.tools.report.folder.sections import Subject
+    from cml_engine.tools.report.folder.write import ReportFolder
+    from scheduler.planning.cost_model import CostModel
+
+#: the sections of the page, in the order in which they stand there and are made
+_TITLES = {
+    "summary": "Summary",
+    "graph": "Graph",
+    "operators": "Operators",
+    "memory": "Memory",
+    "decisions": "Decisions",
+    "passes": "Passes",
+    "frames": "Frames",
+    "kernels": "Kernels",
+}
+_MEASURED = {"measured": "Measured"}
+_TRACED_RUNS = 3
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "model", "random", "half", "decide", "budget", "frame", "overwrite")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--run", action="store_true", help="measure it on this machine's GPU too")
+    parser.add_argument("--runs", type=TIMES, default=10, help="that are measured")
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.tools.report.folder import sections
+    from cml_engine.tools.report.folder.write import INDEX, ReportFolder
+
+    graph = load_model(a)
+    if graph.ready is not None:
+        raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
+    gpu = _gpu() if a.run else None  # without one nothing is written
+    subject = _subject(graph, a)
+    titles = _TITLES | (_MEASURED if gpu else {})
+    folder = ReportFolder(Path(a.output), titles, overwrite=a.overwrite)
+    folder.heading, folder.lead = graph.name, subject.lead
+    print(f"{folder.path / INDEX}", flush=True)
+    for key in _TITLES:
+        if key == "frames":
+            folder.add(_frames(subject, folder, a))
+        else:
+            make: sections.Maker = getattr(sections, key)
+            folder.add(make(subject, folder))
+        print(f"  {_TITLES[key].lower()}", flush=True)
+    if gpu is not None:
+        folder.add(_measured(subject, folder, gpu, a))
+        print("  measured", flush=True)
+    return 0
+
+
+def _gpu() -> Gpu:
+    from cml_engine.gpu.gpu import Gpu
+
+    return Gpu()
+
+
+def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
+    from cml_engine.compiler.tuning_tables import known
+    from cml_engine.tools.report.folder.sections import Subject
+    from cml_engine.tools.report.info import plan_for
+
+    plan, device = plan_for(graph, storage_of(a), decided(a))
+    model = _costs(device)
+    return Subject(
+        graph=graph,
+        optimized=optimize(graph),
+        plan=plan,
+        storage=storage_of(a),
+        device=device,
+        predicted_ms=[model.predict_ms(cost, cost.groups) for cost in plan.step_costs()],
+        peak=_peak(model),
+        records=known(device) if device else {},
+        decide=decided(a),
+    )
+
+
+def _costs(device: str) -> CostModel:
+    from scheduler.tools.commands import known_costs
+
+    return known_costs(device, costs_file(device) if device else None)
+
+
+def _peak(model: CostModel) -> Peak | None:
+    """What the shipped numbers say of devices of that name; none of those without any."""
+    from cml_engine.tools.report.folder.operators import Peak
+    from scheduler.planning.first_guess import FirstGuess
+
+    guess = model.guess
+    if guess == FirstGuess():
+        return None
+    return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
+
+
+def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
+    """What ``cml simulate`` says, and the first frames of it as a picture."""
+    from cml_engine.tools.report.folder.page import PageSection, html, note, pre
+    from cml_engine.tools.report.folder.sections import SHOWN, frames_picture
+    from scheduler.tools.commands import policies
+    from scheduler.tools.simulate import table
+
+    outcomes = policies(
+        subject.graph.name, subject.plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms,
+        speed=1.0, model=_costs(subject.device),
+        frames=SHOWN,
+    )  # fmt: skip
+    data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
+    file = folder.data("frames.json", {"budget_ms": a.budget_ms, "outcomes": data})
+    said = (
+        f"Simulated: the network again and again with {a.budget_ms:g} ms in frames of "
+        f"{a.frame_ms:.2f} ms, on a device on paper with the times predicted above."
+    )
+    picture = frames_picture(outcomes[0].inference_ms, a.budget_ms)
+    return PageSection(
+        "frames", "Frames", html(note(said), pre(table(outcomes)), picture), (file,)
+    )  # fmt: skip
+
+
+def _measured(
+    subject: Subject, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
+) -> PageSection:  # fmt: skip
+    """The table of operators with times that were taken now, and a trace of runs in frames."""
+    from cml_engine.gpu.program import inspect
+    from cml_engine.gpu.program.program import GpuProgram
+    from cml_engine.runtime.rank import OpTime, RankReport
+    from cml_engine.tools.report.folder.page import PageSection, html, pre
+    from cml_engine.tools.report.folder.sections import operators
+
+    session = Session(subject.graph, gpu, compile_options(a))
+    program, arrays = session.program, random_inputs(session.inputs)
+    assert isinstance(program, GpuProgram)
+    inspect.time_steps(program, arrays, 1)
+    times = inspect.time_steps(program, arrays, a.runs)
+    folder.add(operators(subject, folder, [float(ms) for ms in np.median(times, axis=0)]))
+    clock = "timestamps" if gpu.has_timestamps else "wall clock"
+    steps = [OpTime.of_step(step) for step in program.plan.steps]
+    rank = RankReport.of(subject.graph.name, gpu.name, clock, steps, times)
+    files = [folder.text("rank.json", rank.json() + "\n")]
+    if gpu.has_timestamps:
+        files.append(_trace(session, folder.place("trace.json"), a))
+    body = pre(str(rank))
+    if a.half:
+        body = html(body, pre(_storage_errors(subject)))
+    return PageSection("measured", "Measured", body, tuple(files))
+
+
+def _storage_errors(subject: Subject) -> str:
+    """What 16 bits change in the numbers, by NumPy, on inputs at random."""
+    from cml_engine.runtime.half import storage_errors
+    from cml_engine.tools.report.storage import StorageReport
+
+    graph = subject.optimized
+    arrays = random_inputs({name: graph.facts[name] for name in graph.inputs})
+    return str(StorageReport.of(graph, storage_errors(graph, subject.plan.layouts, arrays)))
+
+
+def _trace(session: Session, path: Path, a: argparse.Namespace) -> str:
+    from scheduler.tools import commands
+
+    plan = session.plan
+    assert plan is not None
+    memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
+    commands.trace(
+        session, random_inputs(session.inputs), path, budget_ms=a.budget_ms, frame_ms=a.frame_ms,
+        runs=_TRACED_RUNS, memory=memory,
+        places={step.title: str(step.source) for step in plan.steps if step.source},
+    )  # fmt: skip
+    return path.name

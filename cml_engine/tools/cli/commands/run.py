@@ -1,0 +1,221 @@
+"""Run a model on tensors from .npy, .npz, .png, .tif or .exr files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cml_engine.compiler.optimize import AS_WRITTEN
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import EXTENT, OVERLAP
+from cml_engine.io import arrays as array_files
+from cml_engine.io.named import NamedFile
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.runtime.session import Session, check_inputs
+from cml_engine.runtime.tiling import Tiles, run_tiled
+from cml_engine.tools.cli.common import (
+    backend_of,
+    bar,
+    compile_options,
+    load_for_inputs,
+    named_files,
+    session_of,
+)
+from cml_engine.tools.cli.exit_codes import escaped
+from cml_engine.tools.cli.options import add_options
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        "model",
+        "random",
+        "inputs",
+        "backend",
+        "half",
+        "arena",
+        "decide",
+        "decisions",
+        "dump",
+        "overwrite",
+    )
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="last line: sha256 of the outputs, the model and the rule (docs/integer.md)",
+    )
+    parser.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument(
+        "--tile",
+        type=EXTENT,
+        metavar="PIXELS",
+        help="run on pictures of any size, in tiles of so many rows and columns (docs/images.md)",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=OVERLAP,
+        metavar="PIXELS",
+        help="of --tile: what is computed at each end of a tile and thrown away (16)",
+    )
+    parser.add_argument(
+        "--align",
+        type=EXTENT,
+        metavar="PIXELS",
+        help="of --tile: tiles begin at multiples of it, for networks with strides (1)",
+    )
+    parser.add_argument(
+        "--dump-tensors",
+        type=Path,
+        metavar="DIR",
+        help="write every tensor of the model as written, and an index of them (docs/live.md)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="of --dump-tensors: those whose names match; may be given again",
+    )
+    parser.add_argument(
+        "--stop-at-nan",
+        action="store_true",
+        help="stop at the first operator whose result is not finite, and show what it read",
+    )
+    parser.add_argument(
+        "--debug-kernels",
+        action="store_true",
+        help='show what kernels say with CML_PRINT("label", value) (docs/custom_operators.md)',
+    )
+
+
+def _check_options(a: argparse.Namespace) -> None:
+    """Raises ``InputError`` for options that do not go together."""
+    if a.random_weights is not None:
+        raise InputError(
+            "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
+            "results of random weights mean nothing, so 'cml run' wants the model's own"
+        )
+    if a.only and a.dump_tensors is None:
+        raise InputError("--only says which tensors --dump-tensors DIR writes: give that too")
+    if a.overwrite and a.dump_tensors is None:
+        raise InputError("--overwrite is for the folder of --dump-tensors DIR: give that too")
+    if a.tile is None and (a.overlap is not None or a.align is not None):
+        raise InputError("--overlap and --align are of --tile PIXELS: give that too")
+    if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
+        raise InputError("--dump-tensors and --stop-at-nan are of whole runs: leave --tile out")
+    if not a.input and not a.output:
+        raise InputError(
+            "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
+        )
+
+
+def run(a: argparse.Namespace) -> int:
+    _check_options(a)
+    graph = load_for_inputs(a)
+    if a.debug_kernels and graph.ready is not None:
+        raise InputError(
+            f"--debug-kernels: the kernels of '{a.model}' were cooked without what they print. Run "
+            "the model that it was made of"
+        )
+    facts = {name: graph.facts[name] for name in graph.inputs}
+    outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
+    array_files.check_outputs(outputs, graph.facts)
+    files = named_files(a.input, facts, "input")
+    if a.tile is not None:
+        facts |= {name: _whole(facts[name], file, name) for name, file in files.items()}
+    arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    arrays = check_inputs(facts, arrays)
+    if a.tile is not None:
+        session = session_of(a, graph, backend_of(a))
+        results: dict[str, Any] | None = _tiled(session, arrays, a)
+    elif a.dump_tensors is not None or a.stop_at_nan:
+        results, session = _watched(graph, arrays, a)
+    else:
+        session = session_of(a, graph, backend_of(a))
+        results = session.run(arrays)
+    if results is None:
+        return 1
+    array_files.write_outputs(outputs, results)
+    for name, value in results.items():
+        place = f" -> {outputs[name]}" if name in outputs else _summary(value)
+        fact = Fact(session.outputs[name].dtype, value.shape)
+        print(f"{name}: {fact}{place}")
+    _tell_of_words(graph, arrays, results, a.digest)
+    return 0
+
+
+def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
+    """The picture's rows and columns instead of those of a tile."""
+    known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
+    return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
+
+
+def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
+    """Run the model in tiles."""
+    overlap = 16 if a.overlap is None else a.overlap
+    tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
+    with bar("tiles", len(tiles)) as done:
+        return run_tiled(session, arrays, a.tile, overlap, align=a.align or 1, progress=done)
+
+
+def _tell_of_words(
+    graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
+) -> None:
+    """Of an integer network how many values of inputs its words do not hold (they count as the
+    nearest that they do), and the digest, where it is asked for."""
+    if graph.integer:
+        from cml_engine.runtime.integer_check import saturated
+
+        for name, count in saturated(graph, arrays).items():
+            print(f"input '{name}': {count} of {arrays[name].size} values outside of its range")
+    if digest:
+        from cml_engine.compiler.integer.digest import not_identical, run_digest
+
+        if not graph.integer and graph.ready is None:
+            print(f"'{graph.name}' is a network of floats: another machine may have another digest")
+        for name in not_identical(graph):
+            print(f"{name}: computed in floats, not identical on all machines: not in the digest")
+        print(run_digest(graph, results))
+
+
+def _watched(
+    graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
+) -> tuple[dict[str, Any] | None, Session]:
+    """Run the model as written, with an eye on each of its tensors; no results where that found
+    what it looked for."""
+    from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
+
+    dump = None
+    if a.dump_tensors is not None:
+        dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
+    options = replace(compile_options(a), without=AS_WRITTEN)
+    session = session_of(a, graph, backend_of(a), options)
+    stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
+
+    def watch(node: Node, found: Sequence[Any]) -> None:
+        if dump is not None:
+            dump(node, found)
+        if stop is not None:
+            stop(node, found)
+
+    results = None
+    try:
+        if dump is not None:
+            dump.fixed(session.graph.constants)
+        results = session.run(arrays, watch=watch)
+    except NotFinite as error:
+        print(escaped(str(error)), file=sys.stderr)
+    finally:
+        if dump is not None:
+            print(f"{len(dump)} tensors -> {dump.close()}")
+    return results, session
+
+
+def _summary(value: Any) -> str:
+    if not value.size:
+        return "  (empty)"
+    return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"

@@ -1,0 +1,72 @@
+"""Policies compared, on a device on paper."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import SPEED
+from cml_engine.io import arrays as array_files
+from cml_engine.io.folders import costs_file
+from cml_engine.tools.cli.common import (
+    arena_limit_of,
+    decided,
+    load_model,
+    storage_of,
+    write_decisions,
+)
+from cml_engine.tools.cli.options import add_options
+
+if TYPE_CHECKING:
+    from scheduler.tools.simulate import SimulatedRun
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser, "model", "random", "half", "arena", "decide", "decisions", "budget", "frame"
+    )
+    parser.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
+
+
+def run(a: argparse.Namespace) -> int:
+    from cml_engine.tools.report.info import plan_for
+    from scheduler.tools import commands
+    from scheduler.tools.simulate import table
+
+    if a.plot:
+        _check_plot(Path(a.plot), a.model)
+    graph = load_model(a)
+    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+    write_decisions(a, graph, optimize(graph), plan, device)
+    model = commands.known_costs(device, costs_file(device) if device else None)
+    outcomes = commands.policies(
+        graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
+        model=model,
+    )  # fmt: skip
+    print(table(outcomes))
+    if a.plot:
+        _plot(outcomes, a.frame_ms, Path(a.plot))
+    return 0
+
+
+def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
+    from scheduler.tools.plot import plot_outcomes
+
+    try:
+        plot_outcomes(outcomes, frame_ms, path)
+    except ValueError as error:  # matplotlib's words for a suffix that it does not know
+        raise InputError(f"cannot write '{path}': {error}") from None
+    print(f"plot: {path}")
+
+
+def _check_plot(path: Path, model: str) -> None:
+    """Raise for a picture that could not be made, before the work for it is done."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install matplotlib")
+    array_files.check_place(path, model)

@@ -1,0 +1,44 @@
+"""Write a trace of frames and slices for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cml_engine.errors.arguments import TIMES
+from cml_engine.io import arrays as array_files
+from cml_engine.tools.cli.common import gpu_session
+from cml_engine.tools.cli.options import add_options
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        "model",
+        "random",
+        "inputs",
+        "half",
+        "arena",
+        "decide",
+        "decisions",
+        "budget",
+        "frame",
+    )
+    parser.add_argument("-o", "--output", default="trace.json", metavar="FILE")
+    parser.add_argument("--runs", type=TIMES, default=3)
+
+
+def run(a: argparse.Namespace) -> int:
+    from scheduler.tools import commands
+
+    path = Path(a.output)
+    array_files.check_place(path, a.model)
+    session, arrays = gpu_session(a)
+    plan = session.plan
+    memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
+    frames, slices = commands.trace(
+        session, arrays, path, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs,
+        memory=memory, places={s.title: str(s.source) for s in plan.steps if s.source},
+    )  # fmt: skip
+    print(f"{path}: {frames} frames, {slices} slices; open it in ui.perfetto.dev")
+    return 0

@@ -1,0 +1,333 @@
+"""What several commands of ``cml`` need: models and files by name, bars on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.asked import Decide, from_file
+from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.cooked import load_cooked
+from cml_engine.cooked.form import MAGIC
+from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
+from cml_engine.errors.arguments import EXTENT
+from cml_engine.formats.loading import load
+from cml_engine.io import arrays as array_files
+from cml_engine.io.arrays import Known, Shape
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.json import read_json
+from cml_engine.io.named import NamedFile, named_file
+from cml_engine.ir.graph import Fact, Graph, Shapes
+from cml_engine.runtime.session import CompileOptions, Session, check_inputs, random_inputs
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from cml_engine.gpu.gpu import Gpu
+
+T = TypeVar("T")
+#: what a terminal shows of the stages of ``Session(on_progress=…)``
+_STAGES = {"plan": "planning", "kernels": "compiling kernels"}
+ShapeOf = Callable[[str, str, Known], Shape | None]
+
+
+def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
+    """:func:`load_model`, where an input that the model leaves open has the shape that its ``-i``
+    file says. An input that an operator needs at load, as the condition of an ``If``, has the value
+    of its file, and is no input any more."""
+    files = dict(pair.partition("=")[::2] for pair in a.input)
+
+    def found(name: str, known: Known) -> Shape | None:
+        return shape_of(files[name], name, known) if files.get(name) else None
+
+    constants: dict[str, Any] = {}
+    while True:
+        try:
+            graph = load_open(a, found, constants)
+        except NeedsConstant as error:
+            missing = [name for name in error.inputs if name not in constants]
+            are_given = shape_of is array_files.shape_of and all(map(files.get, missing))
+            if not missing or not are_given:
+                raise
+            constants |= {name: array_files.read_any(files[name], name) for name in missing}
+        else:
+            a.input = [pair for pair in a.input if pair.partition("=")[0] not in constants]
+            return graph
+
+
+def load_open(
+    a: argparse.Namespace,
+    shape_of: Callable[[str, Known], Shape | None],
+    constants: Mapping[str, Any] | None = None,
+) -> Graph:
+    """:func:`load_model`, where an input that the model leaves open has the shape that
+    ``shape_of`` gives for its name and what is known, if any."""
+    shapes = named_shapes(a.shape)
+    while True:
+        try:
+            return load_model(a, shapes, constants)
+        except OpenShape as open:
+            shape = None if open.input in shapes else shape_of(open.input, open.known)
+            if shape is None:
+                raise
+            shapes[open.input] = shape
+
+
+def load_model(
+    a: argparse.Namespace,
+    shapes: Shapes | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Graph:
+    """The model that the command line names; weights at random are said to be."""
+    random = getattr(a, "random_weights", None)
+    if is_cooked(a.model):
+        given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
+        given["--constant"] = a.constant
+        given["--random-weights"] = random is not None
+        if named := [name for name, value in given.items() if value]:
+            raise InputError(f"'{a.model}' is cooked: {' and '.join(named)} cannot change it")
+        return load_cooked(a.model, trusted=getattr(a, "trusted", False))
+    graph = load(
+        a.model,
+        fragments=a.fragments,
+        shapes=named_shapes(a.shape) if shapes is None else shapes,
+        weights=a.weights,
+        random_weights=random,
+        constants={**_named_constants(a.constant), **(constants or {})},
+    )
+    if random is not None and a.command_name != "info":  # which shows all notes
+        is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
+        print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
+    return graph
+
+
+def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` and ``NAME=FILE`` pairs as arrays by name."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not name or not value or name in found:
+            raise InputError(
+                f"--constant '{pair}': wanted NAME=VALUE or NAME=FILE.npy, each name once"
+            )
+        found[name] = _constant(name, value)
+    return found
+
+
+def _constant(name: str, value: str) -> Any:
+    """A number, a list of numbers, or the array in a file."""
+    if Path(value).suffix.lower() in (".npy", ".npz"):
+        return array_files.read_any(value, name)
+    try:
+        array = np.array(json.loads(value))
+    except (ValueError, RecursionError):
+        array = np.array("")
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"--constant '{name}={value}': wanted a number, true or false, a list such as [1,2], "
+            "or a .npy file"
+        )
+    return array
+
+
+def is_cooked(model: str) -> bool:
+    """Whether a file is a cooked one, by its name or by its first bytes."""
+    if Path(model).suffix.lower() == ".cml":
+        return True
+    with contextlib.suppress(OSError), Path(model).open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """``NAME=1,3,64,64`` pairs by name; without a name it is the only input's."""
+    found: dict[str, tuple[int, ...]] = {}
+    for pair in pairs:
+        name, equals, extents = pair.rpartition("=")
+        if equals and not name:
+            raise InputError(f"--shape '{pair}': wanted NAME=1,3,64,64")
+        if name in found:
+            what = f"'{name}'" if name else "the only input"
+            raise InputError(f"--shape '{pair}': {what} has a shape already")
+        found[name] = _one_shape(extents)
+    return found
+
+
+def _one_shape(text: str) -> tuple[int, ...]:
+    """``1,3,64,64`` as numbers; nothing is the shape of a single number."""
+    try:
+        return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
+    except InputError as error:
+        raise InputError(f"--shape '{text}': {error.message}; write it as 1,3,64,64") from None
+
+
+def compile_options(a: argparse.Namespace) -> CompileOptions:
+    """What the command line says of how the model is compiled."""
+    limit = arena_limit_of(a)
+    return CompileOptions(storage=storage_of(a), decide=decided(a), arena_limit=limit or None)
+
+
+def decided(a: argparse.Namespace) -> Decide:
+    """What ``--decide`` says, where a command has it."""
+    file = getattr(a, "decide", None)
+    if file is None:
+        return {}
+    try:
+        return from_file(read_json(Path(file)))
+    except OSError as error:
+        raise InputError(f"--decide: cannot read '{file}': {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"--decide: '{file}' is no JSON: {error}") from None
+
+
+def write_decisions(
+    a: argparse.Namespace, graph: Graph, optimized: Graph, plan: Plan | None, device: str
+) -> None:
+    """What ``--decisions`` wants, if anything: the decisions of a plan of the graph, as
+    ``--decide`` takes them."""
+    if not a.decisions:
+        return
+    if graph.ready is not None:
+        raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
+    if plan is None:
+        raise InputError("--decisions are of a GPU's plan: leave --backend cpu out")
+    from cml_engine.tools.report.decisions import decisions_on
+
+    array_files.check_place(Path(a.decisions), a.model)
+    found = decisions_on(device, graph, optimized, plan, decided(a))
+    write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
+
+
+def session_of(
+    a: argparse.Namespace,
+    graph: Graph,
+    backend: Any,
+    options: CompileOptions | None = None,
+    **more: Any,
+) -> Session:
+    """Returns the session that a command runs, and writes the decisions that ``--decisions``
+    requests. A terminal shows how far it is compiled."""
+    with stages() as report:
+        session = Session(graph, backend, options or compile_options(a), on_progress=report, **more)
+    name = session.gpu.name if session.gpu else ""
+    write_decisions(a, session.source_graph, session.graph, session.plan, name)
+    return session
+
+
+def storage_of(a: argparse.Namespace) -> Storage:
+    """``--half`` or not."""
+    return "half" if a.half else "float"
+
+
+def arena_limit_of(a: argparse.Namespace) -> int:
+    """Bytes that ``--arena-limit-mib`` allows; 0 where it says nothing."""
+    mib = getattr(a, "arena_limit_mib", None)
+    return 0 if mib is None else max(int(mib * 2**20), 1)
+
+
+def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
+    """``NAME=FILE`` pairs by name, each name one of ``facts``; behind the file what is done to its
+    numbers, ``NAME=FILE:scale=2,shift=-1``."""
+    found: dict[str, NamedFile] = {}
+    for pair in pairs:
+        name, equals, file = pair.partition("=")
+        if not equals or not name or not file:
+            raise InputError(f"'{pair}': wanted NAME=FILE")
+        if name not in facts:
+            known = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
+            raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
+        if name in found:
+            raise InputError(f"{what} '{name}' is given twice")
+        found[name] = named_file(file)
+        array_files.check_suffix(found[name])
+    return found
+
+
+def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
+    """The items, with a bar on a terminal and without one in a pipe."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+
+
+@contextlib.contextmanager
+def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how much is done; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Shows the stages of a compilation on a terminal, and None in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(_STAGES[stage], total=total)
+            shown.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def backend_of(a: argparse.Namespace) -> Gpu | str:
+    """The backend asked for; a GPU that leaves its kernels in a folder, or shows what they
+    print, where that is wanted."""
+    if a.half and a.backend == "cpu":
+        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+    if getattr(a, "decide", None) and a.backend == "cpu":
+        raise InputError("--decide is of a GPU's plan: leave --backend cpu out")
+    if arena_limit_of(a) and a.backend == "cpu":
+        raise InputError("--arena-limit-mib is of a GPU's memory: leave --backend cpu out")
+    debug = getattr(a, "debug_kernels", False)
+    if not (a.dump_kernels or debug):
+        return str(a.backend)
+    if a.backend == "cpu":
+        option = "--debug-kernels" if debug else "--dump-kernels"
+        raise InputError(f"{option} wants the GPU: leave --backend cpu out")
+    from cml_engine.gpu.gpu import Gpu
+
+    gpu = Gpu(debug_kernels=debug)
+    gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
+    return gpu
+
+
+def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """A session on a GPU that can time its own work, and inputs for it."""
+    session = session_of(a, load_for_inputs(a), "gpu")
+    assert session.gpu is not None
+    if not session.gpu.has_timestamps:
+        raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")
+    files = named_files(a.input, session.inputs, "input")
+    arrays = random_inputs(session.inputs)
+    for name, path in files.items():
+        arrays[name] = array_files.read(path, name, session.inputs[name])
+    return session, check_inputs(session.inputs, arrays)

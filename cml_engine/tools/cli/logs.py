@@ -1,0 +1,51 @@
+"""What the engine logs, on standard error: warnings always, more with ``-v``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from cml_engine.tools.cli.exit_codes import escaped
+
+_PACKAGES = ("cml_engine", "scheduler")
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class _ToStderr(logging.Handler):
+    """A line for each record, on standard error as it is then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = f"cml: {record.levelname.lower()}: {record.getMessage()}"
+        print(escaped(said), file=sys.stderr)
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """``-v``, of every command."""
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="say what is loaded, built and evicted; -vv says it of every kernel",
+    )
+
+
+@contextlib.contextmanager
+def logged(verbose: int) -> Iterator[None]:
+    """In the ``with`` block what the engine logs is shown."""
+    level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
+    handler = _ToStderr()
+    loggers = [logging.getLogger(name) for name in _PACKAGES]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(was)

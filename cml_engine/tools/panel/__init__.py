@@ -1,0 +1,7 @@
+"""What networks do in a game's frames, for a panel of Dear ImGui: the data, and its drawing."""
+
+from cml_engine.tools.panel.operators import Key, OperatorTime, OperatorTimes
+from cml_engine.tools.panel.panel import Panel
+from cml_engine.tools.panel.ranking import RankRow, rows
+
+__all__ = ["Key", "OperatorTime", "OperatorTimes", "Panel", "RankRow", "rows"]

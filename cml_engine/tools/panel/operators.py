@@ -1,0 +1,91 @@
+"""What every operator of the networks has cost so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cml_engine.errors import InputError
+
+if TYPE_CHECKING:
+    from cml_engine.compiler.plan import Plan
+    from cml_engine.runtime.session import Session
+    from cml_engine.tools.panel.sources import ShownFrame
+
+#: network, and number of the step
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class OperatorTime:
+    """What one operator of one network has cost so far."""
+
+    network: str
+    step: int
+    title: str
+    op: str
+    #: where it stands in the model: "graph.nnef:12"
+    line: str
+    kernel: str
+    flops: float
+    bytes: float
+    #: GPU time over ``runs`` whole executions, and what was predicted for the same slices
+    total_ms: float = 0.0
+    predicted_ms: float = 0.0
+    slices: int = 0
+    runs: float = 0.0
+
+    @property
+    def average_ms(self) -> float:
+        """Of one whole execution."""
+        return self.total_ms / self.runs if self.runs > 0 else 0.0
+
+
+class OperatorTimes:
+    """The sums of all operators, from the slices that were timed. ``sessions`` are by the names of
+    their jobs."""
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self.sessions = sessions
+        self.operators: dict[Key, OperatorTime] = {}
+        self._plans: dict[str, Plan] = {}
+        for name in sessions:
+            self._plan(name)
+
+    def add(self, report: ShownFrame) -> None:
+        """The slices of a measured frame."""
+        for part in report.slices:
+            plan = self._plan(part.name) if part.name in self.sessions else None
+            found = self.operators.get((part.name, part.step))
+            # a slice of a network that was replaced may come late
+            if plan is None or found is None or part.measured_ms is None:
+                continue
+            if found.title == part.title:
+                found.total_ms += part.measured_ms
+                found.predicted_ms += part.predicted_ms
+                found.slices += 1
+                found.runs += part.count / max(1, plan.steps[part.step].groups)
+
+    def _plan(self, name: str) -> Plan:
+        """Of a session as it is now; another network in its place begins at nothing."""
+        plan = self.sessions[name].plan
+        if plan is None:
+            raise InputError(f"session '{name}' runs on the CPU: it has no GPU times")
+        if self._plans.get(name) is not plan:
+            self._plans[name] = plan
+            for key in [key for key in self.operators if key[0] == name]:
+                del self.operators[key]
+            for step in plan.steps:
+                self.operators[name, step.index] = OperatorTime(
+                    network=name,
+                    step=step.index,
+                    title=step.title,
+                    op=step.op,
+                    line=str(step.source or ""),
+                    kernel=Path(step.path).name,
+                    flops=step.cost.flops,
+                    bytes=step.cost.bytes,
+                )
+        return plan

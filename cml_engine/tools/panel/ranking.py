@@ -1,0 +1,126 @@
+"""Operators by what they cost: since the start, or in the last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cml_engine.tools.panel.operators import Key, OperatorTime
+
+#: how far "the last seconds" reach back, and how often a state is kept for it
+WINDOW_S = 5.0
+_KEEP_EVERY_S = 0.5
+_COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One operator. ``share`` is of all GPU time for networks; ``error`` is predicted over
+    measured time less 1; ``gflops`` and ``gbytes`` are per second. What cannot be known is 0."""
+
+    key: Key
+    network: str
+    title: str
+    share: float
+    total_ms: float
+    runs: float
+    average_ms: float
+    error: float
+    gflops: float
+    gbytes: float
+
+    @property
+    def name(self) -> str:
+        """Network and operator."""
+        return f"{self.network} {self.title}"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The highest rates of any operator: what the others are held against."""
+
+    gflops: float = 0.0
+    gbytes: float = 0.0
+
+    def raised(self, rows: Sequence[RankRow]) -> Best:
+        """With these rows' rates."""
+        return Best(
+            max([self.gflops, *(row.gflops for row in rows)]),
+            max([self.gbytes, *(row.gbytes for row in rows)]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What an operator had cost at some moment."""
+
+    total_ms: float = 0.0
+    predicted_ms: float = 0.0
+    runs: float = 0.0
+
+
+_NOTHING = Sums()
+
+
+class RecentSums:
+    """The operators' sums as they were :data:`WINDOW_S` seconds ago."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, dict[Key, Sums]]] = deque()
+
+    def keep(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
+        """Note the sums of now, if the last note is old enough."""
+        if self._kept and now_s - self._kept[-1][0] < _KEEP_EVERY_S:
+            return
+        sums = {k: Sums(o.total_ms, o.predicted_ms, o.runs) for k, o in operators.items()}
+        self._kept.append((now_s, sums))
+        while len(self._kept) > 1 and now_s - self._kept[1][0] >= WINDOW_S:
+            self._kept.popleft()
+
+    def before(self) -> Mapping[Key, Sums]:
+        """The oldest that is kept."""
+        return self._kept[0][1] if self._kept else {}
+
+
+def rows(
+    operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
+) -> list[RankRow]:
+    """A row for every operator that has run, since ``before`` where that is given."""
+    spent = {}
+    for key, operator in operators.items():
+        past = (before or {}).get(key, _NOTHING)
+        since = Sums(
+            operator.total_ms - past.total_ms,
+            operator.predicted_ms - past.predicted_ms,
+            operator.runs - past.runs,
+        )
+        if since.total_ms > 0:
+            spent[key] = since
+    whole = sum(sums.total_ms for sums in spent.values())
+    return [_row(operators[key], sums, whole) for key, sums in spent.items()]
+
+
+def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
+    average_ms = sums.total_ms / sums.runs if sums.runs > 0 else 0.0
+    # work per ms, times 1000 ms, over 1e9
+    per_second = 1e-6 / average_ms if average_ms > 0 else 0.0
+    return RankRow(
+        key=(operator.network, operator.step),
+        network=operator.network,
+        title=operator.title,
+        share=sums.total_ms / whole_ms,
+        total_ms=sums.total_ms,
+        runs=sums.runs,
+        average_ms=average_ms,
+        error=sums.predicted_ms / sums.total_ms - 1,
+        gflops=operator.flops * per_second,
+        gbytes=operator.bytes * per_second,
+    )
+
+
+def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
+    """Sorted by the table's column; those that are equal by name."""
+    name = _COLUMNS[column]
+    by_name = sorted(found, key=lambda row: row.name)
+    return sorted(by_name, key=lambda row: getattr(row, name), reverse=descending)

@@ -1,0 +1,37 @@
+"""What the panels are given to draw, and into how much space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cml_engine.runtime.session import Session
+from cml_engine.tools.panel.operators import Key, OperatorTime
+from cml_engine.tools.panel.sources import ShownFrame, ShownJob
+
+
+class ShownView(Protocol):
+    """What is shown in a frame. ``sessions`` are by the names of their jobs."""
+
+    @property
+    def sessions(self) -> Mapping[str, Session]: ...
+    @property
+    def operators(self) -> Mapping[Key, OperatorTime]: ...
+    @property
+    def jobs(self) -> Sequence[ShownJob]: ...
+    @property
+    def last_report(self) -> ShownFrame | None: ...
+    @property
+    def now_ms(self) -> float: ...
+
+
+class Room(Protocol):
+    """How much space there is. ``compact``: what is less important is left out;
+    ``timeline_height`` is in points."""
+
+    @property
+    def compact(self) -> bool: ...
+    @property
+    def timeline_height(self) -> float: ...
+    @property
+    def ranking_rows(self) -> int: ...

@@ -1,0 +1,60 @@
+"""What a session that retains its inputs would keep, and what it would run: for ``cml info``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
+
+#: of the inputs, so many are shown
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseInfo:
+    """``held_bytes`` stay in memory from one run to the next, in ``tensors`` of which
+    ``inputs`` are inputs; ``peak`` is the arena's. ``shares``: by input, the dispatches of a run
+    that is given it alone and their share of the operations."""
+
+    tensors: int
+    inputs: int
+    held_bytes: int
+    peak: int
+    steps: int
+    shares: Mapping[str, tuple[int, float]]
+
+    @classmethod
+    def of(cls, graph: Graph, limits: Limits, storage: Storage) -> ReuseInfo:
+        optimized = optimize(graph, retain=True)
+        plan = lower(optimized, limits, layouts_for(optimized, storage), PlanOptions(retain=True))
+        assert plan.reuse is not None
+        total = plan.cost.flops or 1.0
+        shares = {}
+        for name in graph.inputs:
+            steps = plan.reuse.steps([name])
+            shares[name] = len(steps), sum(plan.steps[i].cost.flops for i in steps) / total
+        held = plan.reuse.held
+        return cls(
+            len(held),
+            len(graph.inputs),
+            sum(held.values()),
+            plan.memory.peak,
+            len(plan.steps),
+            shares,
+        )
+
+    def lines(self) -> list[str]:
+        """For people."""
+        kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
+        size = f"{self.held_bytes / 2**10:.2f} KiB"
+        peak = f"{self.peak / 2**10:.2f} KiB"
+        lines = [f"retain     {kept} ({size}) stay where a session retains them, peak {peak}"]
+        for name, (steps, share) in list(self.shares.items())[:_SHOWN]:
+            what = f"{steps} of {self.steps} dispatches, {100 * share:.1f} % of the operations"
+            lines.append(f"           given '{name}' alone: {what}")
+        return lines

@@ -1,0 +1,355 @@
+"""Checks of one operator, made from its own declaration: for our tests and for a game's own.
+
+>>> print(check("cross"))                          # doctest: +SKIP
+cross: 4 cases in 8 runs on the GPU, worst error 0.0 % of the tolerance
+
+A kernel passes when its results agree with NumPy, when nothing is written outside its outputs,
+and when running its workgroups in any partition and order gives the same bits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.proof import Range, broken_promise
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.planning.choose_storage import half_of, matrices_in_half
+from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.cpu.compare import compare
+from cml_engine.errors import CmlError, InputError
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
+from cml_engine.ir.layout import C4, C4H, HALF
+from cml_engine.nnef.expansion.signatures import REQUIRED
+from cml_engine.ops.declaration.checks import signature_of
+from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
+from cml_engine.runtime.half import counted_in_steps, rounded, run_stored, stored_tolerance
+from cml_engine.runtime.stub import time_in_turns
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+
+__all__ = [
+    "CheckReport",
+    "check",
+    "time_in_turns",
+]
+
+#: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too
+SENTINEL = 0x7FC0_CAFE
+_GUARD_BYTES = 512
+#: the largest word that an exact operator is given
+_WORDS = 127
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What :func:`check` did: ``worst`` is the worst error as a share of the tolerance."""
+
+    op: str
+    cases: int
+    runs: int
+    worst: float
+    compared: bool
+
+    def __str__(self) -> str:
+        done = f"{self.op}: {self.cases} cases in {self.runs} runs on the GPU, "
+        if not self.compared:
+            return f"{done}not compared with NumPy: it has no cpu function"
+        return f"{done}worst error {100 * self.worst:.1f} % of the tolerance"
+
+
+def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) -> CheckReport:
+    """Everything that can be checked of an operator, over all of its ``cases``: the GPU's results
+    against NumPy's, with computed and with constant operands, in every memory layout that the
+    kernel takes; nothing is written outside its results; any partition of its workgroups gives
+    the same bits. ``AssertionError`` names the first case that fails, and why.
+
+    Without a ``gpu`` the default one is used.
+    """
+    found = lookup(spec if isinstance(spec, str) else spec.name)
+    if not found.cases:
+        raise InputError(f"operator '{found.name}' has no cases: add cases=[cml.Case(…)] to it")
+    if found.kernel is None:
+        raise InputError(f"operator '{found.name}' has no kernel to check")
+    if gpu is None:
+        from cml_engine.gpu.gpu import Gpu
+
+        gpu = Gpu()
+    worst, runs = 0.0, 0
+    for case, graph, inputs, layouts in variants(found):
+        try:
+            error = check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
+        except AssertionError as reason:
+            which = f"constants {sorted(graph.constants)}, layouts {layouts}"
+            raise AssertionError(f"{found.name}, case {case.id} ({which}): {reason}") from reason
+        if found.exact:
+            _check_whole(found, graph, inputs, case)
+        worst, runs = max(worst, error), runs + 1
+    return CheckReport(found.name, len(found.cases), runs, worst, found.cpu is not None)
+
+
+def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: Case) -> None:
+    """An exact operator gives whole numbers, within its bounds."""
+    (node,) = graph.nodes
+    values = {**graph.constants, **inputs}
+    read = [values[n] for n in node.inputs if graph.facts[n].dtype == "scalar"]
+    low, high = (int(f([f(a) for a in read if a.size] or [0])) for f in (np.min, np.max))
+    if spec.bounds is not None:
+        facts = [
+            IntegerFact(
+                graph.facts[n].dtype,
+                graph.facts[n].shape,
+                int(values[n].min(initial=0)),
+                int(values[n].max(initial=0)),
+            )
+            for n in node.inputs
+        ]
+        low, high = spec.bounds(node.attrs, *facts)
+    for name, got in reference(graph, inputs).items():
+        if name in node.outputs and (wrong := broken_promise(name, got, Range(low, high))):
+            raise AssertionError(f"{spec.name}, case {case.id}: {wrong}")
+
+
+def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
+    """All cases of an operator in all ways to run them: its operands computed or constant, its
+    feature maps in every layout that it takes."""
+    for case in spec.cases:
+        for constants in (False, True) if len(case.inputs) > 1 else (False,):
+            graph, inputs = case_graph(spec.name, case, constants=constants)
+            for layouts in ({}, *blocked_layouts(graph)):
+                yield case, graph, inputs, layouts
+
+
+def case_graph(
+    op: str, case: Case, *, constants: bool = False, seed: int = 0
+) -> tuple[Graph, dict[str, Array]]:
+    """A graph of the one node that a case describes, and its input values. With ``constants``
+    all inputs but the first are constants, as a model's weights are."""
+    exact = lookup(op).exact
+    arrays = [_array(given, seed + i, exact) for i, given in enumerate(case.inputs)]
+    names = tuple(f"x{i}" for i in range(len(arrays)))
+    values = dict(zip(names, arrays, strict=True))
+    fixed = names[1:] if constants else ()
+    facts = {name: _fact(array) for name, array in values.items()}
+    attrs = full_attrs(op, case.attrs)
+    outputs = _output_names(op, attrs, [facts[n] for n in names])
+    graph = Graph(
+        name=op,
+        inputs=tuple(n for n in names if n not in fixed),
+        outputs=outputs,
+        nodes=(Node(op, names, outputs, attrs),),
+        facts=facts,
+        constants={n: values[n] for n in fixed},
+    )
+    return infer_facts(graph), {n: values[n] for n in graph.inputs}
+
+
+def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
+    """The attributes with the defaults of the operator's signature filled in."""
+    signature = signature_of(lookup(op))
+    defaults: dict[str, Any] = {}
+    for param in signature.attrs if signature else ():
+        if param.default is not REQUIRED:
+            defaults[param.name] = param.default
+    return Attrs({**defaults, **given})
+
+
+def check_on_gpu(
+    op: str,
+    case: Case,
+    gpu: Gpu,
+    *,
+    constants: bool = False,
+    layouts: Mapping[str, str] | None = None,
+    partitions: int = 2,
+) -> float:
+    """Run a case on the GPU and raise ``AssertionError`` with the reason where it fails; returns
+    the worst error as a share of the tolerance."""
+    graph, inputs = case_graph(op, case, constants=constants)
+    return check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
+
+
+def check_graph(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    gpu: Gpu,
+    *,
+    layouts: Mapping[str, str] | None = None,
+    partitions: int = 2,
+    variants: VariantTable = NO_VARIANTS,
+) -> float:
+    """As :func:`check_on_gpu`, for a graph of any nodes, each with its own tolerance. Operators
+    without a CPU function are not compared, and what follows them neither."""
+    from cml_engine.cpu.tolerances import node_tolerance
+    from cml_engine.gpu.program import inspect
+    from cml_engine.gpu.program.program import GpuProgram
+
+    layouts = dict(layouts or {})
+    options = PlanOptions(keep=True, guard=_GUARD_BYTES, variants=variants)
+    plan = lower(graph, gpu.limits, layouts, options)
+    in_steps = counted_in_steps(plan)
+    program = GpuProgram(plan, gpu)
+    whole = [(step.index, 0, step.groups) for step in plan.steps]
+    wanted = reference(graph, inputs, layouts)
+    first_arena = _run(program, inputs, whole)
+    got = {name: inspect.read_tensor(program, place) for name, place in plan.tensors.items()}
+    worst = 0.0
+    for node in graph.nodes:
+        tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
+        for name in filter(wanted.__contains__, node.outputs):
+            verdict = compare(got[name], wanted[name], tolerance)
+            assert verdict.ok, f"{name}: {verdict.problem}"
+            worst = max(worst, verdict.worst)
+    _check_guards(program, first_arena)
+    _check_inputs(program, wanted)
+    for seed in range(partitions):
+        arena = _run(program, inputs, random_partition(whole, seed))
+        assert np.array_equal(arena, first_arena), (
+            f"partition {seed} of the workgroups gives other bits than the whole run"
+        )
+    return worst
+
+
+def reference(
+    graph: Graph, inputs: Mapping[str, Array], layouts: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Array]:
+    """Every tensor of the graph in NumPy, but those that need an operator without CPU function;
+    rounded where the layouts say that it is stored in 16 bits."""
+    given = {n: rounded(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
+    values: dict[str, Array] = {**graph.constants, **given}
+    for node in graph.nodes:
+        known = all(name in values for name in node.reads)
+        if not known or lookup(node.op).cpu is None:
+            continue
+        results = run_stored(node, graph, layouts, values)
+        for name, value in zip(node.outputs, results, strict=True):
+            fact = graph.facts[name]
+            assert np.shape(value) == fact.shape, (
+                f"{node.title}: NumPy gave {np.shape(value)}, infer said {fact}"
+            )
+            values[name] = value
+    return values
+
+
+def random_partition(
+    whole: Sequence[tuple[int, int, int]], seed: int
+) -> list[tuple[int, int, int]]:
+    """Every step's workgroups cut at random places; the parts of a step in random order."""
+    generator = random.Random(seed)
+    parts: list[tuple[int, int, int]] = []
+    for step, _, groups in whole:
+        cuts = sorted({0, groups, *(generator.randrange(groups + 1) for _ in range(3))})
+        ranges = [(step, a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+        generator.shuffle(ranges)
+        parts += ranges
+    return parts
+
+
+def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
+    """The layouts besides plain in which a node's kernel must work too."""
+    node = graph.nodes[0]
+    if weights := matrices_in_half(graph):
+        yield dict.fromkeys(weights, HALF)
+    taken = half_of(node, graph.facts)
+    for layouts in _in_blocks(graph):
+        yield layouts
+        if taken in ("each", "alike"):
+            yield dict.fromkeys(layouts, C4H)
+        if taken in ("each", "reads") and len(layouts) > 1:
+            yield layouts | {name: C4H for name in layouts if name in node.reads}
+
+
+def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
+    node = graph.nodes[0]
+    kernel = lookup(node.op).kernel
+    result = graph.facts[node.outputs[0]]
+    if kernel is None or kernel.layouts == "plain" or result.rank < 3 or result.dtype != "scalar":
+        return
+    first = node.inputs[0]
+    ends = [n for n in (first, node.outputs[0]) if n not in graph.constants]
+    if kernel.layouts == "any":
+        yield dict.fromkeys(ends, C4)
+        for name in ends:
+            yield {name: C4}
+    elif kernel.layouts in ("blocks", "joins"):
+        maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank >= 3]
+        whole = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
+        if (whole or kernel.layouts == "joins") and not any(n in graph.constants for n in maps):
+            yield dict.fromkeys(maps, C4)
+    elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
+        maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
+        alike = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
+        fixed = any(n in graph.constants for n in alike)
+        if not fixed and all(graph.facts[n].dtype == "scalar" for n in alike):
+            yield dict.fromkeys(alike, C4)
+
+
+def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> Array:
+    """The whole arena after the run, what no step writes included."""
+    from cml_engine.gpu.program import inspect
+
+    inspect.fill_arena(program, SENTINEL)
+    inspect.run_ranges(program, inputs, ranges)
+    return np.array(inspect.read_arena(program))
+
+
+def _check_guards(program: Any, arena: Array) -> None:
+    """Nothing but inputs, outputs and scratch may differ from the sentinel."""
+    free = np.ones(arena.size, bool)
+    plan = program.plan
+    used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
+    used += [p.binding for p in (*plan.inputs.values(), *plan.tensors.values())]
+    for binding in used:
+        if binding.space == "arena":
+            free[binding.offset // 4 : binding.end // 4] = False
+    touched = free & (arena != SENTINEL)
+    assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
+
+
+def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
+    """What a kernel reads is bound for writing too: it must not."""
+    from cml_engine.gpu.program import inspect
+
+    for name, place in program.plan.inputs.items():
+        now = inspect.read_tensor(program, place)
+        assert np.array_equal(now, values[name], equal_nan=now.dtype.kind == "f"), (
+            f"a kernel wrote to its input '{name}'"
+        )
+
+
+def _array(given: Any, seed: int, exact: bool = False) -> Array:
+    if isinstance(given, np.ndarray | np.generic | float | int | bool):
+        array = np.asarray(given)
+        kind = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
+        return array.astype(kind)
+    wanted = given if isinstance(given, Random) else Random(tuple(given))
+    generator = np.random.default_rng(seed)
+    if wanted.dtype == "logical":
+        return generator.integers(0, 2, wanted.shape).astype(np.bool_)
+    if wanted.dtype == "integer":
+        low, high = int(wanted.low), max(int(wanted.high), int(wanted.low) + 1)
+        return generator.integers(low, high, wanted.shape).astype(np.int32)
+    values = generator.uniform(wanted.low, wanted.high, wanted.shape)
+    return (np.rint(values * _WORDS) if exact else values).astype(np.float32)
+
+
+def _fact(array: Array) -> Fact:
+    return Fact({"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind], array.shape)
+
+
+def _output_names(op: str, attrs: Attrs, facts: list[Fact]) -> tuple[str, ...]:
+    spec: OpSpec = lookup(op)
+    try:
+        inferred = spec.infer(attrs, *facts)
+    except CmlError as error:
+        raise AssertionError(f"{op}: the case does not infer: {error}") from error
+    count = 1 if isinstance(inferred, Fact) else len(list(inferred))
+    return tuple(f"y{i}" for i in range(count))
