@@ -1,4 +1,5 @@
-"""Put the tables of the last runs into docs/benchmarks.md: ``python -m benchmarks.write_docs``.
+"""Put the tables of the last runs into docs/design/benchmarks.md: ``python -m
+benchmarks.write_docs``.
 
 They come from what ``python tasks.py bench --models all`` and ``python -m benchmarks.kernels`` left
 in ``out/``; what stands before the mark in the page is written by hand and stays.
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "design" / "benchmarks.md"
 MARK = "<!-- below: python -m benchmarks.write_docs -->"
 
 

@@ -1,7 +1,7 @@
 """Models of ours as ONNX: written, checked, run in ONNX Runtime, and read back.
 
-``python -m tests.onnx_export`` writes the table of operators into docs/onnx.md; with ``--calls 20``
-it makes so many random calls of every operator. The declared cases are in
+``python -m tests.onnx_export`` writes the table of operators into docs/onnx_operators.md; with
+``--calls 20`` it makes so many random calls of every operator. The declared cases are in
 tests/oracles/onnx/test_onnx_export.py; ``python -m tests.onnx_nodes --round-trip`` takes ONNX's own
 cases through NNEF and back.
 """
@@ -102,7 +102,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
     }
 
 
-# -- what docs/onnx.md says ------------------------------------------------------------------------
+# -- what docs/onnx_operators.md says
 
 EXPORTED, FUNCTION, EXPANDED, GRAPH = "operators", "function", "expanded", "graph"
 

@@ -2,7 +2,7 @@
 
 Every case within floats, integers and truth values is one of three: PASS (the results agree
 within the case's own tolerance), UNSUPPORTED (the import refuses it, by name and with the reason),
-FAIL (anything else). With ``--write`` the tables of docs/onnx.md are made anew.
+FAIL (anything else). With ``--write`` the tables of docs/onnx_operators.md are made anew.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ def run(
     return [run_case(found[name], backend, through) for name in wanted]
 
 
-# -- what docs/onnx.md says ------------------------------------------------------------------------
+# -- what docs/onnx_operators.md says
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx_operators.md"
 MARK = "<!-- {} -->"
 
 
@@ -319,7 +319,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--match", default="", help="only cases with this in their name")
     parser.add_argument("--verbose", action="store_true", help="say every case that does not pass")
-    parser.add_argument("--write", action="store_true", help="both backends, and docs/onnx.md")
+    parser.add_argument(
+        "--write", action="store_true", help="both backends, and docs/onnx_operators.md"
+    )
     parser.add_argument(
         "--round-trip", action="store_true", help="through NNEF and back, in ONNX Runtime"
     )

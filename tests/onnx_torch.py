@@ -28,7 +28,7 @@ import cml_engine as cml
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/from_pytorch.md"
+PAGE = ROOT / "docs/onnx_operators.md"
 BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
 #: of the largest value
 _MOST_APART = 1e-4
@@ -113,7 +113,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="networks by name")
     parser.add_argument("--no-gpu", action="store_true")
     parser.add_argument("--keep", type=Path, help="folder that the files stay in")
-    parser.add_argument("--write", action="store_true", help="the table into docs/from_pytorch.md")
+    parser.add_argument(
+        "--write", action="store_true", help="the table into docs/onnx_operators.md"
+    )
     options = parser.parse_args()
     gpu = None if options.no_gpu else cml.Gpu()
     outcomes: dict[str, dict[str, FileOutcome]] = {}

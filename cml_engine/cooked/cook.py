@@ -53,12 +53,12 @@ def cook(
     ----------
     graph : from :func:`cml_engine.load`.
     devices : names of :data:`PROFILES`.
-    half : feature maps and weights in 16 bits (docs/half.md).
+    half : feature maps and weights in 16 bits (docs/faster.md).
     player : without the graph, which only Python can use.
     golden : with an input and NumPy's outputs of it (where every operator has a NumPy function).
     guesses : what devices are believed to do, for players.
-    decide : what all plans take instead of what tables and rules would (docs/report.md).
-    arena_limit : bytes that activations may take, in all plans; 0 is any number (docs/memory.md).
+    decide : what all plans take instead of what tables and rules would (docs/see_inside.md).
+    arena_limit : bytes that activations may take, in all plans; 0 is any number (docs/faster.md).
     """
     an_object(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):

@@ -1,5 +1,5 @@
 """Networks over millions of inputs, on a cluster: Dask (``distributed``) for the work, Zarr for
-what comes of it (docs/bake.md). The extra ``bake`` has both; nothing here is imported by
+what comes of it (docs/cluster.md). The extra ``bake`` has both; nothing here is imported by
 ``import cml_engine``.
 """
 

@@ -70,7 +70,7 @@ def load(
     input, which may be left out.
 
     ``limits`` bound the memory and the work of this load and of later reshapes, for models that are
-    not trusted: by default half of the machine's memory (docs/loading.md).
+    not trusted: by default half of the machine's memory (docs/your_model.md).
 
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """

@@ -95,7 +95,7 @@ class Device:
         self.has_timestamps = "timestamp-query" in self.device.features
         self.timestamp_period_ns = timestamp_period_ns(self.queue)
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
-        #: memory for networks and for the host's renderer (docs/memory.md)
+        #: memory for networks and for the host's renderer (docs/faster.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
         #: of frame schedulers
         self.runs = JobRuns()

@@ -23,7 +23,7 @@ def create_shader_module(
     """A shader module from SPIR-V or WGSL; ``trusted`` leaves naga's runtime checks out.
 
     By default naga bounds every loop by a counter and clamps every access; on our own kernels,
-    whose indices are proven by tests, that costs 2-3x (docs/performance.md).
+    whose indices are proven by tests, that costs 2-3x (docs/design/performance.md).
     """
     if trusted:
         try:

@@ -149,7 +149,7 @@ class TextureInput:
     Parameters
     ----------
     texture : a 2D ``wgpu.GPUTexture`` of the same device with ``TEXTURE_BINDING``, in one of the
-        formats of docs/textures.md.
+        formats of docs/in_your_engine.md.
     scale, shift : a number, or one for each channel of the tensor.
     channels : which of the texture's go to the tensor's, as ``"rgb"``, ``"bgr"`` or ``"a"``;
         ``"y"`` is the grey of its colours. Without it the first ones; where it has one only, that

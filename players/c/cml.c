@@ -1,4 +1,4 @@
-/* Plays cooked networks: see cml.h, and docs/players_c.md. Parts: memory and errors; SHA-256 and
+/* Plays cooked networks: see cml.h, and docs/ship_it.md. Parts: memory and errors; SHA-256 and
  * inflate; code of strangers; the file; costs; the decision of a frame; jobs; learning; the device. */
 #if !defined(_POSIX_C_SOURCE) && !defined(_WIN32)
 #define _POSIX_C_SOURCE 200112L

@@ -1,6 +1,6 @@
 /* Plays cooked networks (docs/cooked.md) inside the frames of a renderer, within a budget of GPU
  * milliseconds: on the renderer's own WebGPU device, in C99, with nothing else.
- * docs/players_c.md has the ten lines that do it, and threads, device lost, memory, Dawn. */
+ * docs/ship_it.md has the ten lines that do it, and threads, device lost, memory, Dawn. */
 #ifndef CML_H
 #define CML_H
 

@@ -151,8 +151,8 @@ class Job(Ranked):
         mip: int = 0,
     ) -> None:
         """Append the copy of an output into a texture of any size and format that
-        docs/textures.md names, with ``COPY_DST``: a shader then reads ``value * scale + shift``
-        there. What it takes is counted in the budget of the next frame.
+        docs/in_your_engine.md names, with ``COPY_DST``: a shader then reads ``value * scale +
+        shift`` there. What it takes is counted in the budget of the next frame.
 
         ``scale`` and ``shift`` are for all channels or for each. One channel becomes grey, alpha
         is 1 where there is none. ``srgb``: the numbers are encoded as a PNG's, and not linear.

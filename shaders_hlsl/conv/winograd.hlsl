@@ -2,7 +2,7 @@
 //
 // Three stages over tiles of 4x4 results: transform 6x6 inputs to 36 values, 36 matrix products,
 // transform 36 sums to 4x4 results. The points are 0, ±2/3, ±3/2 and infinity, whose rounding
-// errors are a quarter of those of the usual 0, ±1, ±2 (docs/performance.md).
+// errors are a quarter of those of the usual 0, ±1, ±2 (docs/design/performance.md).
 // A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
 #include "divide.hlsli"
 

@@ -23,7 +23,7 @@ from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 Array = np.ndarray[Any, Any]
 Convert = Callable[..., Graph]
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
 
 
 def raw(*values: float) -> bytes:
@@ -363,7 +363,7 @@ def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:
 
 
 def test_the_documentation_lists_what_converts() -> None:
-    """``docs/ncnn.md`` has a line for each layer type, with what of it is refused."""
+    """``docs/ncnn_layers.md`` has a line for each layer type, with what of it is refused."""
     text = DOCS.read_text(encoding="utf-8")
     rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
     rows += [f"| {name} | {todo} |" for name, todo in sorted(REFUSED.items())]

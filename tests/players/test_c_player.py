@@ -113,7 +113,7 @@ def test_nothing_is_made_in_steady_state(program, small):
 
 
 def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
-    """Some 30 us of a processor (docs/players_c.md); here with slack, as others use it too."""
+    """Some 30 us of a processor (docs/ship_it.md); here with slack, as others use it too."""
     file, inputs = (
         written(folder, "chain", chain(), player=True),
         {"y0": np.ones((1, 8), np.float32)},

@@ -1,7 +1,7 @@
 """Rewriting by rules: a pattern of operators, and what stands in the place of its last one.
 
 The engine's own rules are lists in the passes beside this file; a game adds one with
-:func:`register_rule` (docs/fusing.md).
+:func:`register_rule` (docs/custom_operators.md).
 """
 
 from __future__ import annotations

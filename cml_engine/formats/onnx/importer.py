@@ -441,7 +441,7 @@ def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Unsuppor
     lines = [_line(first[key], key[1], count) for key, count in counts.items()]
     what = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
     return UnsupportedOp(
-        f"'{file}' has {what} that cannot be imported; docs/onnx.md lists those that can:\n"
+        f"'{file}' has {what} that cannot be imported; docs/your_model.md lists those that can:\n"
         + "\n".join(lines)
         + "\n  bring your own (--ops FILE.py), or look at the rest: cml convert --placeholders"
     )

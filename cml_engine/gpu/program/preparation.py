@@ -210,5 +210,6 @@ BUILDER = Builder()
 
 @Once
 def _builders() -> ThreadPoolExecutor:
-    """The threads that build pipelines where somebody waits for them (docs/performance.md)."""
+    """The threads that build pipelines where somebody waits for them
+    (docs/design/performance.md)."""
     return ThreadPoolExecutor(os.cpu_count() or 1, "cml-pipelines-now")

@@ -1,8 +1,8 @@
 """Predicts where a convolution on a GPU may give NaN instead of the right value.
 
 Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv takes
-0 for what lies past its input. A value that is not finite then becomes NaN (docs/nnef.md, "Special
-values").
+0 for what lies past its input. A value that is not finite then becomes NaN (docs/design/nnef.md,
+"Special values").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Regions of interest: pooled or resampled to one size, whatever their own.
 
-A row of ``rois`` holds the first corner, then the second one, outermost axis first:
-``y0 x0 y1 x1``. Rois and batch indices are data that other operators computed, which a GPU cannot
-refuse: whatever they hold has one meaning, the same in NumPy (docs/nnef.md, "Regions of interest").
+A row of ``rois`` holds the first corner, then the second one, outermost axis first: ``y0 x0 y1
+x1``. Rois and batch indices are data that other operators computed, which a GPU cannot refuse:
+whatever they hold has one meaning, the same in NumPy (docs/design/nnef.md, "Regions of interest").
 """
 
 from __future__ import annotations

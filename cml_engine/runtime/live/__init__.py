@@ -1,1 +1,1 @@
-"""Networks that change while a game runs: docs/live.md."""
+"""Networks that change while a game runs: docs/see_inside.md."""

@@ -17,15 +17,15 @@ from cml_engine.errors.arguments import ARENA_LIMIT, an_object, flag, names, one
 class CompileOptions:
     """``without``: names of passes to leave out, ``"views"`` (``passes/views.py``) among them;
     ``storage``: ``"half"`` keeps a GPU's feature maps and the weights that meet them in 16 bits
-    (docs/half.md); arithmetic is in 32 bits in any case, and the CPU stores 32 bits too;
-    ``tuned``: take the kernels that the device's table of variants has (docs/tuning.md), where
+    (docs/faster.md); arithmetic is in 32 bits in any case, and the CPU stores 32 bits too;
+    ``tuned``: take the kernels that the device's table of variants has (docs/faster.md), where
     ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`;
     ``keep``: tensors of the graph as it is written that no pass takes away, to be read after a run
-    beside the outputs (:meth:`Session.tensor`, docs/live.md);
+    beside the outputs (:meth:`Session.tensor`, docs/see_inside.md);
     ``decide``: by tensor, what a GPU's plan takes instead of what tables and rules would,
-    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/report.md);
+    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md);
     ``arena_limit``: bytes that a GPU's activations may take: where they would take more, operators
-    are computed in bands of rows, to the same bits (docs/memory.md)."""
+    are computed in bands of rows, to the same bits (docs/faster.md)."""
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True

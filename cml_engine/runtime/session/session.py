@@ -53,7 +53,7 @@ class Session:
         memory, so only one of them runs at a time; a frame scheduler sees to that.
     shapes_kept : how many networks at other shapes stay compiled (see :meth:`reshaped`).
     retain : an input that a run or job leaves out keeps its value, and only operators run that hang
-        on those which are given, or on variables (docs/live.md).
+        on those which are given, or on variables (docs/see_inside.md).
     on_progress : called with the stage, the units done and their total: ``("plan", 0, 1)``, then
         ``("kernels", 3, 17)`` after each kernel that is compiled for a GPU. Kernels are compiled
         by threads, which make the calls one at a time. An error raised in it ends the compilation.

@@ -1,5 +1,5 @@
 """Which kernels are fastest on a device: measured (:func:`tune`, :class:`Bench`), kept in a file
-for each device and driver, and taken by every session on it. See ``docs/tuning.md``.
+for each device and driver, and taken by every session on it. See ``docs/faster.md``.
 """
 
 from cml_engine.compiler.tuning_tables import Record, table_for

@@ -32,7 +32,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--half",),
         {
             "action": "store_true",
-            "help": "keep feature maps and weights in 16 bits on the GPU (docs/half.md)",
+            "help": "keep feature maps and weights in 16 bits on the GPU (docs/faster.md)",
         },
     ),
     "budget": (("--budget-ms",), {"type": BUDGET_MS, "default": 4.0, "metavar": "MS"}),
@@ -78,7 +78,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--load-limits",),
         {
             "metavar": "memory=8G,nodes=N,steps=N",
-            "help": "memory and work that one load may take (docs/loading.md)",
+            "help": "memory and work that one load may take (docs/your_model.md)",
         },
     ),
     "weights": (
@@ -112,14 +112,14 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "type": ARENA_LIMIT_MIB,
             "metavar": "MIB",
             "help": "what activations may take on the GPU: operators are computed in bands of rows "
-            "where they would take more (docs/memory.md)",
+            "where they would take more (docs/faster.md)",
         },
     ),
     "decide": (
         ("--decide",),
         {
             "metavar": "FILE.json",
-            "help": "kernels, layouts, storage, parts, bands that you decide (docs/report.md)",
+            "help": "kernels, layouts, storage, parts, bands that you decide (docs/see_inside.md)",
         },
     ),
     "decisions": (

@@ -131,7 +131,7 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
     page = {"device": gpu.device, "gpu": gpu, "cml": cml, "session": upres, "scheduler": scheduler}
     page |= {"scene": scene, "shown": shown, "erosion": None}
     gpu.build_texture_kernels()
-    exec(block("colour =", DOCS / "textures.md"), page)
+    exec(block("colour =", PAGE), page)
     for _ in range(1000):
         page["frame"]()
         if page["job"].ended:

@@ -13,7 +13,7 @@ import pytest
 import cml_engine as cml
 from examples.plain_loop import cartoon
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/hosts.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/in_your_engine.md"
 
 
 def needs(*packages):
@@ -34,7 +34,7 @@ def run_page(tmp_path, monkeypatch, host):
     (folder / "graph.nnef").write_text(cartoon.CARTOON, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     page = {"image": cartoon.image(1.0), "width": cartoon.WIDTH, "height": cartoon.HEIGHT}
-    for text in blocks("import cml_engine", f"import {host}"):
+    for text in blocks("from examples", f"import {host}"):
         exec(compile(text, str(PAGE), "exec"), page)
     return page
 

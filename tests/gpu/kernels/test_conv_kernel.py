@@ -257,7 +257,8 @@ def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
 
 
 def test_winograd_is_near_exact_sums(gpu, rng):
-    """Its error is a few times that of direct sums: the points matter (docs/performance.md)."""
+    """Its error is a few times that of direct sums: the points matter
+    (docs/design/performance.md)."""
     case = conv_case((1, 64, 32, 32), (64, 64, 3, 3), 0.0)
     graph, inputs = case_graph("conv", case, constants=True)
     assert any(s.path == "conv/winograd.hlsl" for s in lower(graph, gpu.limits).steps)

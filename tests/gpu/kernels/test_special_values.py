@@ -1,5 +1,6 @@
 """NaN, infinities, zeros and the ends of the range: one meaning on both backends, alone, between
-other operators of one kernel, and behind a conv or a product (docs/nnef.md, "Special values")."""
+other operators of one kernel, and behind a conv or a product (docs/design/nnef.md, "Special
+values")."""
 
 from __future__ import annotations
 

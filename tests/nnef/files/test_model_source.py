@@ -17,7 +17,7 @@ from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
 from cml_engine.io.model_source import FolderSource, Outside, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/loading.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/your_model.md"
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 TEXT = """version 1.0;
 graph g(x) -> (y)

@@ -1,4 +1,4 @@
-"""What docs/from_pytorch.md shows without PyTorch runs."""
+"""What docs/your_model.md shows without PyTorch runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import pytest
 
 pytest.importorskip("onnx")
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "from_pytorch.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "your_model.md"
 
 
 def test_the_model_without_pytorch(tmp_path, monkeypatch):
     text = PAGE.read_text(encoding="utf-8")
-    made, run = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1:]
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (made,) = (code for code in found if "onnx.save(" in code)
+    (run,) = (code for code in found if "assert outputs" in code)
     monkeypatch.chdir(tmp_path)
-    exec(compile(made + run, "from_pytorch.md", "exec"), {})
+    exec(compile(made + run, "your_model.md", "exec"), {})
     assert (tmp_path / "enlarge.onnx").exists()
 
 
 def test_the_model_with_pytorch_is_python():
-    example = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
-    compile(example, "from_pytorch.md", "exec")
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = (code for code in found if "torch.onnx.export(" in code)
+    compile(example, "your_model.md", "exec")

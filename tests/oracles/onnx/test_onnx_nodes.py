@@ -1,5 +1,5 @@
 """ONNX's own backend node tests. Nothing may give a wrong answer; what is refused is refused by
-name, and docs/onnx.md lists it."""
+name, and docs/onnx_operators.md lists it."""
 
 from __future__ import annotations
 

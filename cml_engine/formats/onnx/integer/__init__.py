@@ -1,1 +1,1 @@
-"""Quantized ONNX models as integer networks: docs/onnx.md, "Quantized models"."""
+"""Quantized ONNX models as integer networks: docs/your_model.md, "Quantized models"."""

@@ -38,7 +38,9 @@ def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
         work.take(renamed(node, work.names))
     made = work.finished()
     points = lowered(made).points  # the proof that all of its sums fit
-    note = f"integer    {len(points)} rounding points, by the model's own scales (docs/onnx.md)"
+    note = (
+        f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
+    )
     return made.with_(notes=(*made.notes, note))
 
 

@@ -1,4 +1,4 @@
-"""Write a model as ONNX, for other engines (docs/onnx.md), or as a page that runs it."""
+"""Write a model as ONNX, for other engines (docs/your_model.md), or as a page that runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=("onnx", "web"),
         default="onnx",
-        help="web: a folder with a page that runs the model in browsers (docs/players_web.md)",
+        help="web: a folder with a page that runs the model in browsers (docs/ship_it.md)",
     )
     parser.add_argument(
         "--opset",

@@ -53,7 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--tile",
         type=EXTENT,
         metavar="PIXELS",
-        help="run on pictures of any size, in tiles of so many rows and columns (docs/images.md)",
+        help="run on pictures of any size, in square tiles of this size (docs/your_model.md)",
     )
     parser.add_argument(
         "--overlap",
@@ -71,7 +71,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--dump-tensors",
         type=Path,
         metavar="DIR",
-        help="write every tensor of the model as written, and an index of them (docs/live.md)",
+        help="write every tensor of the model as written, and an index (docs/see_inside.md)",
     )
     parser.add_argument(
         "--only",
