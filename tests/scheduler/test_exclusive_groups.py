@@ -1,4 +1,4 @@
-"""Networks that share their activation memory never have two jobs under way at a time."""
+"""Tests that networks with shared activation memory never have two jobs in progress at a time."""
 
 import random
 
@@ -18,7 +18,7 @@ FRAME = 1000 / 60
 
 
 class Device(SimGpu):
-    """Notes who holds memory (begun and not ended), and the order of the slices of each frame."""
+    """A device that records which running jobs use memory and the order of slices in each frame."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Loop:
             self.scheduler.end_frame()
 
     def runs(self):
-        """Networks in the order in which they ran, neighbours of one network as one."""
+        """Returns the names of the networks in execution order, without consecutive repeats."""
         ran = self.device.ran
         return [name for i, name in enumerate(ran) if i == 0 or ran[i - 1] != name]
 
@@ -93,7 +93,7 @@ def test_jobs_of_a_group_run_one_after_the_other(policy):
 
 
 def test_without_a_group_they_take_turns():
-    """The same jobs with memory of their own: the test above can fail."""
+    """The test above can fail: the same jobs interleave if each network has its own memory."""
     nets = [network(name, group=None) for name in "abc"]
     loop = Loop(*nets, policy=fair_share)
     for net in nets:
@@ -148,7 +148,8 @@ def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
 
 
 def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
-    """The frame is decided again without the one that waits for memory: what began stays begun."""
+    """If a job must wait for memory, the frame is planned again and keeps the jobs that have
+    begun."""
     small, short = network("small", 0.1, group=None), network("short", group=None)
     loop = Loop(small, short)
     loop.device.short.add("short")
@@ -162,7 +163,8 @@ def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_a_host_does_only_one_holds_the_memory(seed):
-    """Submits, cancels, pauses, slots and thrown away frames in random order."""
+    """At most one job uses the memory under random submits, cancels, pauses, slots and abandoned
+    frames."""
     rng = random.Random(seed)
     nets = [network(name, rng.uniform(1, 20)) for name in "abcd"]
     loop = Loop(*nets, policy=rng.choice([least_laxity, fair_share, by_priority]))

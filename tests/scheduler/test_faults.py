@@ -1,4 +1,4 @@
-"""Hosts and executors that misbehave, on the virtual clock."""
+"""Tests on the virtual clock of hosts and executors that misbehave."""
 
 import threading
 
@@ -14,7 +14,7 @@ FRAME = 1000 / 60
 
 
 class Device(SimGpu):
-    """Remembers what was encoded; refuses what it is told to."""
+    """A device that records encoded slices and refuses the networks in ``refused``."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ def frame(scheduler, frame_ms=FRAME):
 
 
 def whole(ran, name):
-    """Every workgroup of the network once, in order."""
+    """Returns True if every workgroup of the network ran once and in order."""
     step = first = 0
     for found, at, start, count in ran:
         if found == name:
@@ -157,7 +157,10 @@ def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device
 
 @pytest.mark.parametrize("when", ["running", "done", "released"])
 def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device, when):
-    """In whatever state: what waits for the outputs fails too, also of another scheduler."""
+    """A frame that was never submitted fails its job and all jobs that read the job's outputs.
+
+    This holds in every state of the job, and for readers in another scheduler.
+    """
     maker = scheduler.submit(network("a", 8.0), {})
     taker = scheduler.submit(network("b", 8.0), {"x": maker.output("y")})
     beside = scheduler.submit(network("c", 4.0), {})
@@ -217,7 +220,7 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
 
 
 def meanwhile(work):
-    """Let another thread do this in the middle of what the caller is at, as far as it gets."""
+    """Runs ``work`` in another thread, waits at most 0.1 s for it, and returns the thread."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(0.1)
@@ -230,7 +233,7 @@ def test_who_asks_for_outputs_just_as_they_come_gets_them(scheduler, monkeypatch
 
     def looked_at(self):
         found = ended.fget(self)
-        if not threads:  # the job ends between this look and what follows from it
+        if not threads:  # the job ends between this read and its use
             threads.append(threading.current_thread())
             threads.append(meanwhile(lambda: [frame(scheduler) for _ in range(30)]))
         return found
@@ -246,7 +249,7 @@ def test_who_asks_for_outputs_just_as_they_come_gets_them(scheduler, monkeypatch
 
 def test_a_job_says_what_it_waits_for_while_others_come_and_go(scheduler):
     class Watched(SimNetwork):
-        """A job goes while somebody looks at its group."""
+        """A network that cancels the ``leaving`` job when its exclusive group is read."""
 
         leaving = None
 
@@ -273,7 +276,7 @@ def test_a_periodic_job_is_stopped_while_a_frame_makes_its_run(scheduler):
     every = scheduler.submit_periodic(network("a", 2.0), dict, FRAME)
 
     class Stopping(float):
-        """A period; who counts how many were missed is interrupted."""
+        """A period that stops the periodic job while the scheduler counts the missed runs."""
 
         def __rfloordiv__(self, ms):
             meanwhile(every.stop)
@@ -284,11 +287,11 @@ def test_a_periodic_job_is_stopped_while_a_frame_makes_its_run(scheduler):
     assert every.stopped and not every.error
 
 
-# --- what one job does must not reach the host's frame
+# --- an error of one job must not reach the host's frame
 
 
 class Planted(Exception):
-    """What a test makes go wrong."""
+    """The error that these tests plant."""
 
 
 def raising(*args, **kwargs):
@@ -296,7 +299,7 @@ def raising(*args, **kwargs):
 
 
 class BrokenNetwork(SimNetwork):
-    """Goes wrong where it is told to."""
+    """A network that cannot be prepared, and that fails in the stage named by ``broken``."""
 
     broken = ""
 
@@ -311,13 +314,14 @@ class BrokenNetwork(SimNetwork):
         raising()
 
 
-#: in which stages the job fails, stays done with a note for the scheduler, or fails to be read
+#: stages whose error fails the job, and stages whose error the scheduler only reports
 FAILS = ["ready", "prepare", "reserve", "begin_job", "tensor", "encode", "one slice", "finish_job"]
 NOTES = ["end_job", "end_frame", "take_losses", "let_go"]
 
 
 def plant(device, stage, bad, monkeypatch):
-    """Let the device go wrong there, for that network where it knows of one."""
+    """Makes the device fail in ``stage``, only for the network ``bad`` if the stage names its
+    network."""
     bad.broken = stage
     if stage == "one slice":
 
@@ -348,13 +352,13 @@ def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stag
         frame(scheduler)
     plant(device, stage, broken, monkeypatch)
     inputs = {"x": maker.output("y")} if stage == "tensor" else {"x": 3}
-    # a deadline, so that it has frames of its own before the other's
+    # the deadline gives it frames before those of the other job
     bad = scheduler.submit(broken, inputs, deadline_ms=200)
     bad.wants_read = stage == "request_read"
     good = scheduler.submit(plain, {})
     for _ in range(60):
         frame(scheduler)
-        # where a device refuses a frame as a whole, that fails all who are in it
+        # a device that refuses a whole frame fails all jobs in it
         good = scheduler.submit(plain, {}) if good.state == "failed" else good
     assert good.state == "done" and scheduler.jobs == []
     if stage in FAILS:
@@ -436,7 +440,7 @@ def test_networks_that_are_not_ready_share_the_budget_of_a_frame(scheduler):
 
 @pytest.mark.parametrize("look", range(1, 5))
 def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(scheduler, look):
-    """At whichever look of the frame's."""
+    """An error in any of a frame's reads of ``ready`` fails only the jobs of that network."""
 
     class Wavering(SimNetwork):
         looks = 0
@@ -451,7 +455,7 @@ def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(sch
 
     bad = scheduler.submit(Wavering("a", network("a", 2.0).steps), {}, deadline_ms=400)
     good = scheduler.submit(network("b", 2.0), {})
-    # while one is prepared the others may lose their memory, so they are looked at again
+    # preparing one network may evict others, so the scheduler reads their `ready` again
     scheduler.submit(SimNetwork("c", network("c", 2.0).steps, ready=False, prepare_frames=1), {})
     for _ in range(60):
         frame(scheduler)
@@ -492,7 +496,8 @@ def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(sc
 
 
 def test_times_of_frames_that_never_were_change_nothing():
-    """Told before the first frame, twice for one, and where frames are thrown away."""
+    """Frame times have no effect before the first frame, twice for a frame, or for an abandoned
+    frame."""
     made = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
     for _ in range(5):
         made.frame_took(900.0)
@@ -511,7 +516,7 @@ def test_times_of_frames_that_never_were_change_nothing():
 
 @pytest.mark.parametrize("what", ["the other job's tensor", "the inputs' way in"])
 def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monkeypatch, what):
-    """Its network is another job's in the next frame, and another thread's."""
+    """A job whose inputs cannot be uploaded reserves nothing, so other jobs can use its network."""
     held = set()
     maker = scheduler.submit(network("a"), {})
     while not maker.ended:
@@ -520,7 +525,7 @@ def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monk
     def refuse(*_):
         raise RuntimeError("it is gone")
 
-    def begin(*_):  # gives back what it was given, as the protocol says
+    def begin(*_):  # releases its reservation, as the protocol requires
         held.clear()
         refuse()
 

@@ -1,4 +1,4 @@
-"""What is believed of a device by its name, before anything is measured."""
+"""Tests of the initial cost model, which depends only on the device's name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Many jobs on one budget: deadlines, shares, cancelling, superseding, waiting for each other."""
+"""Tests of many jobs in one budget: deadlines, shares, cancellation, replacement, dependencies."""
 
 import math
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_least_time_to_spare_goes_first():
 
 
 def test_three_models_hold_every_feasible_deadline():
-    """Periodic jobs that need 85 % of the budget together."""
+    """Periodic jobs that together need 85 % of the budget meet every deadline."""
     nets = [network("a", 6.0), network("b", 20.0), network("c", 60.0)]
     periods = [6 * FRAME, 22 * FRAME, 60 * FRAME]
     requests = [
@@ -117,7 +117,8 @@ def test_three_models_hold_every_feasible_deadline():
 
 
 def test_nobody_starves_for_an_hour():
-    """An overloaded hour: deadlines nobody can hold, beside a job without any."""
+    """In an hour of overload, jobs with unreachable deadlines do not starve a job without a
+    deadline."""
     greedy, humble = network("greedy", 300.0), network("humble", 40.0)
     requests = [
         Arrival(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
@@ -165,7 +166,8 @@ def test_shares_follow_priority():
 
 
 def test_a_job_of_no_priority_has_what_is_left():
-    """Nothing of a full frame, however long it waits; the rest of one that is not full."""
+    """A job of priority 0 gets no time in a full frame, and the rest of a frame that is not
+    full."""
     big, idle, small = network("big", 400.0), network("idle", 40.0), network("small", 1.0)
     loop = Loop(big, idle, small)
     first, last = loop.submit(big), loop.submit(idle, priority=0)
@@ -274,7 +276,7 @@ def test_a_periodic_job_comes_again_and_skips_what_it_cannot_keep_up_with():
 
 
 def test_inputs_that_cannot_be_made_stop_only_their_periodic_job():
-    """The host's own function raises in the middle of a frame."""
+    """If the host's input function raises in the middle of a frame, only its periodic job stops."""
     net, other = network("n", 4.0), network("o", 40.0)
     loop = Loop(net, other)
     made = []
@@ -379,7 +381,7 @@ def test_wrong_submissions_are_refused():
 
 
 class WildClock(VirtualClock):
-    """Tells nonsense when it is told to."""
+    """A clock that returns the value of ``wild`` instead of the time if ``wild`` is set."""
 
     wild = None
 
@@ -390,7 +392,7 @@ class WildClock(VirtualClock):
 @pytest.mark.parametrize("value", NOT_TIMES)
 @pytest.mark.parametrize("given", ["render", "frame", "budget", "clock", "timing"])
 def test_a_nonsense_time_in_a_frame_is_left_out_and_counted(given, value):
-    """It must neither stop the host nor stay in what was learned."""
+    """An invalid time neither stops the host nor remains in the learned values."""
     if given == "clock" and value in ("4", None, True):
         pytest.skip("a clock that gives no number is refused when the scheduler is made")
     net = network("n", 40.0)
@@ -434,8 +436,10 @@ def test_a_frame_of_many_seconds_is_soon_forgotten():
 
 
 def test_a_renderer_that_falls_silent_holds_nobody_up():
-    """It was late, so the budget was zero; then nothing is drawn, as behind a loading screen, and
-    no render time comes any more."""
+    """Jobs run although the last known render time left no budget, if render times stop coming.
+
+    This happens behind a loading screen, where nothing is drawn.
+    """
     net = network("n", 4.0)
     loop = Loop(net, budget_ms="spare")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What is not needed any more is let go: outputs, sessions, inputs."""
+"""Tests that outputs, sessions and inputs are released as soon as no job needs them."""
 
 import gc
 import weakref
@@ -12,11 +12,11 @@ FRAME = 1000 / 60
 
 
 class Outputs:
-    """What a job leaves on the device."""
+    """The outputs of a job on the device."""
 
 
 class Device(SimGpu):
-    """Counts what is held."""
+    """A device that records the results and the inputs that the scheduler releases."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ def alive(refs):
 
 
 def test_a_job_that_feeds_the_next_is_let_go(scheduler):
-    """A recurrent network: each run takes the one before."""
+    """A run of a recurrent network is released after the next run has read its state."""
     net, refs, last = network("n"), [], None
     for _ in range(20):
         last = scheduler.submit(net, {} if last is None else {"state": last.output("state")})
@@ -111,7 +111,7 @@ def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
 
 
 def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
-    """Released by the host while a job is queued that takes them."""
+    """Outputs that the host released stay on the device while a queued job needs them."""
     device, slow = scheduler.executor, network("slow", 40.0)
     maker = scheduler.submit(network("m"), {})
     until(scheduler, maker)
@@ -225,7 +225,8 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
 
 
 def test_a_dropped_scheduler_goes_at_once():
-    """Without waiting for the garbage collector, which knows nothing of the device's memory."""
+    """A dropped scheduler is freed without the garbage collector, which cannot see device
+    memory."""
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     made.record()
     job = made.submit(network("n"), {})

@@ -1,4 +1,4 @@
-"""What each slice of a frame took, told when the frame's timings arrive."""
+"""Tests of the measured time of each slice, which is known once the frame's timestamps are read."""
 
 import pytest
 
@@ -9,8 +9,11 @@ STEPS, FRAME_MS = 10, 1000 / 60
 
 
 def measured_frames(max_groups, clock_source="timestamps", frames=8):
-    """Reports of a network of ten steps whose costs are 1 to 10 times 0.01 ms, all in one frame,
-    on a device twice as slow as the model believes."""
+    """Returns the first report and all measured reports of a network of ten steps that fit in one
+    frame.
+
+    The steps cost 1 to 10 times 0.01 ms, on a device twice as slow as the cost model believes.
+    """
     steps = [SimStep(f"k{i}", 10, 0.002 * (i + 1)) for i in range(STEPS)]
     model = CostModel()
     for step in steps:
@@ -38,7 +41,7 @@ def test_a_group_is_shared_out_by_prediction():
     report, measured = measured_frames(max_groups=3)
     assert measured == [report]
     assert sum(part.measured_ms for part in report.slices) == pytest.approx(report.measured_ms)
-    # every step is off by the same factor, so the shares of a group are the true times
+    # every prediction is off by the same factor, so the shares of a group are the true times
     wanted = [0.02 * (i + 1) for i in range(STEPS)]
     assert [part.measured_ms for part in report.slices] == pytest.approx(wanted)
 
@@ -54,7 +57,11 @@ def test_without_timestamps_slices_are_not_timed():
 
 
 def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
-    """Each timing costs the device time; but an operator that alone became slower must show."""
+    """Known steps share one timing per job to save device time, and are timed singly every 16
+    frames.
+
+    Single timings show when one operator alone has become slower.
+    """
     steps = [SimStep(f"k{i}", 4, 0.02) for i in range(3)]
     gpu = SimGpu()
     groups = {}
@@ -79,8 +86,10 @@ def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
 
 
 def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frames=160):
-    """Of each frame whether all of its steps were known, and whether it was timed; another network
-    comes in frame 100."""
+    """Returns a pair per frame: True if all of its steps were known, and True if it was timed.
+
+    A second network joins in frame 100.
+    """
     gpu, clock = SimGpu(), VirtualClock(5.0)
     gpu.timing_is_dear = dear
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms, clock=clock)
@@ -108,7 +117,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
 
 
 def test_where_whole_frames_are_told_and_timing_is_dear_one_in_eight_is_timed():
-    """But all with steps that are not known yet."""
+    """Frames that run unknown steps are all timed; of the others, one in eight is."""
     found = timed_frames()
     begun = [timed for _, timed in found].index(False)
     assert begun <= 32, "the steps are learned, and enough whole frames"

@@ -1,4 +1,4 @@
-"""The cost model as a file, the spare budget's law, and clocks."""
+"""Tests of the cost model as a file, the control law of the spare budget, and clocks."""
 
 import random
 import warnings
@@ -38,7 +38,7 @@ def test_groups_within_is_the_largest_that_fits():
 
 
 def test_what_was_asked_before_changes_no_answer():
-    """Predictions are kept until something is learnt, and are those of a model that keeps none."""
+    """Cached predictions equal those of a model without a cache."""
     model, numbers = CostModel(), random.Random(3)
     steps = [SimStep(f"k{i}", 4096, 0.01) for i in range(3)]
     for turn in range(300):
@@ -51,7 +51,7 @@ def test_what_was_asked_before_changes_no_answer():
                 for count in (*asked, 1, 64, 4096, *asked):
                     assert model.predict_ms(step, count) == fresh.predict_ms(step, count)
                 assert model.samples(step.key) == fresh.samples(step.key)
-    for count in range(1, 2000):  # more of them than are kept
+    for count in range(1, 2000):  # more than the cache keeps
         model.predict_ms(steps[0], count)
     assert len(model._curves["k0"].known) <= 256
 

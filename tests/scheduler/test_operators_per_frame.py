@@ -1,4 +1,4 @@
-"""The usual way beside ours: whole operators per frame, whatever they take."""
+"""Tests of the planner that runs a fixed number of whole operators per frame, for comparison."""
 
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.plan import plan_frame
@@ -9,7 +9,7 @@ STEPS = 7
 
 
 def frames_of(operators):
-    """The slices of each frame until a job of seven operators of 10 ms is done."""
+    """Returns the slices of each frame until a job of seven operators of 10 ms is done."""
     net = SimNetwork("net", [SimStep(f"step {i}", 100, 0.1) for i in range(STEPS)])
     scheduler = FrameScheduler(SimGpu(), budget_ms=2.0, clock=VirtualClock())
     scheduler.planner = plan_frame if operators is None else operators_per_frame(operators)

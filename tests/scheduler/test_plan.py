@@ -1,4 +1,4 @@
-"""The decision about a frame is a function of numbers that can be written down."""
+"""Tests that a frame's plan is a pure function of a state that can be serialized."""
 
 import json
 
@@ -11,7 +11,8 @@ from tests.scheduler.test_queues import POLICIES, eventful_run
 
 
 def decided_frames(monkeypatch, policy=least_laxity, seed=3):
-    """The states of an eventful run's frames, as they were, and what was decided."""
+    """Returns the state, its JSON before planning, and the plan of each frame of an eventful
+    run."""
     seen = []
 
     def remembered(state):
@@ -43,7 +44,7 @@ def test_deciding_changes_nothing(monkeypatch):
 
 @pytest.mark.parametrize("lost", ["costs", "aim_ms", "now_ms", "jobs", "granule"])
 def test_each_part_of_a_state_matters(lost, monkeypatch):
-    """A written state in which one thing is another is decided otherwise, in some frame."""
+    """A change to any part of a serialized state changes the plan of some frame."""
     differs = 0
     for _, written, found in decided_frames(monkeypatch):
         data = json.loads(written)

@@ -1,4 +1,4 @@
-"""Ten thousand jobs wait: no frame looks at all of them, and decides as if it did."""
+"""Tests that a frame decides correctly among 10,000 waiting jobs without reading all of them."""
 
 import random
 import sys
@@ -40,7 +40,8 @@ def scheduler_for(nets, policy, seed=0):
 
 
 def eventful_run(policy, seed, other=None, frames=220, record=False):
-    """Everything that a host may do, by chance; the decisions and how the jobs ended."""
+    """Runs random host actions and returns the decisions, the jobs' final states and the
+    recording."""
     chance, nets, jobs, decided = random.Random(seed), networks(), [], []
     s = scheduler_for(nets, policy, seed)
     recording = s.record() if record else None
@@ -82,7 +83,7 @@ POLICIES = [least_laxity, fair_share, by_priority]
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_few_that_may_be_first_decide_as_all_would(policy, seed):
-    """A policy of the game's own is given everyone who waits, so it is the same without queues."""
+    """The queues decide as a custom policy does, which is given all waiting jobs."""
     other = POLICIES[seed % 3]
     few = eventful_run(policy, seed, other)
     everyone = eventful_run(lambda *a: policy(*a), seed, lambda *a: other(*a))
@@ -96,7 +97,8 @@ def test_an_eventful_run_replays_exactly():
 
 
 def calls(work):
-    """Python functions that the work calls: the same on every machine."""
+    """Returns the number of Python function calls in ``work``, which is the same on every
+    machine."""
     count = 0
 
     def saw(frame, event, arg):
@@ -112,7 +114,7 @@ def calls(work):
 
 
 def work_beside(waiting, policy=least_laxity):
-    """Calls of one submit and of one frame beside so many jobs that wait."""
+    """Returns the number of calls in one submit and in ten frames while ``waiting`` jobs wait."""
     nets = networks()
     s = scheduler_for(nets, policy)
     chance = random.Random(3)
@@ -128,7 +130,7 @@ def work_beside(waiting, policy=least_laxity):
             s.clock.advance(FRAME)
             s.end_frame()
 
-    frames()  # what comes first is filed
+    frames()  # sorts the waiting jobs into their queues
     return calls(lambda: s.submit(nets[0], {}, deadline_ms=5.0)), calls(frames)
 
 
@@ -158,8 +160,11 @@ def test_cancelling_ten_thousand_jobs_leaves_nothing():
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_of_all_is_among_the_few(policy, seed):
-    """Whatever the jobs' shares and deadlines, while they come and go, time passes, and the rate
-    rises and falls, so that deadlines can be held no longer, or again."""
+    """A queue's candidates include the job that the policy would choose from all jobs.
+
+    Jobs have random shares and deadlines, and come and go. Time passes, and the rate rises and
+    falls, so that deadlines become unreachable and reachable again.
+    """
     chance, (net, *_) = random.Random(seed), networks()
     s = scheduler_for([net], policy)
     queue, jobs, now, late = NetworkQueue(net), [], 0.0, 0
@@ -177,7 +182,7 @@ def test_the_first_of_all_is_among_the_few(policy, seed):
             queue.add(job)
         if chance.random() < 0.3:
             queue.remove(jobs.pop(chance.randrange(len(jobs))))
-        now += chance.uniform(0, 1)  # half a second at the end: some are starved then
+        now += chance.uniform(0, 1)  # about 300 ms in all: some jobs are starved at the end
         rate = chance.choice([0.01, 0.1, 0.2, 1.0])
         few = queue.first(policy, now, rate)
         if jobs:

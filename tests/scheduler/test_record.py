@@ -1,4 +1,4 @@
-"""A recorded run decides the same again, and a trace is one that Perfetto opens."""
+"""Tests that a replayed recording decides the same, and that Perfetto can open a trace."""
 
 import json
 
@@ -19,7 +19,8 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 
 def eventful_run(frames=400):
-    """Noise, deadlines, a dependency, a slot, pauses, a cancellation, a late network."""
+    """Runs jobs with noise, deadlines, a dependency, a slot, pauses, a cancellation, a late
+    network."""
     clock = VirtualClock(123.0)
     gpu = SimGpu(Noise.of_tail(2.0), seed=4)
     scheduler = FrameScheduler(gpu, budget_ms=3.0, clock=clock)
@@ -59,7 +60,7 @@ def test_a_replay_decides_the_same(tmp_path):
 
 
 def test_a_replay_of_other_timings_decides_otherwise():
-    """The comparison can fail."""
+    """The comparison can fail: other timings lead to other decisions."""
     recording, _, _ = eventful_run(120)
     for event in recording.events:
         if event["kind"] == "end":
@@ -97,7 +98,7 @@ def test_a_trace_holds_frames_slices_and_counters(tmp_path):
     assert len(slices) == sum(len(r.slices) for r in reports)
     tracks = {e["args"]["name"] for e in events if e["ph"] == "M" and e["tid"] >= 10}
     ran = {names.get(part.job, f"job {part.job}") for report in reports for part in report.slices}
-    assert tracks == ran  # jobs of one name share theirs
+    assert tracks == ran  # jobs of one name share a track
     write_trace(tmp_path / "t.json", reports, names, about={"model": "x"})
     data = json.loads((tmp_path / "t.json").read_text())
     assert data["displayTimeUnit"] == "ms" and data["otherData"] == {"model": "x"}
@@ -105,8 +106,11 @@ def test_a_trace_holds_frames_slices_and_counters(tmp_path):
 
 
 def run_by_wall_clock(frames=400):
-    """A device that times nothing: what the host's frames take is all that is known. It is half
-    as fast as it was at load, some frames hiccup, and the recording begins in the middle."""
+    """Returns the recording and the reports of a run on a device without timestamps.
+
+    Only the host's frame times are known. The device is half as fast as it was at load, some frames
+    hitch, and the recording begins in the middle.
+    """
     clock = VirtualClock(17.1)
     gpu = SimGpu(Noise.of_tail(1.5), seed=2, clock_source="wall clock")
     scheduler = FrameScheduler(gpu, budget_ms=6.0, over_share=0.05, clock=clock)
@@ -148,7 +152,8 @@ def test_a_replay_without_timestamps_decides_the_same(tmp_path):
 
 @pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
 def test_what_a_recording_without_timestamps_holds_matters(lost):
-    """Each of the things that it holds for such a device changes the decisions."""
+    """The replay decides otherwise if any value recorded for a device without timestamps is
+    missing."""
     recording, _ = run_by_wall_clock()
     if lost == "share":
         recording, _ = run_with_margin()
@@ -166,7 +171,8 @@ def test_what_a_recording_without_timestamps_holds_matters(lost):
 
 
 def run_with_margin():
-    """A noisy device, where the share of frames that may go over decides the margin."""
+    """Runs a noisy device, where the allowed share of frames over budget decides the safety
+    margin."""
     clock = VirtualClock()
     scheduler = FrameScheduler(
         SimGpu(Noise.of_tail(2.0), seed=1), budget_ms=2.0, over_share=0.05, clock=clock

@@ -1,4 +1,5 @@
-"""Tuning in frames, on the virtual clock: who wins, what is kept, and that no budget suffers."""
+"""Tests on the virtual clock of tuning in frames: the chosen options, the saved records, the
+budget."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,13 +11,13 @@ from cml_engine.runtime.tuning.trial import Trial
 from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
 
 BUDGET = 2.0
-#: what the sim device's guess takes a workgroup of this work for
+#: floating-point operations of a workgroup, and the milliseconds that the first guess gives it
 FLOPS, GROUP_MS = 1e6, 0.05
 
 
 @dataclass
 class Bench:
-    """Choices on paper: for each candidate the true milliseconds of its options."""
+    """Simulated choices: the true milliseconds of each option, by candidate."""
 
     choices: dict[str, dict[str, float]]
     prepare_frames: int = 3
@@ -54,7 +55,7 @@ class Bench:
 
 
 class Game:
-    """Frames of a scheduler on paper, a network of its own beside the tuning."""
+    """A simulated game loop with a scheduler, a tuning and a network of the game."""
 
     def __init__(self, bench, noise=EXACT, own_ms=0.0, period=1, **options):
         self.gpu = SimGpu(noise, **options)
@@ -81,7 +82,7 @@ class Game:
         for _ in range(limit):
             if self.frame():
                 return
-            time.sleep(1e-5)  # the tuning's thread has the word
+            time.sleep(1e-5)  # lets the tuning's thread run
         raise AssertionError(f"not done after {limit} frames: {self.tuning.decided} decided")
 
 
@@ -122,7 +123,7 @@ def test_noise_exceeds_no_more_budgets_than_it_does_without_tuning():
 
 @pytest.mark.parametrize("period", [1, 12])
 def test_the_game_s_own_network_is_hardly_slowed(period):
-    """It comes before the tuning, which has what is left of frames that it does not fill."""
+    """The game's network runs first; the tuning gets only the time that it leaves in a frame."""
 
     def runs(bench):
         game = Game(bench, own_ms=5.0, period=period)
@@ -195,7 +196,7 @@ def test_it_can_be_stopped_and_leaves_nothing_running():
 
 
 def test_times_that_were_shared_out_by_prediction_do_not_count():
-    """With too many slices in a frame to time each, nothing is decided by what was predicted."""
+    """If a frame has too many slices to time each one, the predicted shares decide no choice."""
     bench = Bench({"k": {"a": 1.0, "b": 0.5}})
     game = Game(bench, max_groups=1)
     game.until_done()

@@ -1,4 +1,4 @@
-"""The promise, on the virtual clock: the budget is met and it is used."""
+"""Tests on the virtual clock that frames stay within the budget and that jobs use all of it."""
 
 import random
 
@@ -14,7 +14,8 @@ BUDGET = 4.0
 
 
 def network(seed=0, steps=20):
-    """Operators from 0.02 ms to 200 ms, most longer than the budget."""
+    """Returns a network whose operators take 0.02 ms to 200 ms, most of them longer than the
+    budget."""
     rng = random.Random(seed)
     return SimNetwork(
         f"net{seed}",
@@ -26,7 +27,7 @@ def network(seed=0, steps=20):
 
 
 class ExactTail(TailMargin):
-    """A margin that is given, not learned."""
+    """A safety margin with a fixed value instead of a learned one."""
 
     def __init__(self, factor):
         super().__init__()
@@ -37,7 +38,7 @@ class ExactTail(TailMargin):
 
 
 def exact_model(net, factor=None):
-    """A model that knows the true costs."""
+    """Returns a cost model that knows the true costs."""
     model = CostModel()
     for step in net.steps:
         for count in {1, step.groups}:
@@ -48,7 +49,7 @@ def exact_model(net, factor=None):
 
 
 def endless(net):
-    """So much work that there is always some."""
+    """Returns arrivals of more work than the budget can serve, so that a job always waits."""
     return [Arrival(net, period_ms=net.total_ms * 2)]
 
 
@@ -71,7 +72,8 @@ def test_exact_costs_never_exceed_the_budget_and_use_it():
     ],
 )  # fmt: skip
 def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common, seed):
-    """The noise of a shared two-core machine: P99 2.3 times the median."""
+    """The budget holds under the noise of a shared two-core machine, whose P99 is 2.3 times its
+    median."""
     net = network(seed)
     noise = Noise.of_tail(2.3, common)
     options = {"budget_ms": BUDGET, "noise": noise, "seed": seed}
@@ -80,13 +82,14 @@ def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common
 
     for factor in (1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3, 2.4, 2.6):
         fixed = simulate(endless(net), FRAMES // 4, cost_model=exact_model(net, factor), **options)
-        if fixed.over_share <= 0.01:  # smaller slices do less
+        if fixed.over_share <= 0.01:  # smaller slices do less work
             break
     assert fixed.over_share <= 0.01 and work_per_frame(ours) >= 0.85 * work_per_frame(fixed)
 
 
 def test_hitches_that_do_not_depend_on_the_work_are_left_room():
-    """Two frames of a hundred take 2 ms longer, whatever they run: half the budget remains."""
+    """If two frames in a hundred take 2 ms longer whatever they run, half of the budget is still
+    used."""
     noise = Noise(0.03, 0.03, hitch_ms=2.0, hitch_share=0.02)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]
@@ -95,7 +98,7 @@ def test_hitches_that_do_not_depend_on_the_work_are_left_room():
 
 
 def test_hitches_beyond_the_budget_do_not_starve_the_networks():
-    """Smaller slices cannot help against those, so they do not shrink to nothing."""
+    """Slices do not shrink to nothing because of hitches that smaller slices cannot prevent."""
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.03)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]
@@ -104,7 +107,7 @@ def test_hitches_beyond_the_budget_do_not_starve_the_networks():
 
 
 def test_after_hitches_the_budget_is_used_again():
-    """A window of frames later they are forgotten."""
+    """Hitches are forgotten after a window of frames."""
     net = network()
     model = CostModel()
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.05)
@@ -115,7 +118,7 @@ def test_after_hitches_the_budget_is_used_again():
 
 
 def work_per_frame(outcome):
-    """True (noiseless) milliseconds of work in the average frame."""
+    """Returns the true milliseconds of work in the average frame, without noise."""
     steps = {step.title: step for job in outcome.jobs for step in job.costs}
     assert steps
     done = sum(
@@ -136,7 +139,7 @@ def test_a_device_that_slows_down_is_noticed_and_followed():
 
 
 def test_unknown_costs_are_learned_without_a_long_frame():
-    """A model that knows nothing, on a device half as fast as it assumes at first."""
+    """An empty cost model learns within the budget on a device half as fast as its first guess."""
     steps = [SimStep(f"u{i}", 64, 0.05, flops=5e5, nbytes=1e3) for i in range(30)]
     outcome = simulate([Arrival(SimNetwork("new", steps))], 300, budget_ms=BUDGET)
     assert outcome.done == 1

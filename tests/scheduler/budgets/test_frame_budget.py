@@ -1,4 +1,4 @@
-"""The budget of a frame: what is planned beside everything else in it, on a virtual clock."""
+"""Tests on the virtual clock of the inference budget that is learned from whole frames."""
 
 import json
 import random
@@ -14,17 +14,17 @@ from scheduler.tools.replay import replay
 from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
 
 FRAMES, SHARE = 6000, 0.01
-#: two standard deviations of a share that was counted
+#: two standard deviations of a measured share of frames
 SAMPLING = 2 * (SHARE / (FRAMES - WARM_UP)) ** 0.5
 NAMES = list(frame_budgets.scenarios(1))
 
 
 def keeps(kept, best):
-    """Whether a rule does what is promised: most of the work, and few frames late for it."""
+    """Returns True if a rule does most of the work of the best one and adds few late frames."""
     return kept.work_ms >= 0.75 * best.work_ms and kept.added <= SHARE + SAMPLING
 
 
-#: what was recorded, and what is hardest; the others are in the long proof
+#: the recorded and the hardest scenarios; the others run in the long suite
 IN_SUITE = ("recorded", "hitches")
 
 
@@ -40,14 +40,17 @@ def test_most_of_the_work_and_few_late_frames(name):
 
 
 def test_the_rule_of_before_does_less():
-    """The comparison can fail."""
+    """The comparison can fail: the older rule does not pass it."""
     (recorded,) = [n for n in NAMES if n.startswith("recorded")]
     noise = frame_budgets.scenarios(FRAMES)[recorded]
     assert not keeps(ours(noise, SHARE, "before"), best_constant(noise, SHARE))
 
 
 def learned(rests, target=FRAME_MS, share=0.01, networks_ms=3.0, whole=True):
-    """What is learned of frames that took so long beside their networks; None: a frame without."""
+    """Returns the slack learned from frames whose other work took ``rests`` milliseconds each.
+
+    A negative value is a frame that ran no network.
+    """
     slack = FrameSlack(share)
     for number, rest in enumerate(rests):
         ran = 0.0 if rest < 0 else networks_ms
@@ -69,7 +72,9 @@ def test_slack_that_is_there_is_used(whole):
 
 def test_what_would_have_been_late_anyway_costs_nothing():
     rests = [30.0 if n % 20 == 7 else 9.0 for n in range(1200)]
-    rests = [-rest if n % 30 == 7 else rest for n, rest in enumerate(rests)]  # and without networks
+    rests = [
+        -rest if n % 30 == 7 else rest for n, rest in enumerate(rests)
+    ]  # also in frames without networks
     assert learned(rests).aim_ms(FRAME_MS) == pytest.approx(FRAME_MS - 9.0)
 
 
@@ -79,7 +84,7 @@ def test_hitches_that_would_have_been_in_time_limit_the_plan():
 
 
 def test_frames_that_are_late_only_with_networks_are_theirs():
-    """They look like hitches, but frames without networks have none."""
+    """Late frames count against the networks if frames without networks are never late."""
     chance = random.Random(1)
     rests = [30.0 if chance.random() < 0.2 else 9.0 for _ in range(1200)]
     rests = [-9.0 if n % 40 == 7 else rest for n, rest in enumerate(rests)]
@@ -130,7 +135,10 @@ def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then
 
 
 def rests_of(slack, frame):
-    """Whether the frame rests, which is asked twice; it is encoded then."""
+    """Returns True if the frame skips inference, and encodes the frame.
+
+    Also checks that a second call of ``rests`` gives the same answer.
+    """
     rests = slack.rests(FRAME_MS, 1.0)
     assert slack.rests(FRAME_MS, 1.0) == rests
     slack.encoded(frame, 3.0, 0.0 if rests else 3.0)
@@ -138,7 +146,8 @@ def rests_of(slack, frame):
 
 
 def test_rests_are_counted_in_frames_that_ran():
-    """Asked again, or of a frame that is abandoned, it is the same answer."""
+    """A repeated call and an abandoned frame leave the number of frames without inference
+    unchanged."""
     slack = learned([9.0] * 300 + [16.0] * 3)
     for frame in range(303, 308):
         assert rests_of(slack, frame), "none of them ran"
@@ -170,7 +179,7 @@ def test_silence_is_noticed():
 
 
 def run_with_spare(frames=500):
-    """A game that tells its whole frames, some of them long."""
+    """Runs a game that reports its whole frame times, some of which are long."""
     clock, chance = VirtualClock(5.0), random.Random(2)
     gpu = SimGpu(Noise.of_tail(1.3), seed=3)
     scheduler = FrameScheduler(gpu, clock=clock)

@@ -1,4 +1,4 @@
-"""Networks that come last in a frame: what is left of it is known, and theirs."""
+"""Tests of networks that run last in a frame and use the time that is left in it."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def test_as_much_is_done_as_the_best_plan_does_and_few_frames_are_late(name):
 
 
 def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8.0, share=0.01):
-    """After so many frames that took ``beyond`` longer than predicted."""
+    """Returns the estimate after ``frames`` frames that took ``beyond`` longer than predicted."""
     rest = RestOfFrame(share)
     for number in range(frames):
         passed = elapsed(number)
@@ -34,7 +34,7 @@ def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8
 
 
 def runs(rest, elapsed, beyond, least=0.0):
-    """Another frame; what it ran."""
+    """Simulates one frame and returns the milliseconds of inference that it ran."""
     rest.begin_frame(elapsed, FRAME_MS - elapsed)
     aim = 0.0 if rest.rests(least) else max(least, rest.aim_ms)
     rest.encoded(rest.aim_ms, aim)
@@ -63,7 +63,7 @@ def test_the_networks_own_hitches_limit_the_plan():
 
 
 def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
-    """Who took the cores from the picture takes them from the networks."""
+    """If rendering was slow in this frame, inference is expected to be slow by the same factor."""
     rest = learned(400)
     usual, slow = runs(rest, 8.0, 0.5), runs(rest, 12.0, 0.5)
     assert slow == pytest.approx((FRAME_MS - 12.0) / 1.5 - 0.5, rel=0.05)
@@ -91,7 +91,8 @@ def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then
 
 
 def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
-    """Frames that run nothing would never learn that it is over."""
+    """An excess as long as the frame decays in frames without inference, which could not measure
+    its end."""
     rest = learned(100)
     for _ in range(15):
         rest.begin_frame(8.0, FRAME_MS - 8.0)

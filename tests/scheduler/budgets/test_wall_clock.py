@@ -1,4 +1,4 @@
-"""A device without timestamps: late frames are all that is known, and they are enough."""
+"""Tests of a device without timestamps, where late frames are the only measurement."""
 
 import pytest
 
@@ -9,8 +9,11 @@ FRAME = 1000 / 60
 
 
 def run(true_ms, load_ms, frames=1500, budget=6.0, render=9.0, noise=None):
-    """Frame times of a host whose network truly costs ``true_ms`` per workgroup and was measured
-    at its load with ``load_ms``."""
+    """Returns the frame times and the inference times of a simulated host, in milliseconds.
+
+    Each workgroup of the network takes ``true_ms``, but ``load_ms`` was measured when it was
+    loaded.
+    """
     steps = [SimStep(f"k{i}", 100, true_ms) for i in range(10)]
     network = SimNetwork("net", steps)
     network.load_times_ms = [100 * load_ms] * 10
@@ -45,7 +48,8 @@ def test_a_device_slower_than_at_load_is_noticed_by_late_frames():
 
 
 def test_a_host_that_is_slow_by_itself_does_not_starve_the_networks():
-    """Ten frames a second instead of sixty, and no fault of the networks'."""
+    """Networks keep running in a host whose own work limits it to ten frames a second instead of
+    sixty."""
     _, inference = run(true_ms=0.05, load_ms=0.05, render=100.0, frames=1000)
     assert sum(inference[500:]) / 500 > 2.0
 
@@ -69,8 +73,11 @@ def test_a_hiccup_of_the_machine_is_forgotten():
 
 @pytest.mark.parametrize("elapsed", [None, 8.0])
 def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
-    """The network is four times as slow as it was at load, and nothing is timed: what it takes
-    beyond its prediction must not be taken for the rest of the frame and back."""
+    """The plan stays steady for a network that runs four times as slow as at load, without
+    timestamps.
+
+    Its excess over the prediction must not be attributed to the rest of the frame and back again.
+    """
     steps = [SimStep(f"k{i}", 100, 0.04) for i in range(10)]
     network = SimNetwork("net", steps)
     network.load_times_ms = [1.0] * 10
@@ -94,7 +101,8 @@ def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
 @pytest.mark.parametrize("frame_ms", [FRAME, 60.0, 225.0])
 @pytest.mark.parametrize("loading", [0, 12])
 def test_an_eta_is_right_in_a_host_that_is_slow_by_itself(clock_source, frame_ms, loading):
-    """Also where no step was ever measured: within a factor of two, a few frames after it began."""
+    """The ETA is right within a factor of two a few frames after the start, even for unmeasured
+    steps."""
     network = SimNetwork("net", [SimStep(f"k{i}", 400, 0.02, flops=4e5) for i in range(10)])
     network.ready = False
     clock, gpu = VirtualClock(), SimGpu(clock_source=clock_source)

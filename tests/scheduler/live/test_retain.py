@@ -1,5 +1,8 @@
-"""Jobs of a network that retains its inputs, on the virtual clock: they do some of its steps, in
-the order in which they were submitted; their cost and their ETA say so."""
+"""Tests on the virtual clock of jobs of a network that retains its inputs.
+
+Such jobs run in the order of their submission and run only the steps whose inputs changed. Their
+cost and their ETA count only these steps.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})
 
 
 def network(**reuse):
-    """An encoder of two steps, a decoder of one, 1 ms each; ``z`` changes only the decoder."""
+    """Returns an encoder of two steps and a decoder of one, 1 ms each; ``z`` changes only the
+    decoder."""
     steps = [SimStep(f"s{i}", 10, 0.1, title=f"step {i}") for i in range(3)]
     made = SimNetwork("net", steps, retains=True)
     made.reuse = {BOTH: None, X: (0, 1, 2), Z: (2,), frozenset(): ()}
@@ -95,7 +99,7 @@ def test_a_job_looks_again_what_it_has_to_do_when_it_may_begin():
     first = scheduler.submit(net, given("x", "z"))
     second = scheduler.submit(net, given("z"))
     assert len(second.costs) == 1
-    net.reuse[Z] = None  # the memory was lost
+    net.reuse[Z] = None  # its memory was evicted
     reports = run(scheduler, 60, clock)
     assert second.state == first.state == "done" and len(second.costs) == 3
     assert titles(reports, second) == {"step 0", "step 1", "step 2"}

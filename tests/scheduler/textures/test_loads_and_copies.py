@@ -1,4 +1,4 @@
-"""Loads of textures and copies into them in a frame's budget, on the virtual clock."""
+"""Tests on the virtual clock of texture loads and texture copies within the frame budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Loop:
         self.reports = []
 
     def frame(self, copy: bool = False) -> float:
-        """One frame; milliseconds of everything that is ours in it."""
+        """Runs one frame and returns the milliseconds that inference and copies took in it."""
         self.reports.append(self.scheduler.encode(None))
         done = [job for job in self.jobs if job.state == "done"] if copy else []
         for job in done:
@@ -38,7 +38,7 @@ class Loop:
 
 
 def warm(loop: Loop, net: SimNetwork) -> None:
-    """What everything costs is known."""
+    """Runs jobs until the costs of all steps, loads and copies are known."""
     loop.jobs = []
     for _ in range(12):
         loop.jobs.append(loop.scheduler.submit(net, {"x": TEXTURE}))
