@@ -1,6 +1,7 @@
-"""Networks over millions of inputs, on a cluster: Dask (``distributed``) for the work, Zarr for
-what comes of it (docs/cluster.md). The extra ``bake`` has both; nothing here is imported by
-``import cml_engine``.
+"""Runs networks over millions of inputs on a Dask cluster and stores the results in Zarr.
+
+The extra ``bake`` installs Dask (``distributed``) and Zarr. ``import cml_engine`` imports
+nothing from this package. See docs/cluster.md.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""Several units are one task: to send a task and to hear of its end takes a scheduler and a client
-some milliseconds of a processor, whatever is in it.
+"""Groups units into tasks of about half a second.
 
-A task should take about half a second, so its units are counted by what units take; where they take
-longer than was thought, a worker gives back those that it has not begun.
+Sending a task and receiving its result costs the scheduler and the client some milliseconds of
+CPU time, whatever the size of the task. The number of units in a task follows the measured time
+of a unit. A worker that runs over the time limit returns the units that it has not begun.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: seconds that a task should take; that it takes at least, where there are enough units; and after
-#: which it begins no unit more
+#: the target duration of a task; its minimum while enough units are left; and the time after which
+#: it begins no further unit (all in seconds)
 TASK_S, SHORTEST_S, LONGEST_S = 0.5, 0.05, 1.0
-#: units of a task
+#: the most units in a task
 MOST = 256
-#: how much the last task counts in what a unit takes
+#: the weight of the latest task in the moving average of a unit's time
 _LATEST = 0.3
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Units of one ``layer`` for a run that every worker knows by its ``name``: a task. No tuple or
-    list of them is a task's argument: Dask would look into each."""
+    """A task: units of one ``layer`` of a run that every worker knows by its ``name``.
+
+    Tasks take this class as their argument because Dask searches tuples and lists for futures.
+    """
 
     name: str
     layer: str
@@ -30,20 +32,23 @@ class Batch:
 
 
 class Pace:
-    """How many units a task should have, as far as was seen."""
+    """Chooses the number of units in a task from the measured time of a unit."""
 
     def __init__(self) -> None:
         self._unit_s = 0.0
 
     def saw(self, units: int, seconds: float) -> None:
-        """A task that took so long."""
+        """Records that a task of ``units`` units took ``seconds``."""
         latest = seconds / units
         was = self._unit_s or latest
         self._unit_s = was + _LATEST * (latest - was)
 
     def units(self, left: int, tasks: int) -> int:
-        """For the next of so many tasks that are under way at once, where so many units are
-        ``left``: towards the end fewer, so that all workers end at once."""
+        """Returns the number of units in the next task.
+
+        ``left`` is the number of units that remain, ``tasks`` the number of tasks that run at
+        once. Tasks become smaller towards the end so that all workers finish together.
+        """
         if not self._unit_s:
             return 1
         fair = max(left // tasks, int(SHORTEST_S / self._unit_s))

@@ -1,8 +1,8 @@
-"""Checks Zarr arrays from elsewhere before Zarr reads them.
+"""Checks Zarr arrays from untrusted files before Zarr reads them.
 
-Some codecs run programs out of the chunks, and every compressing one takes as much memory as a
-chunk says. So an array must hold numbers, in codecs that only compute, and a chunk may not unpack
-to more than its shape takes.
+Some codecs execute code that is stored in the chunks, and a compressed chunk can unpack to any
+amount of memory. An array must therefore hold numbers, use only known codecs, and have chunks
+that unpack to no more than the chunk shape needs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 
 from cml_engine.errors import InputError
 
-#: codecs that compress, and codecs that keep the size of a chunk but for a checksum
+#: codecs that compress, and codecs that keep a chunk's size apart from a checksum
 _PACKING = frozenset("zstd gzip zlib lz4 blosc".split())
 _KEEPING = frozenset("bytes transpose crc32c crc32 adler32 fletcher32 shuffle delta".split())
 _SHARDS = "sharding_indexed"
 _CODECS = _PACKING | _KEEPING | {_SHARDS}
-#: bytes of checksums inside of a chunk
+#: the most bytes of checksums in a chunk
 _SLACK = 64
 _ABSENT = 2**64 - 1
 
 
 def check_array(array: Any, place: str) -> None:
-    """Raises ``InputError`` for a Zarr array with other items than numbers, or with other codecs.
+    """Raises ``InputError`` for a Zarr array with non-numeric items or unknown codecs.
 
     Parameters
     ----------
-    array : an open Zarr array; nothing of its chunks was read yet.
-    place : its name in the message.
+    array : an open Zarr array, before any of its chunks is read.
+    place : the array's name in the message.
     """
     kind = np.dtype(array.dtype).kind
     if kind not in "biuf":
@@ -59,7 +59,8 @@ def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_chunk(array: Any, at: Sequence[int]) -> None:
-    """Raises ``InputError`` if a chunk of a checked array unpacks to more than its shape takes."""
+    """Raises ``InputError`` if a chunk of a checked array unpacks to more bytes than its shape
+    needs."""
     from zarr.core.sync import sync
 
     metadata = array.metadata.to_dict()
@@ -70,7 +71,7 @@ def check_chunk(array: Any, at: Sequence[int]) -> None:
     inside = tuple(n // size for n, size in zip(array.shards or (), array.chunks, strict=False))
     place = [i // n for i, n in zip(at, inside, strict=True)] if shard else at
     found = sync((array.store_path / array.metadata.encode_chunk_key(tuple(place))).get())
-    if found is None:  # it holds the array's fill value
+    if found is None:  # a missing chunk holds the array's fill value
         return
     data = memoryview(found.to_bytes())
     if shard:
@@ -101,7 +102,10 @@ def _inner(
 
 
 def _zlib_size(data: memoryview, limit: int) -> int:
-    """Unpacks no more than the limit and a byte, of one member of a file or of several."""
+    """Returns the unpacked size of all members of a zlib or gzip stream.
+
+    Stops unpacking one byte past ``limit``.
+    """
     size, rest = 0, bytes(data)
     while rest and size <= limit:
         unpacker = zlib.decompressobj(47)  # zlib's or gzip's header
@@ -111,8 +115,10 @@ def _zlib_size(data: memoryview, limit: int) -> int:
 
 
 def _zstd_size(data: memoryview, limit: int) -> int:
-    """Returns the size that a frame's header states (RFC 8878, 3.1.1.1); an unknown size is too
-    large."""
+    """Returns the unpacked size from a frame's header (RFC 8878, 3.1.1.1).
+
+    Returns ``limit + 1`` if the header does not state the size.
+    """
     kind = data[4] if len(data) > 4 else 0
     is_single = kind >> 5 & 1
     nbytes = (is_single, 2, 4, 8)[kind >> 6]

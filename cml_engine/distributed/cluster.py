@@ -1,4 +1,4 @@
-"""The cluster that a bake runs on: the user's own, one at an address, or one of this machine's."""
+"""Connects to the cluster of a bake: the caller's, one at an address, or a new local one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import Whole
 
 WORKERS = Whole(1, 100_000)
-#: for runs of days: what Dask remembers, which grows for an hour, is short; and it looks
-#: at itself less often, as each look holds up what is made
+#: Dask settings for runs of days: short logs, which bound its memory, and rare self-monitoring,
+#: which interrupts the computation
 LEAN = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "1s",
@@ -23,22 +23,22 @@ LEAN = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.tick.interval": "200ms",
 }
-#: a worker that dies is replaced soon, and what it was making is suspected at once
+#: a worker that dies is replaced soon, and its tasks fail at once instead of being retried by Dask
 _OWN = {
     **LEAN,
     "distributed.scheduler.allowed-failures": 1,
     "distributed.deploy.lost-worker-timeout": "2s",
 }
-#: of a worker: a second one, that writes while the first makes a unit, only gets in its way
+#: threads per worker; a second one would slow the computation by writing beside it
 THREADS = 1
-#: Dask has no authentication: whoever reaches its ports runs code
+#: Dask has no authentication: anyone who reaches its ports can run code
 _LOOPBACK = "127.0.0.1"
-#: seconds for a scheduler to answer
+#: timeout in seconds for the scheduler's answer
 _ANSWER_S = 10
 
 
 def need_extra() -> None:
-    """:class:`InputError` where Dask or Zarr is not installed."""
+    """Raises :class:`InputError` if Dask or Zarr is not installed."""
     missing = []
     for package in ("distributed", "zarr"):
         try:
@@ -56,7 +56,10 @@ def connected(
     workers: int | None = None,
     dashboard: bool = False,
 ) -> Iterator[tuple[Any, bool]]:
-    """A client, and whether its cluster is one of our own, which ends with the block."""
+    """Yields a client and True if its cluster was started here.
+
+    A cluster that was started here stops at the end of the block.
+    """
     need_extra()
     from distributed import Client
 
@@ -77,14 +80,18 @@ def connected(
 
 
 def replace_lost(client: Any, alive: int) -> None:
-    """A cluster of our own has as many workers as it began with, whatever became of them."""
+    """Restarts workers of a local cluster until it has its initial number again."""
     cluster = client.cluster
     if cluster is not None and alive < len(cluster.worker_spec):
         cluster.scale(len(cluster.worker_spec))
 
 
 def usual_workers(backend: str = "cpu") -> int:
-    """A worker for each core that this process may use; for a GPU one, which has all of it."""
+    """Returns the default number of workers on this machine.
+
+    This is one per core available to the process on the CPU, and one in total if the backend
+    runs on a GPU.
+    """
     if backend != "cpu" and _has_gpu():
         return 1
     try:
@@ -152,7 +159,8 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask's own words are for those who run a cluster: here one message says what is wrong."""
+    """Silences Dask's warnings and logs; the engine reports failures in a single message of its
+    own."""
     names = ("distributed", "distributed.client", "distributed.core", "distributed.nanny",
              "distributed.scheduler", "distributed.batched", "distributed.comm.tcp",
              "tornado.application", "asyncio")  # fmt: skip
@@ -170,8 +178,10 @@ def _quiet() -> Iterator[None]:
 
 
 def check_devices(states: Mapping[str, tuple[str, str]]) -> str:
-    """The one device that all workers have; :class:`DeviceError` where one was refused, or where
-    they have several."""
+    """Returns the device that all workers run on.
+
+    Raises :class:`DeviceError` if a worker was refused or if the workers run on different devices.
+    """
     devices: dict[str, str] = {}
     for address, (device, refused) in sorted(states.items()):
         if refused:

@@ -1,4 +1,4 @@
-"""A network's digest: equal for equal networks, whatever file they came from."""
+"""The digest of a network, which does not depend on the file that it was loaded from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from cml_engine.ir.graph import Graph
 
 
 def graph_digest(graph: Graph) -> str:
-    """SHA-256 of all that a network's results depend on: operators, shapes, values. Not of its
-    name, its file or the places in it."""
+    """Returns the SHA-256 of everything that determines a network's results.
+
+    This covers operators, shapes and values. The network's name, its file and its positions in
+    the file are left out.
+    """
     hasher = hashlib.sha256()
 
     def add(*words: Any) -> None:
@@ -34,7 +37,7 @@ def graph_digest(graph: Graph) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value whose ``repr`` says all of it."""
+    """Converts a value to plain Python objects whose ``repr`` is complete."""
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, np.generic):

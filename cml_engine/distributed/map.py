@@ -1,8 +1,8 @@
-"""One network over many inputs: row ``i`` of each output is what the network gives for input
-``i``, as ``cml run`` would.
+"""Runs one network over many inputs.
 
-Several inputs go through the network at once where that is quicker on the device and gives the
-same bits; which number is measured once, on one worker, and kept in the store.
+Row ``i`` of each output array holds the network's result for input ``i``, identical to the
+result of ``cml run``. Several inputs run as one batch if that is faster on the device and
+bit-identical. The batch size is measured once, on one worker, and recorded in the store.
 """
 
 from __future__ import annotations
@@ -48,26 +48,29 @@ from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
 
-#: inputs that are tried at once
+#: the batch sizes that are measured
 BATCHES = (1, 2, 4, 8, 16)
-#: of the time of one, that more at once must save to be taken
+#: a batch is used if an input takes less than this share of its time alone
 _WORTH = 0.95
-#: seconds of work, and bytes, that a task should have: Dask takes about a millisecond for one
+#: the target duration (s) and size (bytes) of a task; Dask's overhead is about 1 ms per task
 _TASK_S, _TASK_BYTES = 0.1, 1 << 24
-#: tasks that there should be at least, so that all workers have some
+#: the least number of tasks, so that every worker gets some
 _TASKS = 16
 BATCH = Whole(1, 4096)
 _ROW = "input"
-#: the array of the store with the inputs' names
+#: the name of the store's array of input names
 NAMES = "input_names"
 
 
 @dataclass(frozen=True)
 class NetworkWork:
-    """A network and its inputs, for a worker: ``graphs`` has it for 1 input, and for others at once
-    where it can have such shapes. ``ops`` are files that register its operators, ``cooked`` is the
-    network as a cooked file, whose kernels a worker need not compile; ``trusted`` if it is one of
-    the caller's own."""
+    """A network and its inputs, as sent to a worker.
+
+    ``graphs`` maps batch sizes to the network at that batch size; it always contains 1. ``ops``
+    are files that register the network's operators. ``cooked`` is the network as a cooked file,
+    whose kernels a worker need not compile. ``trusted`` is True if the cooked file is one of the
+    caller's own.
+    """
 
     graphs: Mapping[int, Graph]
     source: InputSource
@@ -86,18 +89,18 @@ class NetworkWork:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one input, by how many go through the network at once."""
+    """The measured seconds per input, by batch size."""
 
     seconds: dict[int, float]
 
     def batch(self, most: int) -> int:
-        """The quickest of those up to ``most``, or 1 where others save little."""
+        """Returns the fastest batch size up to ``most``, or 1 if batching saves little."""
         best = min((n for n in self.seconds if n <= max(1, most)), key=lambda n: self.seconds[n])
         return best if self.seconds[best] < _WORTH * self.seconds[1] else 1
 
 
 class NetworkMaker:
-    """One session on this worker's device, and one of several inputs at once."""
+    """Runs a network on a worker's device, with one session per batch size."""
 
     def __init__(self, work: NetworkWork) -> None:
         self.work = work
@@ -106,14 +109,18 @@ class NetworkMaker:
         else:
             graph = load_cooked(work.cooked, trusted=work.trusted)
         self.session = Session(graph, work.backend, work.options)
-        # integers are equal on all devices
+        # integer results are bit-identical on all devices
         self.device = (
             ANY_DEVICE if graph.integer and not graph.float_tail else device_name(self.session)
         )
         self._batched: dict[int, Session | None] = {1: self.session}
 
     def measure(self) -> Measured:
-        """How long one input takes, alone and with others."""
+        """Measures the seconds per input at increasing batch sizes.
+
+        Stops at the first size that is not bit-identical, or whose inputs take clearly longer
+        than at half the size.
+        """
         seconds: dict[int, float] = {}
         for count in self.work.graphs:
             session = self._at_once(count)
@@ -127,7 +134,11 @@ class NetworkMaker:
         return Measured(seconds)
 
     def _at_once(self, count: int) -> Session | None:
-        """A session of so many inputs; None where it gives other bits than one of each."""
+        """Returns a session for a batch of ``count`` inputs.
+
+        Returns None if the network has no such shape, or if the batch is not bit-identical to
+        single inputs.
+        """
         if count not in self._batched:
             graph, backend = self.work.graphs.get(count), self.session.gpu or "cpu"
             session = graph and Session(graph, backend, self.work.options)
@@ -186,7 +197,7 @@ class NetworkMaker:
 
 
 def device_name(session: Session) -> str:
-    """What a session runs on, as a store remembers it."""
+    """Returns the name of a session's device, as a store records it."""
     return "CPU (NumPy)" if session.gpu is None else session.gpu.name
 
 
@@ -216,30 +227,32 @@ def map_network(
     dashboard: bool = False,
     trace: str | Path | None = None,
 ) -> Report:
-    """Run a network over many inputs, into a Zarr store: array ``NAME`` of the store has a row for
-    each input, what :meth:`Session.run` gives for it as output ``NAME``.
+    """Runs a network over many inputs and writes the results to a Zarr store.
 
-    A second call does only what is missing or damaged. Inputs that do not fit are set aside and
-    named in the report; the rest is done.
+    Array ``NAME`` of the store has one row per input: the result of :meth:`Session.run` for
+    output ``NAME``. A second call computes only rows that are missing or damaged. Inputs that do
+    not fit the network are skipped and named in the report.
 
     Parameters
     ----------
-    graph : from :func:`cml_engine.load`, or the place of a cooked file.
-    source : a pattern of files (``"tiles/*.npy"``), a list of files, a Zarr array or its place
-        (each chunk is an input), a sequence of arrays or of arrays by name, or an
+    graph : from :func:`cml_engine.load`, or the path of a cooked file.
+    source : a pattern of files (``"tiles/*.npy"``), a list of files, a Zarr array or its path
+        (each chunk is an input), a sequence of arrays or of dictionaries of arrays, or an
         :class:`InputSource`.
-    store : a folder that all workers see, or a URL that Zarr knows.
-    client : a ``distributed.Client``; or
-    scheduler : the address of one; or neither, for a cluster of this machine of
-    workers : so many processes, each with a session of its own.
-    backend : ``"auto"``, ``"gpu"`` or ``"cpu"``, of every worker.
-    batch : how many inputs go through the network at once; measured where it is left out.
-    per_task : how many inputs are one task, and one chunk of the store.
-    verify : look at the checksums of what is there; else what has a record is whole.
-    ops : files that register the network's operators, which every worker can read.
-    trusted : ``graph`` is a cooked file of your own (:func:`cml_engine.load_cooked`).
-    price : of one worker for an hour, in any currency, for the report.
-    trace : a file for Perfetto, with what the first thousand tasks took.
+    store : a folder that all workers can reach, or a URL that Zarr supports.
+    client : a ``distributed.Client``. Without ``client`` and ``scheduler``, a cluster is started
+        on this machine.
+    scheduler : the address of a Dask scheduler.
+    workers : the number of processes of the cluster on this machine; each has its own session.
+    backend : ``"auto"``, ``"gpu"`` or ``"cpu"``, for every worker.
+    batch : the number of inputs that run through the network at once; measured by default.
+    per_task : the number of inputs in one task, and in one chunk of the store.
+    verify : if True, the checksums of stored units are verified; otherwise a unit with a record
+        counts as complete.
+    ops : files that register the network's operators; every worker must be able to read them.
+    trusted : True if ``graph`` is a cooked file of your own (:func:`cml_engine.load_cooked`).
+    price : the price of one worker for an hour, in any currency, for the report.
+    trace : a file to write a Perfetto trace of the first thousand units to.
 
     Example
     -------
@@ -323,8 +336,8 @@ def _check_graph(graph: Graph) -> None:
 
 
 def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
-    """Returns why an array of the store cannot have an output's name; "" if it can."""
-    if problem := name_problem(name, allowed=':"<>|?*'):  # of the file system, where it has none
+    """Returns the reason why a store cannot have an array of an output's name; "" if it can."""
+    if problem := name_problem(name, allowed=':"<>|?*'):
         return problem
     if str(PurePosixPath(name)) != name:
         return "has an empty part or a '.' between '/'"
@@ -336,18 +349,19 @@ def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
 
 
 def _there(place: str) -> dict[str, Any]:
-    """What a store says of itself, if there is one."""
+    """Returns the manifest of an existing map store; {} if there is none."""
     if "://" not in place and not (Path(place) / "zarr.json").is_file():
         return {}
     try:
         found = manifest_of(place)
-    except InputError:  # it is said when the store is prepared
+    except InputError:  # ``prepare`` reports it
         return {}
     return found if found.get("kind") == "map" else {}
 
 
 def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
-    """The network at so many inputs at once, where it has such shapes."""
+    """Returns the network reshaped to each batch size, up to the first size that it does not
+    support."""
     made = {1: graph}
     facts = {name: graph.facts[name] for name in graph.inputs}
     ends = [graph.facts[name] for name in (*graph.inputs, *graph.outputs)]
@@ -367,7 +381,7 @@ def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
 
 
 def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
-    """How many inputs are one task: a multiple of the batch."""
+    """Returns the number of inputs in one task, a multiple of the batch size."""
     nbytes = sum(graph.facts[name].nbytes for name in graph.outputs)
     most = min(_TASK_S / max(seconds, 1e-9), _TASK_BYTES / max(nbytes, 1), inputs / _TASKS)
     return max(1, int(most / batch)) * batch

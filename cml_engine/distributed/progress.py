@@ -1,4 +1,4 @@
-"""How far a bake is: a bar with rate and time left on a terminal, else a line now and then."""
+"""Shows the progress of a bake: a bar on a terminal, otherwise a line every half minute."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TextIO
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.window import Progress
 
-#: seconds between two lines where there is no terminal
+#: seconds between two lines without a terminal
 _EVERY_S = 30.0
 
 
 @contextlib.contextmanager
 def shown(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
-    """What a bake calls with its report, for somebody who looks at ``stream`` (standard error)."""
+    """Yields a callback that shows a bake's report on ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield _Lines(stream)

@@ -1,4 +1,4 @@
-"""What a bake says of itself at its end."""
+"""The report of a bake: counts, times and failures."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import Any
 
 from cml_engine.errors import InputError
 
-#: inputs that are named in a report; of the others it has the number
+#: the number of cells set aside that a report names; the others are only counted
 NAMED = 1000
 _SHOWN = 5
 
 
 @dataclass
 class WorkerShare:
-    """One worker's part: cells, and seconds of work by activity."""
+    """One worker's share of a run: cells, and seconds of work by activity."""
 
     made: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Time that was spent."""
+        """Adds seconds of work, by activity."""
         for activity, spent in seconds.items():
             self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
     @property
     def busy_s(self) -> float:
-        """Seconds of work."""
+        """The total seconds of work."""
         return sum(self.seconds.values())
 
 
 @dataclass
 class Report:
-    """A run, in cells (tiles, inputs): those ``made``, those ``kept`` from before, and those that
-    were set ``aside`` (the first of them by name, with the reason)."""
+    """The results of a run, counted in cells (tiles or inputs).
+
+    ``made`` cells were computed by this run, ``kept`` cells were already stored, and ``aside``
+    names the first cells that could not be computed, with the reason.
+    """
 
     store: str
     what: str = "tiles"
@@ -42,51 +45,51 @@ class Report:
     total: int = 0
     made: int = 0
     kept: int = 0
-    #: those whose chunks were there with another checksum; they were made again
+    #: cells whose stored chunks had another checksum; they were computed again
     damaged: int = 0
-    #: attempts after a first one that failed, or whose worker died
+    #: retries of units that failed or whose worker died
     retried: int = 0
     aside: dict[str, str] = field(default_factory=dict)
     aside_count: int = 0
     nbytes: int = 0
     seconds: float = 0.0
-    #: seconds of all workers together, from their first unit on
+    #: total time of all workers, in seconds
     worker_s: float = 0.0
     #: workers that could not take part, with the reason
     refused: dict[str, str] = field(default_factory=dict)
     workers: dict[str, WorkerShare] = field(default_factory=dict)
     #: the address of Dask's dashboard
     dashboard: str = ""
-    #: in any currency, of one worker for an hour
+    #: the price of one worker for an hour, in any currency
     price: float | None = None
 
     @property
     def done(self) -> int:
-        """Those that are in the store now."""
+        """The number of cells in the store."""
         return self.made + self.kept
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """True if every cell is in the store."""
         return self.done == self.total and not self.aside_count
 
     @property
     def per_s(self) -> float:
-        """Made in a second."""
+        """The number of cells computed per second."""
         return self.made / self.seconds if self.seconds else 0.0
 
     @property
     def hours_per_million(self) -> float:
-        """Hours of one worker for a million."""
+        """The worker hours per million computed cells."""
         return 1e6 * self.worker_s / 3600 / self.made if self.made else 0.0
 
     @property
     def rate(self) -> float:
-        """Dealt with in a second, those that were there among them."""
+        """The number of cells processed per second, including cells that were already stored."""
         return self.done / self.seconds if self.seconds else 0.0
 
     def check(self) -> None:
-        """:class:`InputError` where something was set aside."""
+        """Raises :class:`InputError` if any cell was set aside."""
         if self.aside_count:
             said = "\n  ".join(self.aside_lines())
             raise InputError(
@@ -95,13 +98,13 @@ class Report:
             )
 
     def set_aside(self, name: str, reason: str, cells: int = 1) -> None:
-        """A cell more that cannot be made, or several of one name."""
+        """Records ``cells`` cells of one name that cannot be computed."""
         self.aside_count += cells
         if len(self.aside) < NAMED:
             self.aside[name] = reason
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Returns the whole report as JSON values."""
         return {
             "store": self.store,
             "device": self.device,
@@ -154,7 +157,7 @@ class Report:
         return "\n".join(lines)
 
     def aside_lines(self) -> list[str]:
-        """The first cells that were set aside, and how many more."""
+        """Returns lines that name the first cells that were set aside and count the others."""
         lines = [f"{name}: {reason}" for name, reason in list(self.aside.items())[:_SHOWN]]
         more = self.aside_count - len(lines)
         return [*lines, *([f"and {more:,} more"] if more > 0 else [])]

@@ -1,4 +1,4 @@
-"""A bake: every worker gets the work, the store is made or refused, and what it lacks is made."""
+"""Runs a bake: sends the work to every worker, prepares the store and computes missing units."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ PRICE = Real(0.0001, 1_000_000)
 
 @dataclass(frozen=True)
 class StorePlan:
-    """What a store holds: its layers, and all that every value in it depends on. A store with
-    another ``manifest`` is refused."""
+    """The layers of a store, and the manifest of everything that its values depend on.
+
+    A bake refuses a store that has a different ``manifest``.
+    """
 
     layers: Sequence[Layer]
     manifest: Mapping[str, Any]
@@ -49,26 +51,28 @@ def bake(
     dashboard: bool = False,
     trace: str | Path | None = None,
 ) -> Report:
-    """Make all units of a plan that the store lacks.
+    """Computes all units of a plan that the store lacks.
 
     Parameters
     ----------
-    work : what the workers do.
-    store : a folder that all workers see, or a URL that Zarr knows.
-    plan : what the store holds; or a function that says so, of what one worker has measured.
-    client : a ``distributed.Client``; or
-    scheduler : the address of one; or neither, for a cluster of
-    workers : so many processes of this machine.
-    verify : read what is there and make it again where its checksum is another; else a unit that
-        has a record counts as whole.
-    progress : called with the report so far, several times a second at most.
-    trace : a file for Perfetto, with what the first thousand units took.
+    work : the work that is sent to every worker.
+    store : a folder that all workers can reach, or a URL that Zarr supports.
+    plan : the contents of the store, or a function that returns them from the measurements of one
+        worker (:meth:`Maker.measure`).
+    client : a ``distributed.Client``. Without ``client`` and ``scheduler``, a cluster is started
+        on this machine.
+    scheduler : the address of a Dask scheduler.
+    workers : the number of processes of the cluster on this machine.
+    verify : if True, stored units are read and computed again if their checksum differs;
+        otherwise a unit with a record counts as complete.
+    progress : called with the current report, at most a few times per second.
+    trace : a file to write a Perfetto trace of the first thousand units to.
 
     Raises
     ------
     InputError
-        for a store of something else, versions that differ, a cluster that has gone, a full disk.
-        What was made is there; the same call goes on from it.
+        if the store holds something else, versions differ, the cluster is gone or the disk is
+        full. Finished units stay in the store, and the same call continues from there.
     """
     if price is not None:
         PRICE.check(price, "price")
@@ -93,7 +97,7 @@ def bake(
 class _Run:
     def __init__(self, client: Any, embedded: bool, work: Work, report: Report) -> None:
         self.client, self.embedded, self.work, self.report = client, embedded, work, report
-        #: what the workers call this run
+        #: the run's name on the workers
         self.name = f"cml-{uuid.uuid4().hex[:12]}"
 
     def bake(
@@ -119,7 +123,8 @@ class _Run:
             report.total = sum(prod(layer.cells) for layer in layers)
             manifest = {**plan.manifest, "device": report.device}
             was_there = prepare(report.store, layers, manifest, title)
-            bare = [replace(layer, coordinates={}) for layer in layers]  # which may be large
+            # coordinates may be large, and workers do not need them
+            bare = [replace(layer, coordinates={}) for layer in layers]
             self._set_up(versions=versions, place=report.store, layers=bare, device=report.device)
             units: Iterable[Unit] = (unit for layer in layers for unit in layer.units())
             count = sum(layer.count for layer in layers)
@@ -136,7 +141,7 @@ class _Run:
         return report
 
     def _recorded(self, layers: Sequence[Layer]) -> set[Unit]:
-        """The units that are there, if their records are to be trusted: they count as kept."""
+        """Returns the units that have a record and counts them as kept, without reading them."""
         recorded = Store(self.report.store, layers).recorded()
         sizes = {layer.name: layer for layer in layers}
         self.report.kept = sum(sizes[unit.layer].size(unit) for unit in recorded)
@@ -152,7 +157,7 @@ class _Run:
             ) from None
 
     def _set_up(self, **more: Any) -> str:
-        """Every worker has the work, and those that join later too; the device of all."""
+        """Sends the work to every current and future worker; returns the device of all workers."""
         from cml_engine.distributed.worker import Setup, state
 
         setup = Setup(self.name, self.work, embedded=self.embedded, **more)
@@ -167,8 +172,8 @@ class _Run:
 
     def _close(self, window: Window | None) -> None:
         if self.client.status != "running" or self.embedded:
-            return  # an own cluster ends anyway, with what is under way
-        with contextlib.suppress(Exception):  # it may be going, or the work never got there
+            return  # a local cluster stops with its tasks
+        with contextlib.suppress(Exception):  # the cluster may be stopping, or the setup failed
             if window is not None:
                 window.close()
             self.client.unregister_worker_plugin(self.name)

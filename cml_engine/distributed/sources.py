@@ -1,5 +1,4 @@
-"""Where a network's inputs come from: files, the chunks of a Zarr array, or anything with a length
-whose items are arrays by name."""
+"""The sources of a network's inputs: files, chunks of a Zarr array, or arrays in memory."""
 
 from __future__ import annotations
 
@@ -23,23 +22,26 @@ Facts = Mapping[str, Fact]
 
 
 class InputSource(Protocol):
-    """Inputs of a network, by number. Workers get it pickled."""
+    """The numbered inputs of a network. Workers receive the source pickled."""
 
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """What a report calls that input."""
+        """Returns the name of an input in reports."""
         ...
 
     def read(self, number: int, facts: Facts) -> Mapping[str, Array]:
-        """That input: an array for each of the network's inputs."""
+        """Returns the arrays of an input, by the names of the network's inputs."""
         ...
 
 
 @dataclass(frozen=True)
 class Files:
-    """A file for each input: ``.npy`` and ``.png`` for a network with one, ``.npz`` with arrays of
-    their names for several. Workers read them where they lie."""
+    """One file per input; workers read the files in place.
+
+    A network with one input takes ``.npy`` and ``.png`` files. A network with several takes
+    ``.npz`` files, which hold one array per input name.
+    """
 
     paths: tuple[str, ...]
 
@@ -54,7 +56,7 @@ class Files:
         return {name: array_files.read(path, name, fact) for name, fact in facts.items()}
 
     def check(self, facts: Facts) -> None:
-        """:class:`InputError` where files of such names can never do."""
+        """Raises :class:`InputError` if a file's suffix does not suit the network's inputs."""
         for path in self.paths:
             array_files.check_suffix(Path(path))
             if len(facts) > 1 and Path(path).suffix.lower() != ".npz":
@@ -66,7 +68,10 @@ class Files:
 
 @dataclass(frozen=True)
 class ZarrChunks:
-    """The chunks of a Zarr array, each an input. Extents of 1 may be there or not."""
+    """The chunks of a Zarr array, one per input.
+
+    A chunk's shape may differ from the input's in axes of extent 1.
+    """
 
     place: str
     chunks: tuple[int, ...]
@@ -85,7 +90,7 @@ class ZarrChunks:
         ((name, fact),) = facts.items()
         places = zip(self._at(number), self.chunks, strict=True)
         array = _opened(self.place)
-        check_array(array, self.place)  # again: it may have been written anew
+        check_array(array, self.place)  # the array may have changed since ``open_source``
         _charge_chunk(array, self.place, self.chunks)
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
         try:
@@ -93,14 +98,14 @@ class ZarrChunks:
             found = np.asarray(array[span])
         except InputError:
             raise
-        except Exception as error:  # of a codec: a chunk that is damaged
+        except Exception as error:  # a codec's error: the chunk is damaged
             raise InputError(f"it cannot be read: {error}") from None
         return {name: found.reshape(fact.shape) if found.size == fact.size else found}
 
 
 @dataclass(frozen=True)
 class Items:
-    """Inputs that are in memory: a sequence of arrays, or of arrays by name."""
+    """Inputs in memory: a sequence of arrays or of dictionaries of arrays."""
 
     items: Sequence[Any]
 
@@ -120,7 +125,11 @@ class Items:
 
 
 def open_source(given: Any, facts: Facts) -> InputSource:
-    """What was given as the source of inputs for a network with these."""
+    """Converts the caller's ``source`` argument to an :class:`InputSource`.
+
+    Raises :class:`InputError` if its type is not supported, if it is empty, or if it does not
+    suit the network's inputs.
+    """
     if isinstance(given, str | Path):
         source = _of_pattern(str(given), facts)
     elif isinstance(given, Sequence) and given and all(isinstance(p, str | Path) for p in given):
@@ -161,13 +170,15 @@ def _matching(pattern: str) -> list[str]:
 
 
 def first_shape(pattern: str, name: str, known: array_files.Known) -> array_files.Shape | None:
-    """The shape that the first of the files gives to an input of which only some extents are
-    ``known``; None where they are a Zarr array's."""
+    """Returns the shape of input ``name`` in the first file of a pattern.
+
+    ``known`` gives the extents that the model fixes. Returns None for a Zarr array.
+    """
     return None if _zarr_at(pattern) else array_files.shape_of(_matching(pattern)[0], name, known)
 
 
 def _zarr_at(place: str) -> bool:
-    """Whether that is a Zarr array or group."""
+    """Returns True if the path or URL names a Zarr array or group."""
     if "://" in place:
         return True
     return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
@@ -186,7 +197,7 @@ def _of_zarr_place(place: str, facts: Facts) -> InputSource:
 
 
 def _opened(place: str) -> Any:
-    """Returns a Zarr array, or a group."""
+    """Opens a Zarr array or group; raises :class:`InputError` if it cannot be read."""
     import zarr
 
     try:
@@ -218,7 +229,8 @@ def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
 
 
 def _charge_chunk(array: Any, place: str, chunks: Sequence[int]) -> None:
-    """Charges what a chunk unpacks to; a few kilobytes may be gigabytes of zeros."""
+    """Charges a chunk's unpacked size to the memory budget: a few kilobytes can unpack to
+    gigabytes."""
     current().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
 
 
@@ -227,7 +239,7 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 
 def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Array]:
-    """An input in the network's own types; :class:`InputError` where it does not fit."""
+    """Reads an input in the network's dtypes; raises :class:`InputError` if it does not fit."""
     try:
         return check_inputs(facts, dict(source.read(number, facts)))
     except InputError as error:
@@ -236,12 +248,12 @@ def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Ar
 
 
 def names_of(source: InputSource) -> Iterator[str]:
-    """What the inputs are called, in their order."""
+    """Yields the names of the inputs in order."""
     return (source.name(number) for number in range(len(source)))
 
 
 def names_digest(source: InputSource) -> str:
-    """SHA-256 of the inputs' names: which row of the store is whose."""
+    """Returns the SHA-256 of the inputs' names, which identifies the rows of the store."""
     hasher = hashlib.sha256()
     for name in names_of(source):
         hasher.update(f"{name}\n".encode())

@@ -1,7 +1,8 @@
-"""A chunk in a folder of this machine, read and written to the byte as Zarr does.
+"""A Zarr store of a bake's layers, with a checksum record for each unit.
 
-Zarr hands each array to its own thread, and each codec's work to another one: half a millisecond of
-a processor for each array, whatever its size, and a tile has eight.
+In a local folder, chunks are read and written directly, byte for byte as Zarr does. Zarr runs
+each array and each codec in separate threads, which costs half a millisecond of CPU time per
+array; a tile has eight arrays.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import replace_file
 from cml_engine.ir.graph import Array
 
-#: chunks of an array lie in its folder, ``c.3.7.0.0``. As Zarr has it by itself each number is a
-#: folder: twenty for a tile, which take most of the time of its write, and more room than the tile
+#: names chunks ``c.3.7.0.0``, in the array's folder. Zarr's default makes a folder of each number:
+#: twenty per tile, which take most of the write time and more space than the tile
 KEYS = {"name": "default", "separator": "."}
 _LEVEL = 1
 #: bytes of a CRC32C
@@ -32,15 +33,14 @@ _CHECKSUM = 4
 
 
 def codecs_of(packed: bool) -> list[Any]:
-    """How an array's chunks become bytes, in Zarr's words: a checksum, and Zstandard before it
-    where they are ``packed``."""
+    """Returns an array's Zarr codecs: Zstandard if ``packed``, then a CRC32C checksum."""
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     return [*([ZstdCodec(level=_LEVEL)] if packed else []), Crc32cCodec()]
 
 
 def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
-    """Write a whole chunk. Zarr has no file of a chunk of zeros: its absence says so."""
+    """Writes a whole chunk. A chunk of zeros has no file: Zarr reads a missing chunk as zeros."""
     data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     if not data.any():
         file.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
 
 
 def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = True) -> Array:
-    """A whole chunk; some error where it is damaged."""
+    """Reads a whole chunk; raises an exception of any type if it is damaged."""
     from numcodecs import Zstd
 
     try:
@@ -67,7 +67,7 @@ def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = Tr
     stored = np.dtype(dtype).newbyteorder("<")
     if not packed:
         return np.frombuffer(data, stored).reshape(shape).astype(dtype)
-    values = np.zeros(shape, stored)  # the codec refuses a chunk that unpacks to more than this
+    values = np.zeros(shape, stored)  # the codec refuses a chunk that unpacks to more
     Zstd().decode(data, values.reshape(-1).view(np.uint8))
     return values.astype(dtype, copy=False)
 
@@ -86,18 +86,22 @@ def _checksum(data: bytes) -> bytes:
     return found.to_bytes(_CHECKSUM, "little")
 
 
-#: the attribute that says what a store holds
+#: the attribute that holds a store's manifest
 MANIFEST = "cml"
-#: of a store whose arrays are being created
+#: the manifest of a store whose arrays are being created
 _UNFINISHED = {"kind": "unfinished"}
-#: what the manifest may say otherwise without the values being others
+#: the manifest keys that do not affect the values
 _FREE = frozenset({"licence"})
 _SHOWN = 24
 
 
 def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether a store of this manifest is at ``place``. :class:`InputError` where something else
-    is, or where none can be made; of a longer manifest the rest is not looked at."""
+    """Returns True if ``place`` holds a store with this manifest, False if a store can be created
+    there.
+
+    Raises :class:`InputError` if ``place`` holds something else or is not writable. Only the
+    keys of ``manifest`` are compared; the store's manifest may have more.
+    """
     import zarr
 
     _check_place(place)
@@ -124,8 +128,10 @@ def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
 def prepare(
     place: str, layers: Sequence[Layer], manifest: Mapping[str, Any], title: str = ""
 ) -> bool:
-    """A store for these layers is at ``place``: whether it was there before.
-    :class:`InputError` where what is there holds something else."""
+    """Creates a store for these layers; returns True if it already existed.
+
+    Raises :class:`InputError` if ``place`` holds something else.
+    """
     import zarr
 
     if refuse(place, manifest):
@@ -139,7 +145,7 @@ def prepare(
 
 
 def manifest_of(place: str) -> dict[str, Any]:
-    """What a store says of itself; :class:`InputError` where there is none."""
+    """Returns a store's manifest; raises :class:`InputError` if there is no store."""
     import zarr
 
     if "://" not in place and not Path(place).exists():
@@ -224,12 +230,12 @@ def _create_layer(root: Any, layer: Layer) -> None:
         made[...] = values
 
 
-#: the array of a layer with each unit's SHA-256, and how long one is
+#: the name of a layer's array of SHA-256 records, one per unit, and a record's size in bytes
 RECORD, RECORD_BYTES = "sha256", 32
 
 
 def digest_of(arrays: Mapping[str, Array]) -> bytes:
-    """SHA-256 of arrays by name."""
+    """Returns the SHA-256 of named arrays."""
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])
@@ -238,14 +244,14 @@ def digest_of(arrays: Mapping[str, Array]) -> bytes:
     return hasher.digest()
 
 
-#: what goes wrong with every unit from now on, and not only with one
+#: errors that every further unit would fail with
 LASTING = frozenset(
     {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, getattr(errno, "EDQUOT", errno.ENOSPC)}
 )
 
 
 class Store:
-    """A store that is open: reads and writes units."""
+    """An open store that reads and writes units."""
 
     def __init__(self, place: str, layers: Sequence[Layer], writable: bool = True) -> None:
         import zarr
@@ -254,7 +260,7 @@ class Store:
         self.layers = {layer.name: layer for layer in layers}
         mode: Any = "r+" if writable else "r"
         root = zarr.open_group(place, mode=mode, use_consolidated=False)
-        #: where it is a folder
+        #: the folder of a local store; None for a remote one
         self._folder = root.store.root if isinstance(root.store, LocalStore) else None
         groups = {name: root[name] if name else root for name in self.layers}
         self._arrays = {
@@ -270,8 +276,10 @@ class Store:
         }
 
     def write(self, unit: Unit, arrays: Mapping[str, Array], record: bool = True) -> int:
-        """Write a unit, its record last; the bytes of its values. Without ``record`` it is made
-        again next time."""
+        """Writes a unit and then its record; returns the size of its values in bytes.
+
+        A unit that is written without ``record`` is computed again by the next run.
+        """
         layer, digest = self.layers[unit.layer], np.frombuffer(digest_of(arrays), np.uint8)
         if self._folder is None:
             stored, span = self._arrays[unit.layer], layer.span(unit)
@@ -286,7 +294,8 @@ class Store:
         return sum(arrays[name].nbytes for name in layer.arrays)
 
     def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
-        """A unit's arrays, or those named; some error where a chunk is damaged."""
+        """Reads a unit's arrays, all of them by default; raises an exception if a chunk is
+        damaged."""
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
         wanted = names or tuple(layer.arrays)
         if self._folder is not None:
@@ -301,11 +310,11 @@ class Store:
         return read_chunk(self._file(unit, name), (*layer.chunk, *cell.shape), cell.dtype)
 
     def state(self, unit: Unit) -> str:
-        """``"missing"``, ``"damaged"`` or ``"whole"``."""
+        """Returns ``"missing"``, ``"damaged"`` or ``"whole"``."""
         return self._look(unit)[0]
 
     def whole(self, unit: Unit) -> dict[str, Array] | None:
-        """A unit's arrays; None where it is missing or damaged."""
+        """Returns a unit's arrays; None if the unit is missing or damaged."""
         return self._look(unit)[1]
 
     def _look(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
@@ -322,7 +331,7 @@ class Store:
             if error.errno in LASTING:
                 raise
             return "damaged", None
-        except Exception:  # of a codec: a wrong checksum, an end too early
+        except Exception:  # a codec's error: a wrong checksum or a truncated chunk
             return "damaged", None
 
     def _record(self, unit: Unit) -> bytes:
@@ -332,19 +341,20 @@ class Store:
         return read_chunk(file, (RECORD_BYTES,), np.uint8, packed=False).tobytes()
 
     def _has_no_record(self, unit: Unit) -> bool:
-        """Whether a look at the folder says so: to ask Zarr takes milliseconds of every unit."""
+        """Returns True if a unit's record file is missing, without the milliseconds that Zarr
+        would take."""
         if self._folder is None:
             return False
         return not self._file(unit, RECORD).exists()
 
     def _file(self, unit: Unit, name: str) -> Path:
-        """Where a unit's chunk of an array is, in a folder."""
+        """Returns the path of a unit's chunk of an array, for a store in a folder."""
         folder, metadata = self._places[unit.layer][name]
         at = (*unit.at, *((len(metadata.shape) - len(unit.at)) * (0,)))
         return Path(f"{folder}/{metadata.encode_chunk_key(at)}")
 
     def recorded(self) -> set[Unit]:
-        """The units that have a record, as far as a listing tells: nothing is read."""
+        """Returns the units that have a record, from a listing alone: no record is read."""
         return {unit for name in self.layers for unit in self._recorded(name)}
 
     def _recorded(self, layer: str) -> Iterator[Unit]:
@@ -362,14 +372,14 @@ class Store:
 
 
 def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
-    """A unit's chunk of an array: at the end of the grid with zeros beyond it."""
+    """Returns a unit's chunk of an array, padded with zeros beyond the end of the grid."""
     chunk = np.zeros((*layer.chunk, *cell.shape), cell.dtype)
     chunk[tuple(map(slice, layer.extent(unit)))] = values
     return chunk
 
 
 def _together(calls: Iterable[Any]) -> list[Any]:
-    """What Zarr gives for calls that need not wait for each other."""
+    """Runs asynchronous Zarr calls concurrently and returns their results in order."""
     from zarr.core.sync import sync
 
     async def gathered() -> list[Any]:

@@ -1,6 +1,8 @@
-"""What workers did when, as a trace for Perfetto (ui.perfetto.dev): a process for each worker, in
-it a slice for each unit, in that its steps or sessions, and in those their operators; beside them,
-in a thread of its own, what is written."""
+"""Records a run of the workers as a trace for Perfetto (ui.perfetto.dev).
+
+Each worker is a process. Its slices are units, which contain steps or sessions, which contain
+operators. Writes are slices of a separate thread.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from typing import Any
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 
-#: units that are traced, the first of a run: more no viewer opens
+#: the number of units that are traced, from the start of a run; viewers cannot open more
 MOST = 1000
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that took time: ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``. ``start`` is
-    in seconds since 1970, as the worker's clock has it."""
+    """A timed event; ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``.
+
+    ``start`` is the worker's clock in seconds since 1970.
+    """
 
     kind: str
     name: str
@@ -29,7 +33,7 @@ class Moment:
 
 
 class Trace:
-    """The moments of a run, written to ``path`` at its end."""
+    """The timed events of a run, written to ``path`` at its end."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -39,12 +43,12 @@ class Trace:
         self._left = MOST  # units
 
     def take(self, units: int) -> bool:
-        """Whether units that are sent now are to be traced."""
+        """Returns True if the next ``units`` units should be traced, and counts them."""
         self._left -= units
         return self._left + units > 0
 
     def add(self, worker: str, moments: list[Moment]) -> None:
-        """What a worker did."""
+        """Adds events of a worker."""
         if not moments:
             return
         number = self._workers.setdefault(worker, len(self._workers) + 1)
@@ -62,7 +66,7 @@ class Trace:
         ]
 
     def write(self) -> None:
-        """The file, whole; its times count from the first moment on."""
+        """Writes the trace atomically, with times relative to the first event."""
         first = min((event["ts"] for event in self._events), default=0.0)
         events = [{**event, "ts": round(event["ts"] - first, 1)} for event in self._events]
         names = [

@@ -1,4 +1,4 @@
-"""What has to be the same in a client and its workers, for the same input to give the same bits."""
+"""Checks that a client and its workers run the same versions, so that results are bit-identical."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
 
 
 def own_versions() -> dict[str, str]:
-    """The versions in this process. A patch of Python's changes no result."""
+    """Returns the versions of Python (without the patch level) and of the packages in this
+    process."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
 
 
 def check_versions(client: Any) -> dict[str, str]:
-    """The versions of a client; :class:`InputError` where a worker has others."""
+    """Returns the client's versions; raises :class:`InputError` if a worker has different ones."""
     here = own_versions()
     for address, there in sorted(client.run(own_versions, on_error="return").items()):
         if isinstance(there, BaseException):
@@ -34,7 +35,7 @@ def check_versions(client: Any) -> dict[str, str]:
 def check_same_versions(
     wanted: Mapping[str, str], found: Mapping[str, str], worker: str = "this worker"
 ) -> None:
-    """:class:`InputError` for the first package that differs."""
+    """Raises :class:`InputError` that names the first package whose version differs."""
     for package, version in wanted.items():
         if found[package] != version:
             raise InputError(

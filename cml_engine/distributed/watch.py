@@ -1,4 +1,4 @@
-"""Whether the cluster is still there, and how many work on it."""
+"""Monitors the scheduler and the workers of a run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from cml_engine.distributed.cluster import replace_lost
 from cml_engine.distributed.report import Report
 from cml_engine.errors import InputError
 
-#: tasks under way for each thread of a worker: one is run, the others are on their way
+#: sent tasks per worker thread: one runs, the others wait at the worker
 _AHEAD = 3
 _LEAST_AHEAD = 4
-#: seconds between two looks at the cluster
+#: seconds between two checks of the cluster
 LOOK_S = 2.0
-#: units after which Dask forgets their names: else it remembers the last hundred thousand
+#: units between two calls of ``forget_names``; Dask would retain the last hundred thousand names
 FORGET_AFTER = 1000
-#: seconds without any worker, and without a scheduler, after which a run ends
+#: seconds without a worker or a scheduler after which a run ends
 PATIENCE_S = 60.0
 
 
 def forget_names() -> None:
-    """Empty Dask's cache of tasks' names in this process, which are not asked for again."""
+    """Empties Dask's cache of task names in this process, which would otherwise grow during a
+    run."""
     from dask.utils import key_split
 
     key_split.cache_clear()
 
 
 class Watch:
-    """Looks at the cluster every few seconds. ``window`` is how many tasks may be under way."""
+    """Checks the cluster every few seconds and sets ``window``, the number of concurrent tasks."""
 
     def __init__(self, client: Any, embedded: bool, report: Report) -> None:
         self.client, self.embedded, self.report = client, embedded, report
@@ -40,7 +41,11 @@ class Watch:
         self._remembered = 0
 
     def look(self) -> None:
-        """:class:`InputError` where nobody has worked for long."""
+        """Checks the cluster if the last check is at least ``LOOK_S`` seconds old.
+
+        Raises :class:`InputError` if the scheduler is gone, or if there has been no worker for
+        ``PATIENCE_S`` seconds.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -55,7 +60,7 @@ class Watch:
                 self._alive = now
             if self.report.done - self._remembered >= FORGET_AFTER:
                 self._remembered = self.report.done
-                with contextlib.suppress(Exception):  # a scheduler may allow no such calls
+                with contextlib.suppress(Exception):  # a scheduler may refuse to run functions
                     self.client.run_on_scheduler(forget_names)
         if self.client.status == "closed":
             raise self.vanished()
@@ -65,19 +70,19 @@ class Watch:
             raise InputError(f"no worker for {PATIENCE_S:g} s. {self.so_far()}")
 
     def count_time(self) -> None:
-        """Add the workers' time since the last look."""
+        """Adds the workers' time since the last check to the report."""
         now = time.monotonic()
         self.report.worker_s += self._workers * (now - self._looked) if self._looked else 0.0
         self._looked = now
 
     def vanished(self) -> InputError:
-        """What is raised where the scheduler is gone."""
+        """Returns the error to raise if the scheduler is gone."""
         return InputError(
             f"the cluster is gone: its scheduler does not answer any more. {self.so_far()}"
         )
 
     def so_far(self) -> str:
-        """What is there, in words."""
+        """Returns a sentence that says how many cells are in the store."""
         report = self.report
         if not report.total:
             return "Nothing was made yet"

@@ -1,9 +1,9 @@
-"""Tasks go out a few at a time, and come back in any order.
+"""Sends tasks in a sliding window and collects their results in any order.
 
-As many are under way as keep the workers busy, and no more: neither the client nor the scheduler
-holds anything of the others, however many units there are. Those of a task whose worker died are
-looked at again by another, which makes what was not written; a unit that keeps failing is set aside
-and named.
+The window is just large enough to keep the workers busy, so the memory of the client and the
+scheduler does not grow with the number of units. A task whose worker died is retried on another
+worker, which computes only units that were not written. A unit that keeps failing is set aside
+and named in the report.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from cml_engine.distributed.watch import LOOK_S, Watch
 from cml_engine.distributed.work import Layer, Unit
 from cml_engine.errors import DeviceError, InputError
 
-#: times that a unit is tried
+#: attempts per unit
 ATTEMPTS = 3
 #: seconds between two calls of ``progress``
 _SHOW_S = 0.2
-#: of the window, that must be free before it is filled again
+#: the share of the window that must be free before tasks are sent
 _REFILL = 1 / 3
 Progress = Callable[[Report], object]
 _Key = tuple[Any, ...]
-#: a unit, and the attempts that there were
+#: a unit and the number of failed attempts
 _Try = tuple[Unit, int]
 
 
 @dataclass
 class _Sent:
-    """A task under way, of units of one layer."""
+    """A running task: units of one layer, and its Dask future."""
 
     tries: list[_Try]
     future: Any
 
 
 class Window:
-    """The tasks under way of a run that every worker knows by its ``name``."""
+    """The running tasks of a run that every worker knows by its ``name``."""
 
     def __init__(
         self,
@@ -64,15 +64,18 @@ class Window:
         self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
         self._again: list[_Try] = []
         self._pace = Pace()
-        #: units that are not under way, but for suspects
+        #: the number of units that are neither sent nor suspects
         self._left = 0
-        #: units that were under way where workers died: each is made alone, at the end
+        #: units that were running on workers that died; each is retried alone, at the end
         self._suspects: list[Unit] = []
         self._number = 0
         self._span: tuple[str, contextlib.ExitStack] | None = None
 
     def run(self, units: Iterator[Unit], count: int) -> None:
-        """Until all so many are made, kept or set aside."""
+        """Runs until each of the ``count`` units has been computed, kept or set aside.
+
+        A unit is set aside if it can never be computed, or after ``ATTEMPTS`` failures.
+        """
         self._left = count
         start, shown = time.monotonic(), 0.0
         try:
@@ -91,14 +94,15 @@ class Window:
             self._progress(self.report)
 
     def close(self) -> None:
-        """Nothing more of it runs."""
+        """Cancels the tasks that are still running."""
         if self._span is not None:
             self._span[1].close()
         if self._sent:
             self.client.cancel([sent.future for sent in self._sent.values()])
 
     def _fill(self, units: Iterator[Unit]) -> bool:
-        """Send what there is room for, several at once; whether anything is under way."""
+        """Sends several tasks at once if the window has room; returns True if any task is
+        running."""
         room = self.watch.window - len(self._sent)
         if room >= self.watch.window * _REFILL or not self._sent:
             self._send(self._tasks(units, room))
@@ -107,7 +111,7 @@ class Window:
         return bool(self._sent)
 
     def _tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
-        """What is to be made, a task's worth at a time; a task more where a layer ends."""
+        """Returns up to ``room`` groups of units, one per task, plus one where a layer ends."""
         tries, tasks = self._next(units), list[list[_Try]]()
         while len(tasks) < room:
             found = list(islice(tries, self._pace.units(self._left, self.watch.window)))
@@ -124,7 +128,7 @@ class Window:
             yield unit, 0
 
     def _send(self, tasks: Sequence[list[_Try]]) -> None:
-        """One message to the scheduler for all of a layer: most of what a task costs is that."""
+        """Sends tasks in one message per layer, since the message is most of a task's cost."""
         from cml_engine.distributed.worker import run_batch
 
         for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
@@ -147,7 +151,10 @@ class Window:
         return (label, *unit.at, self._number, self.name)
 
     def _enter_span(self, label: str) -> None:
-        """One span for each layer: they are kept by the scheduler, so there must be few."""
+        """Enters a Dask span for a layer, if it is not the current one.
+
+        The scheduler retains every span, so there is only one per layer.
+        """
         from distributed import span
 
         if self._span is not None and self._span[0] == label:
@@ -159,7 +166,8 @@ class Window:
         self._span = label, entered
 
     def _finished(self) -> list[_Sent]:
-        """What has come back; after a while nothing, so that the cluster is looked at."""
+        """Returns the tasks that have finished; an empty list after ``LOOK_S`` seconds without
+        any."""
         found: list[_Sent] = []
         try:
             key = self._done.get(timeout=LOOK_S)
@@ -185,18 +193,21 @@ class Window:
         for sent in finished:
             if sent.future.status == "error":
                 self._lost(sent, sent.future.exception())
-            elif sent.future.status != "finished":  # the scheduler was lost, or has forgotten it
+            elif sent.future.status != "finished":  # the scheduler restarted or dropped the task
                 self._put_back(sent.tries)
             sent.future.release()
 
     def _put_back(self, tries: list[_Try]) -> None:
-        """They are sent again, before all others."""
+        """Returns units to the front of the queue."""
         self._again += reversed(tries)
         self._left += len(tries)
 
     def _results(self, finished: list[_Sent]) -> list[tuple[_Sent, Any]]:
-        """What the tasks have returned: of all at once, which is quicker, or of each, where the
-        only worker that knew it has just died."""
+        """Returns the results of finished tasks.
+
+        All results are gathered in one call, which is faster. If that fails because a worker
+        died, each result is fetched separately and lost ones are left out.
+        """
         good = [sent for sent in finished if sent.future.status == "finished"]
         try:
             outcomes = self.client.gather([sent.future for sent in good]) if good else []
@@ -204,7 +215,7 @@ class Window:
         except Exception:
             found = []
             for sent in good:
-                with contextlib.suppress(Exception):  # its status says what became of it
+                with contextlib.suppress(Exception):  # ``_take`` handles the future's status
                     found.append((sent, sent.future.result()))
             return found
 
@@ -237,8 +248,11 @@ class Window:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
     def _lost(self, sent: _Sent, error: Any) -> None:
-        """A task that never came back. Dask blames all that were on a worker that died, so each
-        unit gets a chance alone."""
+        """Handles a task that returned no result.
+
+        If its worker died, each of its units is retried alone, because Dask suspects every task
+        on that worker.
+        """
         from distributed import KilledWorker
 
         for unit, attempts in sent.tries:
@@ -251,7 +265,7 @@ class Window:
                 self._set_aside(unit, "the process that makes it ends each time")
 
     def _unfit(self, worker: str, sent: _Sent, message: str) -> None:
-        """A worker that joined and cannot take part goes again."""
+        """Retires a worker that joined and cannot take part; raises if no other worker is left."""
         self.report.refused[worker] = message
         self._put_back(sent.tries)
         self.client.retire_workers([worker], close_workers=True)

@@ -1,8 +1,9 @@
-"""What is baked, as data: layers of cells, units of work, and what a worker must know to make one.
+"""The data model of a bake: layers of cells, units of work, and the interfaces of a worker.
 
-A **layer** is a grid of cells (tiles of one level; the inputs of a network), with some arrays that
-have a value for every cell. A **unit** is one chunk of a layer: the cells that are made and written
-at once. A :class:`Work` goes to every worker once; its :class:`Maker` makes units there.
+A **layer** is a grid of cells (the tiles of a level, or the inputs of a network) with arrays
+that have a value for every cell. A **unit** is one chunk of a layer: the cells that are computed
+and written together. A :class:`Work` is sent to every worker once; its :class:`Maker` computes
+units there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from cml_engine.ir.graph import Array
 
-#: the ``device`` of work whose results are equal bit by bit on all: integers
+#: the ``device`` of integer work, whose results are bit-identical on all devices
 ANY_DEVICE = "any device: integers"
 #: called with each node of a network and its results
 Watch = Callable[[Any, Any], None]
@@ -24,7 +25,8 @@ Watch = Callable[[Any, Any], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """What an array has in each cell: a value of ``shape``, whose axes are called ``dims``."""
+    """The value of an array in each cell: its ``shape``, dtype and the names ``dims`` of its
+    axes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """What is known of the cells before they are made, such as their numbers along an axis."""
+    """Values that describe the cells and are known in advance, such as positions along an axis."""
 
     dims: tuple[str, ...]
     values: Array
@@ -42,7 +44,7 @@ class Coordinate:
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """A chunk of a layer: what is made at once. ``at`` counts chunks."""
+    """A chunk of a layer, which is computed at once. ``at`` is its position in chunks."""
 
     layer: str
     at: tuple[int, ...]
@@ -54,9 +56,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Layer:
-    """A grid of ``cells`` with ``arrays``, stored in chunks of ``chunk`` cells. ``name`` is its
-    group in the store, "" the store itself; ``dims`` are the names of the grid's axes, and
-    ``coordinates`` say what the cells are."""
+    """A grid of ``cells`` with ``arrays``, stored in chunks of ``chunk`` cells.
+
+    ``name`` is the layer's group in the store; "" is the root. ``dims`` names the axes of the
+    grid, and ``coordinates`` describe its cells.
+    """
 
     name: str
     cells: tuple[int, ...]
@@ -68,72 +72,88 @@ class Layer:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """How many chunks there are along each axis."""
+        """The number of chunks along each axis."""
         return tuple(-(-n // size) for n, size in zip(self.cells, self.chunk, strict=True))
 
     @property
     def count(self) -> int:
-        """How many units the layer has."""
+        """The number of units in the layer."""
         return prod(self.chunks)
 
     def units(self) -> Iterator[Unit]:
-        """All of them, one after the other."""
+        """Yields all units in row-major order."""
         for at in product(*map(range, self.chunks)):
             yield Unit(self.name, at)
 
     def span(self, unit: Unit) -> tuple[slice, ...]:
-        """The cells of a unit, along each axis."""
+        """Returns the range of a unit's cells along each axis."""
         places = zip(unit.at, self.chunk, self.cells, strict=True)
         return tuple(slice(i * size, min(n, (i + 1) * size)) for i, size, n in places)
 
     def extent(self, unit: Unit) -> tuple[int, ...]:
-        """How many cells a unit has along each axis."""
+        """Returns the number of a unit's cells along each axis."""
         return tuple(s.stop - s.start for s in self.span(unit))
 
     def size(self, unit: Unit) -> int:
-        """How many cells a unit has."""
+        """Returns the number of cells in a unit."""
         return prod(self.extent(unit))
 
 
 @dataclass
 class Made:
-    """A unit's arrays, each of all its cells; and the cells that cannot be made, by name, with the
-    reason. Their values are zeros. Arrays are written while the next unit is made: they are no
-    longer the maker's."""
+    """The arrays of a computed unit, and the names and reasons of cells that could not be computed.
+
+    Each array covers all cells of the unit; cells that could not be computed are zeros. The
+    arrays are written while the next unit is computed, so the maker must not change them.
+    """
 
     arrays: dict[str, Array]
     aside: dict[str, str] = field(default_factory=dict)
 
 
 class UnitClock(Protocol):
-    """Who times what a worker does: ``with clock("upres") as watch:``. ``watch`` is for
-    :meth:`cml_engine.Session.run` on the CPU: it times operators, where a trace is wanted."""
+    """Times the activities of a worker: ``with clock("upres") as watch:``.
+
+    ``watch`` is passed to :meth:`cml_engine.Session.run` on the CPU and times operators. It is
+    None if no trace is recorded.
+    """
 
     def __call__(self, activity: str, /) -> AbstractContextManager[Watch | None]: ...
 
 
 class Maker(Protocol):
-    """What makes units in one process. ``device`` says on what: floats are equal bit by bit on
-    equal devices only."""
+    """Computes units in one process.
+
+    ``device`` names the device of the computation. Floats are bit-identical only on equal devices.
+    """
 
     device: str
 
     def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
-        """All cells of a unit. :class:`cml_engine.InputError` where they can never be made; any
-        other error is tried again."""
+        """Computes all cells of a unit.
+
+        Raises :class:`cml_engine.InputError` if the unit can never be computed. A unit that
+        fails with any other exception is retried.
+        """
         ...
 
     def measure(self) -> Any:
-        """Asked of one worker before the store is made: whatever its layers depend on."""
+        """Returns the measurements that the plan of the store depends on.
+
+        One worker is called before the store is created.
+        """
         ...
 
 
 class Work(Protocol):
-    """What goes to every worker, pickled. Equal ``key``: the same work, whose maker is kept."""
+    """The work that is sent to every worker, pickled.
+
+    Works with an equal ``key`` are the same: a worker reuses the maker.
+    """
 
     @property
     def key(self) -> str: ...
 
     def open(self) -> Maker:
-        """Once in a process: a session on its device."""
+        """Creates the maker, once per process."""
         ...

@@ -1,9 +1,9 @@
-"""What runs on a worker: the work is opened once in a process, each task makes some units.
+"""The part of a bake that runs on a worker: opens the work once per process and computes units.
 
-Where writing takes long, a unit is written while the next is made, and none is further ahead: a
-worker that dies takes two units with it at most. A task never raises: what went wrong is part of an
-:class:`Outcome`, so that one bad input among a million costs one line of the report. Only a worker
-that dies says nothing.
+If writing is slow, a unit is written while the next one is computed. At most two units are in
+progress, so a worker that dies loses at most two. A task does not raise for a failed unit:
+errors are part of an :class:`Outcome`, and one bad input among a million costs one line of the
+report.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from cml_engine.distributed.watch import FORGET_AFTER, forget_names
 from cml_engine.distributed.work import Layer, Made, Maker, Unit, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 
-#: makers of this process by their works' keys, the last used at the end
+#: the makers of this process by work key, the most recently used last
 _makers: OrderedDict[str, Maker] = OrderedDict()
 _MAKERS_KEPT = 2
-#: what runs have been set up in this process, by the runs' names
+#: the runs that are set up in this process, by run name
 _opened: dict[str, Opened] = {}
 _opening = threading.Lock()
-#: of the time, that writing takes if it is not to be waited for; for less it is not worth that the
-#: thread that writes is in the way of one that makes with a processor
+#: the share of a task's time spent writing above which a second thread writes; below it, the
+#: thread would slow the computation more than it saves
 _BESIDE = 0.3
 #: glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes
 _MALLOC = {-1: 1 << 27, -3: 1 << 25}
@@ -47,30 +47,36 @@ _MALLOC = {-1: 1 << 27, -3: 1 << 25}
 
 @dataclass
 class Outcome:
-    """What became of a unit. ``kind``: ``"made"``, ``"kept"`` (it was whole), ``"aside"`` (it can
-    never be made), ``"failed"`` (another attempt may do), ``"stop"`` (nothing can be made any
-    more)."""
+    """The outcome of a unit.
+
+    ``kind`` is ``"made"``, ``"kept"`` (it was already stored), ``"aside"`` (it can never be
+    computed), ``"failed"`` (a retry may succeed) or ``"stop"`` (every further unit would fail).
+    """
 
     unit: Unit
     kind: str = "made"
     message: str = ""
     #: cells that were set aside, with the reason
     aside: dict[str, str] = field(default_factory=dict)
-    #: whether chunks that were there had another checksum
+    #: True if the stored chunks had another checksum
     damaged: bool = False
     nbytes: int = 0
-    #: when what was done, where that is traced
+    #: timed events, if the unit is traced
     moments: list[Moment] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
-        """It was not made, or not written."""
+        """Records the error that prevented computing or writing the unit."""
         self.kind, self.message = _kind_of(error), _described(error)
 
 
 @dataclass
 class Done:
-    """What a task gives back: of its units the first, or all, in their order; its seconds, and
-    those of what was done; and why the worker cannot take part."""
+    """The result of a task.
+
+    ``outcomes`` covers the first units of the task, or all of them, in order. ``elapsed`` is the
+    task's duration in seconds, ``seconds`` the time by activity. ``refused`` is the reason why
+    the worker cannot take part.
+    """
 
     worker: str
     outcomes: list[Outcome] = field(default_factory=list)
@@ -81,23 +87,28 @@ class Done:
 
 @dataclass
 class Opened:
-    """One run on this worker. Its maker has one session, so units are made one after the other,
-    under the ``lock``; a second thread looks meanwhile what is there, or writes."""
+    """The state of a run on this worker.
+
+    The maker has one session, so units are computed one after the other under ``lock``.
+    Meanwhile a second thread may write.
+    """
 
     maker: Maker | None = None
     store: Store | None = None
-    #: why it cannot take part
+    #: the reason why this worker cannot take part
     refused: str = ""
-    #: whether units are written while the next ones are made
+    #: True if a unit is written while the next one is computed
     beside: bool = False
     tasks: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Setup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
-    """Makes a worker ready for a run, those too that join later: the work's maker is there, and
-    where ``layers`` are given their store. ``device`` is what the work must run on, "" for whatever
-    there is. A worker that cannot take part says why (:func:`state`)."""
+    """Prepares every current and future worker for a run.
+
+    Opens the work's maker and, if ``layers`` are given, the store. ``device`` is the required
+    device; "" accepts any. A worker that cannot take part keeps the reason for :func:`state`.
+    """
 
     def __init__(
         self,
@@ -112,12 +123,12 @@ class Setup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
     ) -> None:
         self.name, self.place, self.layers, self.device = name, place, tuple(layers), device
         self.embedded, self.versions = embedded, versions
-        # bytes: what a worker cannot read is that worker's message
+        # pickled here, so that a worker that cannot unpickle it reports that itself
         self.work, self.key = pickle.dumps(work), work.key
 
     def setup(self, worker: Any) -> None:
-        if self.embedded:  # Ctrl-C is for the client, which ends its workers
-            with contextlib.suppress(ValueError):  # not in the main thread: it has no handlers
+        if self.embedded:  # the client handles Ctrl-C and stops its workers
+            with contextlib.suppress(ValueError):  # only the main thread has signal handlers
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         _keep_memory()
         opened = Opened()
@@ -141,8 +152,11 @@ class Setup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 
 
 def _keep_memory() -> None:
-    """Arrays that are freed are kept for the next unit. Dask has glibc give them back at once, and
-    each page that is asked for anew is a fault: terrain took twice as long."""
+    """Makes glibc keep freed arrays for the next unit.
+
+    Dask configures glibc to return freed memory at once. The page faults of allocating it again
+    double the time of a terrain unit.
+    """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in _MALLOC.items():
@@ -160,7 +174,7 @@ def _maker(key: str, work: bytes) -> Maker:
 
 
 def state(name: str) -> tuple[str, str]:
-    """The device of a run on this worker, and why the worker was refused."""
+    """Returns the device of a run on this worker, and the reason if the worker was refused."""
     opened = _opened.get(name)
     if opened is None:
         return "", "the work did not arrive"
@@ -168,7 +182,7 @@ def state(name: str) -> tuple[str, str]:
 
 
 class _Times:
-    """Times a unit: adds to a task's seconds, and notes moments where they are traced."""
+    """Times a unit: adds to a task's seconds and records events if a trace is requested."""
 
     def __init__(self, seconds: dict[str, float], moments: list[Moment] | None) -> None:
         self.seconds, self.moments = seconds, moments
@@ -184,7 +198,7 @@ class _Times:
             self.note("step", activity, start)
 
     def note(self, kind: str, name: str, start: float) -> float:
-        """Something that has ended now, for the trace; now."""
+        """Records an event that ends now; returns the current time."""
         end = time.perf_counter()
         if self.moments is not None:
             begun, thread = self.first + start - self.start, threading.get_native_id()
@@ -192,7 +206,7 @@ class _Times:
         return end
 
     def _watch(self, start: float) -> Watch | None:
-        """What notes the operators of a session."""
+        """Returns a callback that records the operators of a session; None without a trace."""
         if self.moments is None:
             return None
         last = start
@@ -205,7 +219,7 @@ class _Times:
 
 
 def measure(name: str) -> Any:
-    """What the work's maker says of itself, on this worker."""
+    """Returns the measurements of the work's maker on this worker."""
     opened = _opened[name]
     assert opened.maker is not None
     with opened.lock:
@@ -213,7 +227,7 @@ def measure(name: str) -> Any:
 
 
 def run_batch(batch: Batch) -> Done:
-    """Make units and write them, those that are not there and whole, until time is up."""
+    """Computes and writes the units of a batch that are not stored yet, until time is up."""
     start, done = time.perf_counter(), Done(get_worker().address)
     opened = _opened.get(batch.name)
     if opened is None or opened.refused:
@@ -235,7 +249,7 @@ def run_batch(batch: Batch) -> Done:
             times.note("unit", str(outcome.unit), times.start)
             if time.perf_counter() - start > LONGEST_S or _is_over(opened, batch, done):
                 break
-    for activity, spent in done.seconds.items():  # for Dask's dashboard: Fine Performance Metrics
+    for activity, spent in done.seconds.items():  # Fine Performance Metrics of Dask's dashboard
         context_meter.digest_metric(activity, spent, "seconds")
     opened.beside = done.seconds.get("write", 0.0) > _BESIDE * sum(done.seconds.values())
     opened.tasks += 1
@@ -246,13 +260,13 @@ def run_batch(batch: Batch) -> Done:
 
 
 def _is_over(opened: Opened, batch: Batch, done: Done) -> bool:
-    """Whether nobody wants more of it: its client was interrupted, or the disk is full."""
+    """Returns True if the task should stop: the run has ended or the disk is full."""
     stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
     return stopped or _opened.get(batch.name) is not opened
 
 
 def _make(opened: Opened, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
-    """Make a unit: what writes it, or None where nothing is to be written."""
+    """Computes a unit; returns a function that writes it, or None if there is nothing to write."""
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
     try:
