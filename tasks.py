@@ -1,7 +1,7 @@
-"""The project's commands, for a machine that has nothing but Python 3.11 or newer.
+"""The project's commands, for a machine that has only Python 3.11 or newer.
 
-``python tasks.py help`` lists them. A private environment is made in ``.venv`` at the first
-command, and what a command lacks is installed when it is first run; a second run is instant.
+``python tasks.py help`` lists them. The first command creates a private environment in ``.venv``.
+Each command installs its requirements at its first run; later runs start at once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
-#: extras that a command can do without: some have no wheel for some machines
+#: optional extras: some have no wheel for some machines
 OPTIONAL = frozenset({"bake", "game", "images", "opengl", "oracles", "peers", "players", "pygfx"})
-#: asks the engine itself for its adapter; exit code 3 is its plain "there is none"
+#: prints the engine's adapter; exit code 3 means that there is none
 PROBE = """
 from cml_engine import DeviceError, Gpu
 try:
@@ -41,18 +41,20 @@ except DeviceError:
     raise SystemExit(3)
 """
 NONE = "none"
-#: what 'bake' makes: the coast where the demo's flight begins
+#: the region of 'bake': the coast where the demo's flight begins
 BAKED = ("--region=-32:-20,-16:-8", "--levels=1:4", "--output=out/planet.zarr")
 
 
 class TaskError(Exception):
-    """A step that failed, in words for the person at the keyboard."""
+    """A step that failed, with a message for the user."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What earlier commands found and installed, for the needs that hash to ``key``; ``gpu`` is
-    the adapter's name, "none", or "" before anyone has asked."""
+    """The results of earlier commands for the requirements that hash to ``key``.
+
+    ``gpu`` is the adapter's name, "none", or "" if no command has looked for one yet.
+    """
 
     key: str
     installed: tuple[str, ...] = ()
@@ -67,7 +69,8 @@ def say(text: str) -> None:
 
 
 def prepare(*extras: str, gpu: bool = True) -> None:
-    """``.venv`` has the project and its ``extras``, the machine a GPU driver if it can have one."""
+    """Installs the project and its ``extras`` in ``.venv``, and a GPU driver if the machine can
+    have one."""
     stamp = read_stamp()
     missing = [e for e in ("", "compiler", *extras) if e not in stamp.installed]
     if missing:
@@ -80,14 +83,15 @@ def prepare(*extras: str, gpu: bool = True) -> None:
 
 
 def fingerprint() -> str:
-    """Changes when what has to be installed may have changed."""
+    """Returns a hash that changes when the requirements may have changed."""
     hasher = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
     hasher.update(f"{sys.version_info[:2]} {ROOT}".encode())
     return hasher.hexdigest()
 
 
 def read_stamp() -> Stamp:
-    """An empty stamp if nothing was installed yet, or if the project's needs have changed."""
+    """Returns the stored stamp; an empty one if nothing is installed yet or the requirements
+    have changed."""
     empty = Stamp(fingerprint())
     try:
         fields = json.loads(STAMP.read_text(encoding="utf-8"))
@@ -102,7 +106,7 @@ def write_stamp(stamp: Stamp) -> None:
 
 
 def make_venv() -> None:
-    """``.venv`` holds a Python that starts and has pip."""
+    """Creates ``.venv`` unless it holds a Python that starts and has pip."""
     if PYTHON.exists() and call([PYTHON, "-m", "pip", "--version"], quiet=True) == 0:
         return
     say(f"making {VENV}")
@@ -114,7 +118,7 @@ def make_venv() -> None:
 
 
 def install(extras: Sequence[str]) -> None:
-    """The project is installed, editable, with ``extras`` ("" is the project itself)."""
+    """Installs the project, editable, with ``extras`` ("" is the project itself)."""
     needed = [extra for extra in extras if extra and extra not in OPTIONAL]
     if "" in extras or needed:
         pip_install(needed)
@@ -142,7 +146,8 @@ def pip_install(extras: Sequence[str]) -> None:
 
 
 def find_gpu() -> str:
-    """Name of the adapter that the engine takes; "none" if there is none, after saying so."""
+    """Returns the name of the adapter that the engine uses; "none", with a message, if there is
+    none."""
     name = probe_gpu()
     # Mesa's drivers, one of which runs in software
     linux = platform.system() == "Linux"
@@ -156,7 +161,7 @@ def find_gpu() -> str:
 
 
 def probe_gpu() -> str:
-    """The adapter's name, "none", or "" if the engine could not even be asked."""
+    """Returns the adapter's name, "none", or "" if the probe itself failed."""
     found = subprocess.run(
         [PYTHON, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -170,7 +175,8 @@ def probe_gpu() -> str:
 
 
 def install_debian(what: str, packages: Sequence[str]) -> bool:
-    """Whether the packages were installed; False where that is not ours to do."""
+    """Installs Debian packages; returns False if apt is missing, the user is not root, or apt
+    fails."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         return False
@@ -199,27 +205,28 @@ def driver_advice() -> str:
 def setup(arguments: Sequence[str]) -> int:
     """make .venv and look for a GPU; further arguments are extras, such as game"""
     if STAMP.exists():
-        write_stamp(replace(read_stamp(), gpu=""))  # a driver may have come since
+        write_stamp(replace(read_stamp(), gpu=""))  # a driver may have been installed since
     prepare(*arguments)
     say(f"ready: {PYTHON.parent}")
     return 0
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """fly through a world that networks make; without a display a report and a picture in out/"""
+    """fly through a world made by networks; without a display, write a report and a picture to
+    out/"""
     prepare("game")
     return python("-m", "demo_game", *arguments)
 
 
 def bake(arguments: Sequence[str]) -> int:
-    """make a part of the demo's world on all cores: out/planet.zarr, and its picture"""
+    """bake a part of the demo's world on all cores: out/planet.zarr, and its picture"""
     prepare("bake")
     (ROOT / "out").mkdir(exist_ok=True)
     return python("-m", "demo_game.bake", *(arguments or BAKED))
 
 
 def cook(arguments: Sequence[str]) -> int:
-    """cook the demo's networks, which a wheel that is built then brings along"""
+    """cook the demo's networks, so that a wheel built afterwards contains them"""
     prepare()
     return python("-m", "demo_game.cooking", *arguments)
 
@@ -246,7 +253,7 @@ def prove(arguments: Sequence[str]) -> int:
 
 
 def cold(arguments: Sequence[str]) -> int:
-    """what the demo's first picture and the tests take where every cache is empty"""
+    """measure the demo's first picture and the tests with every cache empty"""
     prepare_tests()
     return python("-m", "tests.cold", *arguments)
 
@@ -257,7 +264,7 @@ def prepare_tests() -> None:
         install_debian("a display for tests", ("xvfb",))
 
 
-#: the checks that run nothing of the project's
+#: checks that run no code of the project
 STATIC = {
     "format": ("ruff", "format", "--check", "."),
     "lint": ("ruff", "check", "."),
@@ -266,13 +273,13 @@ STATIC = {
 
 
 def lint(_arguments: Sequence[str] = ()) -> int:
-    """format, lint and types"""
+    """check format, lint and types"""
     prepare("dev", gpu=False)
     return check_all(STATIC)
 
 
 def docs(_arguments: Sequence[str] = ()) -> int:
-    """the pages and the API reference, in out/docs; a warning is an error"""
+    """build the pages and the API reference in out/docs; a warning is an error"""
     prepare("docs", gpu=False)
     out = ROOT / "out" / "docs"
     code = python("-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(out))
@@ -282,13 +289,13 @@ def docs(_arguments: Sequence[str] = ()) -> int:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """format, lint, types, and the tests that need no GPU"""
+    """check format, lint and types, and run the tests that need no GPU"""
     prepare("dev", "test", gpu=False)
     return check_all({**STATIC, "tests": ("pytest", "-m", "not gpu", *arguments)})
 
 
 def check_all(steps: Mapping[str, Sequence[str]]) -> int:
-    """Run every step, whichever fail; 1 if one does."""
+    """Runs every step, even after a failure; returns 1 if one failed."""
     failed = []
     for name, command in steps.items():
         say(f"check: {name}")
@@ -299,7 +306,7 @@ def check_all(steps: Mapping[str, Sequence[str]]) -> int:
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """speed beside other engines, one table; --help for sizes and rounds"""
+    """compare the speed with other engines in one table; --help for sizes and rounds"""
     prepare("peers")
     return python("-m", "benchmarks", *arguments)
 
@@ -335,7 +342,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def call(
     command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
 ) -> int:
-    """Exit code of a command run in the project's folder; ``quiet`` drops all but errors."""
+    """Runs a command in the project's folder and returns its exit code; ``quiet`` drops all but
+    errors."""
     sink = subprocess.DEVNULL if quiet else None
     try:
         return subprocess.call(list(map(str, command)), cwd=ROOT, stdout=sink, env=env)
@@ -345,7 +353,7 @@ def call(
 
 
 def python(*arguments: str) -> int:
-    """Exit code of the environment's own Python."""
+    """Runs the environment's Python and returns its exit code."""
     return call([PYTHON, *arguments])
 
 

@@ -1,10 +1,11 @@
-"""Networks on this engine and on others, in turns, as one table for each network.
+"""Compares networks on this engine and on other engines, in interleaved rounds: a table per
+network.
 
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
 ``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at
-256x256 with random weights; ``vit`` and ``gpt`` are two blocks of a transformer each; ``agent-…``
-are the trained networks of the demo game. All with 32-bit floats. A second table tells of each
-network's size, memory, start and validation.
+256x256 with random weights; ``vit`` and ``gpt`` are two transformer blocks each; ``agent-…`` are
+the trained networks of the demo game. All use 32-bit floats. A second table shows the size, memory,
+start time and validation of each network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OUT = Path(__file__).resolve().parents[1] / "out"
 
 @dataclass(frozen=True)
 class Benched:
-    """One network's results: its table as Markdown, what is promised of it, and the record."""
+    """The results of one network: its table as Markdown, the checked limits, and the JSON
+    record."""
 
     model: str
     text: str
@@ -42,7 +44,7 @@ class Benched:
 
 
 def bench(model: str, options: argparse.Namespace) -> Benched:
-    """Measure one network on every engine, then what is to say of it on ours."""
+    """Measures one network on every engine, then collects its facts on this engine."""
     chosen = [c for c in contenders.CONTENDERS if not options.only or c.key in options.only]
     with tempfile.TemporaryDirectory(prefix="cml-bench-") as folder:
         workload = contenders.Workload(Path(folder))

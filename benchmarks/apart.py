@@ -1,4 +1,5 @@
-"""Environments for packages that cannot be beside others: two ONNX Runtimes are one module."""
+"""Virtual environments for packages that cannot be installed together: two ONNX Runtimes share
+one module."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: what a worker needs besides its package
+#: packages that a worker needs besides its engine
 _NEEDED = ("numpy",)
 FOLDER = Path(__file__).resolve().parents[1] / "out" / "environments"
 
 
 def python_of(name: str) -> Path:
-    """The environment's interpreter, which need not be there."""
+    """Returns the path of the environment's interpreter, which may not exist."""
     return FOLDER / name / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def make(name: str, package: str) -> None:
-    """The environment with the package; a second call does nothing."""
+    """Creates the environment with the package; does nothing if it exists."""
     if python_of(name).exists():
         return
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER / name)], check=True)

@@ -1,7 +1,7 @@
-"""Who is measured: each loads the network once and returns a call that runs it once.
+"""The measured engines: each loads the network once and returns a function that runs it once.
 
-A call takes the inputs from NumPy and gives the output back as NumPy, so what it costs to bring
-data to a GPU and back is in everybody's time. Everybody computes in 32-bit floats.
+The function takes the inputs as NumPy arrays and returns the output as a NumPy array, so every time
+includes the transfers to and from the GPU. All engines compute in 32-bit floats.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """One network at one input size, in every format, and the inputs by their names, which are the
-    same in every format."""
+    """One network at one input size, in every format; its input names are the same in every
+    format."""
 
     folder: Path
 
@@ -52,7 +52,7 @@ class Workload:
         np.savez(self.folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
 
     def load_inputs(self) -> dict[str, Array]:
-        """In the order in which the networks have them."""
+        """Returns the inputs in the order in which the networks declare them."""
         with np.load(self.folder / "inputs.npz") as stored:
             return {name: stored[name] for name in stored.files}
 
@@ -70,8 +70,11 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Contender:
-    """``package`` has to be installed and ``module`` importable for ``load`` to make it ready;
-    ``apart`` names an environment of its own, for a package that cannot be beside others."""
+    """An engine to measure: ``load`` prepares it if ``package`` is installed and ``module``
+    importable.
+
+    ``apart`` names a separate environment for a package that cannot be installed beside others.
+    """
 
     key: str
     title: str
@@ -106,7 +109,7 @@ def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
 
 
 def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
-    """ncnn's network, and the device that it runs on."""
+    """Returns ncnn's network and the name of the device that it runs on."""
     import ncnn
 
     net = ncnn.Net()
@@ -126,12 +129,12 @@ def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
 
 
 def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
-    """These tensors, without a batch, which ncnn has not."""
+    """Runs the network and returns the named tensors without a batch axis, which ncnn lacks."""
     import ncnn
 
     extractor = net.create_extractor()
     for name, data in inputs.items():
-        # a copy, for layers that write over their input crash where NumPy has the memory
+        # a copy: layers that overwrite their input crash on memory owned by NumPy
         extractor.input(name, ncnn.Mat(data[0]).clone())
     found = []
     for name in names:
@@ -143,7 +146,7 @@ def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
 
 
 def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
-    """32-bit floats throughout; everything else as ncnn has it by default."""
+    """Selects 32-bit floats throughout; other options keep ncnn's defaults."""
     options.use_vulkan_compute = on_gpu
     options.num_threads = _threads()
     for name in (
@@ -185,7 +188,7 @@ def _load_tract(workload: Workload) -> Loaded:
 
 
 # fmt: off
-#: in the order of the table; the first two are this engine
+#: in table order; the first two are this engine
 CONTENDERS = (
     Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, True)),
     Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, False)),

@@ -1,7 +1,7 @@
-"""What is to say of a network besides its speed: ``python -m benchmarks.facts FOLDER``.
+"""Facts about a network besides its speed: ``python -m benchmarks.facts FOLDER``.
 
-In a process of its own, so that nothing is there from other networks: what a game's start sees.
-Times are of a start from a warm shader cache, with the device there already.
+Runs in a process of its own, so that no other network is loaded, as at the start of a game.
+Times are those of a start with a warm shader cache and an open device.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from benchmarks.contenders import Array, Workload
 from benchmarks.table import one_line
 from cml_engine.ops import load_families
 
-#: the most that the arena may be of what no placement can undercut
+#: the largest accepted ratio of the arena to its lower bound
 ARENA_LIMIT = 1.05
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Bytes, counts and milliseconds of one network; ``divergence`` is what ``cml validate`` found
-    first, "" where all operators agree."""
+    """Bytes, counts and milliseconds of one network.
+
+    ``divergence`` is the first difference that ``cml validate`` found, or "" if all operators
+    agree.
+    """
 
     operators: int
     dispatches: int
@@ -41,13 +44,15 @@ class Facts:
 
     @property
     def ratio(self) -> float:
-        """Arena over its lower bound."""
+        """The arena size over its lower bound."""
         return self.arena_bytes / self.bound_bytes if self.bound_bytes else 1.0
 
 
 def collect(workload: Workload) -> Facts | str:
-    """The facts, or why there are none. The network is started twice, each time by a process; the
-    first only fills the shader cache."""
+    """Returns the facts, or the reason why there are none.
+
+    The network is started in two successive processes; the first only fills the shader cache.
+    """
     for last in (False, True):
         command = [sys.executable, "-m", "benchmarks.facts", str(workload.folder)]
         done = subprocess.run(
@@ -59,7 +64,7 @@ def collect(workload: Workload) -> Facts | str:
 
 
 def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
-    """Load, plan and make ready, with the time of each."""
+    """Loads, plans and prepares the network, and times each phase."""
     from cml_engine.compiler.optimize import optimize
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import CompileOptions, make_plan
@@ -72,7 +77,7 @@ def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
     plan = make_plan(optimize(graph), gpu, CompileOptions())
     planned = time.perf_counter()
     cml.Session(graph, gpu)
-    # the session has made the plan once more, with what it needs besides
+    # the session plans again, so the plan above is left out
     ready = time.perf_counter() - planned + loaded - begun
     return Facts(
         operators=len(graph.nodes),
@@ -88,7 +93,8 @@ def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
 
 
 def first_divergence(graph: Any, gpu: Any, inputs: Mapping[str, Array]) -> str:
-    """What ``cml validate`` says."""
+    """Returns the first difference that ``cml validate`` finds between GPU and NumPy; "" if
+    there is none."""
     from cml_engine.compiler.optimize import optimize
     from cml_engine.runtime.shadow import shadow_run
     from cml_engine.tools.report.validation import Validation
@@ -103,7 +109,7 @@ _HEAD = (
 
 
 def markdown(found: Mapping[str, Facts | str]) -> str:
-    """One row for each network; those without facts with the reason."""
+    """Returns a table with one row per network; a network without facts shows the reason."""
     rows = [_row(model, facts) for model, facts in found.items()]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|" + "--:|" * (len(_HEAD) - 2) + "---|")
@@ -127,7 +133,7 @@ def _row(model: str, facts: Facts | str) -> Sequence[str]:
 
 
 def verdicts(facts: Facts | str) -> list[tuple[bool, str]]:
-    """What is promised of memory and correctness."""
+    """Returns (passed, text) for the limits on memory and correctness."""
     if isinstance(facts, str):
         return [(False, facts)]
     ratio = f"arena ÷ lower bound = {facts.ratio:.3f}, at most {ARENA_LIMIT}"
@@ -139,7 +145,7 @@ def verdicts(facts: Facts | str) -> list[tuple[bool, str]]:
 
 
 def record(facts: Facts | str) -> dict[str, Any]:
-    """For the JSON."""
+    """Returns the facts, or the problem, as a dictionary for the JSON report."""
     if isinstance(facts, str):
         return {"problem": facts}
     return {**asdict(facts), "arena_ratio": round(facts.ratio, 4)}

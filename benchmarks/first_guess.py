@@ -1,9 +1,9 @@
-"""What a device is believed to do before anything is measured there, from the bench's networks.
+"""Writes the default kernel costs of a device, which apply until its own are measured.
 
-``python -m benchmarks.first_guess`` times every operator of them by itself and writes
-``scheduler/planning/defaults/1-software.json``
-(see :class:`scheduler.planning.first_guess.FirstGuess`): how many times a roofline each kernel
-takes on this device, and its variants where they differ.
+``python -m benchmarks.first_guess`` times every operator of the bench's networks by itself and
+writes ``scheduler/planning/defaults/1-software.json``
+(see :class:`scheduler.planning.first_guess.FirstGuess`): the ratio of each kernel's time to its
+roofline on this device, and the ratios of variants that differ from their kernel.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ from scheduler.executor import StepCost
 FILE = Path(__file__).resolve().parents[1] / "scheduler" / "defaults" / "1-software.json"
 #: the roofline that kernels are compared with
 _FLOPS_PER_MS, _BYTES_PER_MS, _LAUNCH_MS = 3e7, 3e6, 0.03
-#: a shorter step tells of its launch only
+#: ms; a shorter step measures only its launch
 _LEAST_MS = 0.1
-#: steps that a number is made of at least
+#: the fewest steps that a ratio is computed from
 _ENOUGH = 2
-#: a variant so many times faster or slower than its kernel has a number of its own
+#: a variant gets its own ratio if it is faster or slower than its kernel by this factor
 _APART = 1.5
 
 
 def measure(model: str, gpu: cml.Gpu, rounds: int) -> list[tuple[StepCost, float]]:
-    """Each step of a network, and its milliseconds: the median of the rounds."""
+    """Returns each step of a network with its milliseconds, the median over the rounds."""
     program, inputs = ready_program(model, gpu)
     times = np.median(inspect.time_steps(program, inputs, rounds), axis=0)
     return list(zip(program.step_costs(), times.tolist(), strict=True))
 
 
 def factors(measured: Sequence[tuple[StepCost, float]]) -> dict[str, float]:
-    """How many times the roofline's time kernels take, by kernel and by variant: the geometric
-    mean of their steps."""
+    """Returns the ratio of measured to roofline time by kernel and by variant.
+
+    Each ratio is the geometric mean over the steps. A variant is left out if it is close to its
+    kernel.
+    """
     logs: dict[str, list[float]] = defaultdict(list)
     for step, ms in measured:
         roof = step.groups * max(step.flops / _FLOPS_PER_MS, step.nbytes / _BYTES_PER_MS)

@@ -1,6 +1,7 @@
-"""What integers cost and save: ``python -m benchmarks.integer``.
+"""Compares integer networks with float networks in speed and memory: ``python -m
+benchmarks.integer``.
 
-One run, everything in turns, medians; a ratio is the median over the rounds.
+All run interleaved in one process. Times are medians; a ratio is the median over the rounds.
 
 - layers: a convolution of 8-bit words by ``dot4``, beside the fastest of our own float tiles;
 - networks: the integer network on the GPU beside the float network (with Winograd), and on the CPU
@@ -48,7 +49,7 @@ _FLOAT = ("tile 16x4", "row tile 16x4", "row tile 8x8")
 _DOT4 = ("dot4 tile 16x4", "dot4 tile 16x8", "dot4 row tile 16x4")
 #: seconds until a pool's threads have stopped spinning
 _SLEEP = 0.1
-#: seconds of runs until caches and threads are one's own
+#: seconds of runs until caches and threads are warm
 _WARM = 0.03
 _TEXT = """version 1.0;
 graph layer(x) -> (y)
@@ -128,7 +129,7 @@ def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
 def _variants(
     graph: Graph, gpu: cml.Gpu, kernels: tuple[str, ...], inputs: dict[str, Array], what: str
 ) -> Iterator[tuple[str, Turn]]:
-    """The layer by each of these kernels that it has."""
+    """Yields a name and a timed turn for each of the given kernels that supports the layer."""
     optimized = optimize(graph)
     layouts = layouts_for(optimized)
     choices = lower(optimized, gpu.limits, layouts).choices
@@ -176,7 +177,8 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
 def _whole(
     model: str, graph: Graph, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> tuple[Graph, dict[str, Array]]:
-    """The integer network and its inputs: an agent's own, which the demo has, or one of 8 bits."""
+    """Returns the integer network and its inputs: the demo's integer agent, or the graph
+    quantized to 8 bits."""
     if model.startswith("agent-"):
         agent = cml.load(AGENTS / "integer" / f"{model.removeprefix('agent-')}.nnef")
         return agent, random_words(agent, 11)
@@ -200,8 +202,8 @@ def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
 
 
 def _settled(turn: Turn) -> Turn:
-    """A turn of one that goes on: the threads of who was before, which wait for more work by
-    spinning, have gone to sleep, and its own are awake."""
+    """Wraps a turn so that it starts after the previous thread pool has stopped spinning and its
+    own has warmed up."""
 
     def settled() -> float:
         time.sleep(_SLEEP)
@@ -216,8 +218,8 @@ def _settled(turn: Turn) -> Turn:
 def _onnxruntime(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """ONNX Runtime in floats and in U8S8, as its own quantizer makes it; nothing where either is
-    not installed."""
+    """Returns ONNX Runtime in floats and in U8S8 from its own quantizer; empty if a package is
+    missing."""
     try:
         import onnxruntime
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -247,8 +249,8 @@ def _onnxruntime(
 def _ncnn(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """ncnn in floats and with int8 convolutions, each of which is looked at before; nothing where
-    it is not installed."""
+    """Returns ncnn in floats and with int8 convolutions, which are checked first; empty if it is
+    missing."""
     (contender,) = (c for c in CONTENDERS if c.key == "ncnn-cpu")
     works: dict[str, Turn] = {}
     try:

@@ -1,4 +1,4 @@
-"""Networks of the bench's own, as a list of layers that is written for every engine."""
+"""Networks made by the bench, as a list of layers that is written for every engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Activation = Literal["", "relu", "relu6"]
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """``output`` of ``inputs``. ``numbers`` are the kind's own: ``kernel``, ``stride``, ``pad`` and
-    ``groups`` of a conv; ``filter`` [O, I/groups, k, k] or [O, I] and ``bias`` [O] are weights."""
+    """A layer that computes ``output`` from ``inputs``.
+
+    ``numbers`` are the parameters of its type: ``kernel``, ``stride``, ``pad`` and ``groups`` of a
+    conv. ``filter`` [O, I/groups, k, k] or [O, I] and ``bias`` [O] are weights.
+    """
 
     kind: Kind
     inputs: tuple[str, ...]
@@ -28,8 +31,10 @@ class NetworkLayer:
 
 
 class LayeredNetwork:
-    """Layers being put together; each method returns the name of its result. Weights are random
-    and keep the size of the values from layer to layer (He et al., 2015)."""
+    """A network under construction; each method adds a layer and returns the name of its result.
+
+    Weights are random and keep the magnitude of the values from layer to layer (He et al., 2015).
+    """
 
     def __init__(self, shape: tuple[int, int, int, int], seed: int = 1) -> None:
         self.shape = shape
@@ -41,7 +46,7 @@ class LayeredNetwork:
         self, source: str, out: int, kernel: int, *, stride: int = 1, groups: int = 1,
         activation: Activation = "relu",
     ) -> str:  # fmt: skip
-        """A convolution that keeps the size, or divides it by ``stride``, with bias."""
+        """Adds a convolution with bias that keeps the size, or divides it by ``stride``."""
         taken = self.channels[source] // groups
         numbers = {"kernel": kernel, "stride": stride, "pad": kernel // 2, "groups": groups}
         gain = 2.0 if activation else 1.0
@@ -49,27 +54,27 @@ class LayeredNetwork:
         return self._add("conv", (source,), out, numbers, activation, weights, self._bias(out))
 
     def max_pool(self, source: str) -> str:
-        """The largest of two by two."""
+        """Adds a 2x2 max pooling."""
         return self._add("max_pool", (source,), self.channels[source])
 
     def upsample(self, source: str) -> str:
-        """Every value two by two times."""
+        """Adds a 2x nearest-neighbour upsampling."""
         return self._add("upsample", (source,), self.channels[source])
 
     def add(self, a: str, b: str) -> str:
-        """Sums."""
+        """Adds an elementwise sum."""
         return self._add("add", (a, b), self.channels[a])
 
     def concat(self, a: str, b: str) -> str:
-        """Channels one after the other."""
+        """Adds a concatenation of channels."""
         return self._add("concat", (a, b), self.channels[a] + self.channels[b])
 
     def mean(self, source: str) -> str:
-        """The mean of every channel."""
+        """Adds a mean over each channel."""
         return self._add("mean", (source,), self.channels[source])
 
     def linear(self, source: str, out: int) -> str:
-        """A fully connected layer."""
+        """Adds a fully connected layer."""
         taken = self.channels[source]
         weights = self._weights((out, taken), 1 / taken)
         return self._add("linear", (source,), out, filter=weights, bias=self._bias(out))
@@ -100,13 +105,15 @@ class LayeredNetwork:
 
     @property
     def output(self) -> str:
-        """The last layer's result."""
+        """The name of the last layer's result."""
         return self.layers[-1].output
 
 
 def mobilenet(side: int) -> LayeredNetwork:
-    """Inverted residuals with depthwise convolutions and ReLU6, then 100 classes: the blocks of
-    MobileNetV2 (Sandler et al., 2018), fewer of them."""
+    """Returns inverted residuals with depthwise convolutions and ReLU6, then 100 classes.
+
+    The blocks are those of MobileNetV2 (Sandler et al., 2018), fewer of them.
+    """
     net = LayeredNetwork((1, 3, side, side))
     x = net.conv("data", 32, 3, stride=2, activation="relu6")
     for out, stride, repeats in ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 3), (96, 1, 2)):
@@ -126,8 +133,10 @@ def _inverted_residual(net: LayeredNetwork, source: str, out: int, stride: int) 
 
 
 def unet(side: int) -> LayeredNetwork:
-    """Three levels down and up with skip connections (Ronneberger et al., 2015), 32 channels at
-    the top, nearest upsampling."""
+    """Returns a U-Net of three levels with skip connections (Ronneberger et al., 2015).
+
+    It has 32 channels at the top and nearest-neighbour upsampling.
+    """
     net = LayeredNetwork((1, 3, side, side))
     x, skips = "data", []
     for channels in (32, 64, 128):

@@ -1,4 +1,4 @@
-"""The networks that are measured, each written for every engine, with an input."""
+"""The measured networks, each written for every engine, with an input."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from examples.stylegan2.parameters import Config, random_parameters
 from examples.upscale import assets, pictures
 
 AGENTS = Path(__file__).resolve().parents[1] / "demo_game" / "models"
-#: old enough for every reader, new enough for all operators used
+#: an opset that every engine reads and that has all operators used
 _OPSET = 13
-#: metres between two heights of the agents' input
+#: metres between neighbouring heights of the agents' input
 _CELL = 32.0
 
 
 def _upres(side: int) -> Callable[[Workload], None]:
-    """The trained network at a square input of ``side`` pixels, and the photo."""
+    """Returns a function that writes the trained network for ``side`` x ``side`` pixels, and the
+    photo."""
 
     def write(workload: Workload) -> None:
         shutil.copy(assets.NETWORK_PARAM.path, workload.param)
@@ -48,7 +49,7 @@ def _upres(side: int) -> Callable[[Workload], None]:
 
 
 def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], None]:
-    """A network of the bench's own, and noise."""
+    """Returns a function that writes a network made by the bench, with noise as its input."""
 
     def write(workload: Workload) -> None:
         net = network()
@@ -60,7 +61,7 @@ def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], 
 
 
 def _transformer(network: Transformer) -> Callable[[Workload], None]:
-    """Blocks of a transformer, and tokens of noise."""
+    """Returns a function that writes transformer blocks, with tokens of noise as input."""
 
     def write(workload: Workload) -> None:
         network.write(workload.param, workload.weights)
@@ -72,14 +73,15 @@ def _transformer(network: Transformer) -> Callable[[Workload], None]:
 
 
 def _stylegan2(workload: Workload) -> None:
-    """The generator for pictures of 256x256, with random weights and a random latent vector."""
+    """Writes the generator for 256x256 pictures with random weights, and a random latent vector."""
     config = Config(256)
     z = np.random.default_rng(0).standard_normal((1, config.latent), np.float32)
     _write_graph(build(config, random_parameters(config, 1)), {"z": z}, workload)
 
 
 def _agent(name: str) -> Callable[[Workload], None]:
-    """A network of the demo game, as trained, and hills with noise on them."""
+    """Returns a function that writes a trained network of the demo game, with hills and noise as
+    input."""
 
     def write(workload: Workload) -> None:
         graph = cml.load(AGENTS / f"{name}.nnef")
@@ -90,7 +92,7 @@ def _agent(name: str) -> Callable[[Workload], None]:
 
 
 def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:
-    """A network of ours for all."""
+    """Writes a graph of this engine in the formats of all engines."""
     cml.save(graph, workload.nnef)
     workload.save_inputs(inputs)
     graph_to_ncnn(graph, workload.param, workload.weights)
@@ -112,7 +114,7 @@ MODELS: dict[str, Callable[[Workload], None]] = {
 
 
 def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
-    """One of :data:`MODELS` on the GPU, ready to be timed step by step, and its inputs."""
+    """Returns one of :data:`MODELS` on the GPU, ready to be timed step by step, and its inputs."""
     with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
         workload = Workload(Path(folder))
         MODELS[model](workload)
@@ -124,13 +126,14 @@ def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array
 
 
 def as_tensor(photo: Image.Image) -> Array:
-    """[1, 3, H, W] in [0, 1]."""
+    """Returns the photo as a tensor [1, 3, H, W] with values in [0, 1]."""
     pixels = np.asarray(photo, np.float32) / 255
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
 
 
 def _landscape(name: str, shape: tuple[int, ...]) -> Array:
-    """An agent's input: hills in metres, the distance of their points, or noise."""
+    """Returns an agent's input: heights of hills in metres, the distance between points, or
+    noise."""
     noise: Array = np.random.default_rng(0).random(shape, np.float32)
     if name == "cell":
         return np.full(shape, _CELL, np.float32)
@@ -142,7 +145,7 @@ def _landscape(name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _convert(workload: Workload, shape: tuple[int, ...]) -> None:
-    """The network as NNEF and as ONNX, by the commands that users have."""
+    """Writes the network as NNEF and as ONNX with the ``cml`` commands."""
     size = ",".join(map(str, shape))
     _cml("convert", str(workload.param), str(workload.nnef), "--shape", size)
     _cml("export", str(workload.nnef), str(workload.onnx), "--opset", str(_OPSET))

@@ -1,4 +1,5 @@
-"""Contenders take turns, so that a slow minute of the machine is everybody's slow minute."""
+"""Runs the contenders in interleaved rounds, so that a slow minute of the machine affects all
+equally."""
 
 from __future__ import annotations
 
@@ -18,22 +19,22 @@ from typing import Any
 from benchmarks import apart
 from benchmarks.contenders import Contender
 
-#: seconds after which a silent worker is given up
+#: seconds after which a worker that does not answer is given up
 _PATIENCE = 300.0
-#: thread pools of the last contender may spin for a while after its turn
+#: seconds of pause: the last contender's thread pools may still be spinning
 _PAUSE = 0.05
-#: a turn is about this long, in milliseconds, and has no more runs than _MOST_RUNS
+#: the approximate length of a turn in ms; it has at most _MOST_RUNS runs
 _TURN_MS = 250.0
 _MOST_RUNS = 8
 
 
 class WorkerFailed(Exception):
-    """A worker that said no, fell silent or crashed; the message says which."""
+    """Raised if a worker reports an error, stops answering or crashes; the message says which."""
 
 
 @dataclass
 class EngineResult:
-    """What came of one contender: milliseconds by round, or the reason why there are none."""
+    """The result of one contender: milliseconds by round, or the reason why there are none."""
 
     contender: Contender
     about: dict[str, Any] = field(default_factory=dict)
@@ -49,13 +50,13 @@ class EngineResult:
         return statistics.median(self.times)
 
     def ratio_to(self, other: EngineResult) -> float:
-        """How many times as long as ``other``: the median over the rounds, each by itself."""
+        """Returns the time relative to ``other``: the median over the rounds' ratios."""
         pairs = zip(self.turns, other.turns, strict=True)
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
 
 class Worker:
-    """A contender's process; use as a context."""
+    """The process of a contender, as a context manager."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
         python = str(apart.python_of(contender.apart)) if contender.apart else sys.executable
@@ -74,14 +75,15 @@ class Worker:
         self._log.close()
 
     def about(self) -> dict[str, Any]:
-        """What the contender says of itself once it is ready."""
+        """Waits until the contender is ready and returns its description; raises
+        :class:`WorkerFailed`."""
         about: dict[str, Any] = self._answer()
         if "error" in about:
             raise WorkerFailed(about["error"])
         return about
 
     def measure(self, count: int) -> list[float]:
-        """Milliseconds of ``count`` runs."""
+        """Returns the milliseconds of ``count`` runs."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -110,7 +112,7 @@ class Worker:
 
 
 def missing(contender: Contender) -> str:
-    """Why the contender cannot be started; "" if it can."""
+    """Returns the reason why the contender cannot be started; "" if it can."""
     if contender.apart:
         there = apart.python_of(contender.apart).exists()
         return "" if there else f"not installed: --install {contender.apart}"
@@ -118,12 +120,13 @@ def missing(contender: Contender) -> str:
 
 
 def installed(module: str) -> bool:
-    """Whether the module could be imported; nothing is."""
+    """Returns True if the module could be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[EngineResult]:
-    """Every contender's times in ``rounds`` rounds of turns, those that fail left out."""
+    """Measures every contender in ``rounds`` interleaved rounds; contenders that fail are left
+    out."""
     results = [EngineResult(contender, problem=missing(contender)) for contender in contenders]
     workers = {r.contender.key: _start(r, folder) for r in results if not r.problem}
     try:
@@ -138,7 +141,8 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
 
 
 def _start(result: EngineResult, folder: Path) -> Worker:
-    """Start one and wait until it is ready: loading is nobody else's noise."""
+    """Starts a contender and waits until it is ready, so that its loading disturbs no
+    measurement."""
     worker = Worker(result.contender, folder)
     try:
         result.about = worker.about()

@@ -1,8 +1,8 @@
-"""Where a start's time goes before a network runs, from a warm shader cache.
+"""Measures the phases of a network's start before its first run, with a warm shader cache.
 
 ``python -m benchmarks.start MODEL`` or ``--stylegan2 1024`` or ``--operators 600``: a model, the
-generator with random weights, or a network of residual blocks with so many operators. ``--onnx
-600`` is a wider one in an ONNX file: of 600 nodes it has 50 MB.
+generator with random weights, or a network of residual blocks with the given number of operators.
+``--onnx 600`` is a wider network in an ONNX file of 600 nodes and 50 MB.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: what parsing and planning of _LIMIT_OPERATORS operators may take before packing, in ms
+#: the limit for parsing and planning _LIMIT_OPERATORS operators before packing, in ms
 _LIMIT_MS, _LIMIT_OPERATORS = 1000.0, 600
 _CHANNELS, _SIDE = 32, 32
-#: so that 600 operators have 50 MB
+#: channels with which 600 operators have 50 MB
 _WIDE = 90
 
 
 def residual_network(operators: int, channels: int, path: Path) -> None:
-    """Blocks of convolutions, normalizations, activations and sums, ``operators`` in all; a folder
-    of NNEF, or an ONNX file by its name."""
+    """Writes a network of ``operators`` convolutions, normalizations, activations and sums.
+
+    ``path`` is a folder for NNEF, or the name of an ONNX file.
+    """
     import numpy as np
 
     import cml_engine as cml
@@ -70,7 +72,8 @@ _PARSE = "parse: the text, or ONNX, and the weights"
 
 
 def measure(model: Path, rounds: int) -> tuple[int, float]:
-    """Print milliseconds by phase; the operators, and what comes before packing."""
+    """Prints the milliseconds of each phase; returns the number of operators and the ms before
+    packing."""
     begin = time.perf_counter()
     import cml_engine as cml
     from cml_engine.compiler.optimize import optimize
@@ -150,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="cml-start-") as folder:
         made = Path(folder, "model.onnx" if options.onnx else "model.nnef")
-        # made by another process: here nothing is imported yet
+        # another process writes it: importing the engine here would warm the start
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
             if options.operators or options.onnx:
                 count = options.operators or options.onnx

@@ -1,4 +1,4 @@
-"""Measured times as Markdown for people and as JSON for programs."""
+"""Formats measured times as Markdown for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.contenders import Workload
 from benchmarks.rounds import EngineResult
 
-#: whose output all others are compared with
+#: the contender whose output all others are compared with
 REFERENCE = "ncnn-cpu"
-#: (whose time, beside whose, at most how many times as long): of the upres network, of the others
+#: (engine, other engine, largest ratio of their times): for the upres network, for the others
 _UPRES = (
     ("ours-gpu", "ncnn-vulkan", 1 / 1.5),
     ("ours-gpu", "ort-webgpu", 0.1),
@@ -25,10 +25,10 @@ _UPRES = (
     ("ours-cpu", "tract", 1.0),
 )
 _OTHERS = (("ours-gpu", "ncnn-vulkan", 1.0),)
-#: a ratio that is so much larger than it was is worse: less is this machine's noise
+#: a ratio that grew by this factor is worse; smaller changes are noise of this machine
 _WORSE = 1.25
-#: largest difference from the reference that is still the same picture, where its values are up to
-#: 1; where they are larger, in proportion
+#: the largest accepted difference from the reference for values up to 1; in proportion for larger
+#: values
 TOLERANCE = 1e-4
 
 _HEAD = (
@@ -38,7 +38,7 @@ _HEAD = (
 
 
 def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str, float]:
-    """Largest absolute difference of each contender's output from the reference's."""
+    """Returns the largest absolute difference of each contender's output from the reference's."""
     outputs = {}
     for result in results:
         path = workload.output(result.contender.key)
@@ -51,21 +51,21 @@ def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str
 
 
 def tolerance(workload: Workload) -> float:
-    """The largest difference that is none, for values of the reference's size."""
+    """Returns the largest accepted difference, in proportion to the reference's values."""
     path = workload.output(REFERENCE)
     largest = float(np.abs(np.load(path)).max()) if path.is_file() else 1.0
     return TOLERANCE * max(1.0, largest)
 
 
 def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    """Infinite for another shape or a value that is no number: never a pass by accident."""
+    """Returns the largest difference; infinite for another shape or non-finite values."""
     if value.shape != reference.shape or not np.isfinite(value).all():
         return float("inf")
     return float(np.abs(value - reference).max())
 
 
 def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> str:
-    """The table, one row for each contender, those without a time with the reason."""
+    """Returns the table, one row per contender; a contender without times shows the reason."""
     rows = [_row(result, results, differences) for result in results]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|---|" + "--:|" * (len(_HEAD) - 2))
@@ -90,12 +90,12 @@ def _row(
 
 
 def one_line(text: str) -> str:
-    """A message as a cell of a table."""
+    """Returns a message as one line for a table cell."""
     return " ".join(text.split()).replace("|", "¦")
 
 
 def find(results: Sequence[EngineResult], key: str) -> EngineResult | None:
-    """The contender's result, if it has times."""
+    """Returns the contender's result if it has times, otherwise None."""
     for result in results:
         if result.contender.key == key and result.turns and not result.problem:
             return result
@@ -107,7 +107,8 @@ def _ratio(result: EngineResult, other: EngineResult | None) -> str:
 
 
 def goals(model: str) -> tuple[tuple[str, str, float], ...]:
-    """What is promised of a network's speed beside others."""
+    """Returns the speed limits for the network: (engine, other engine, largest ratio of their
+    times)."""
     return _UPRES if model.startswith("upres") else _OTHERS
 
 
@@ -117,7 +118,7 @@ def verdicts(
     differences: dict[str, float],
     tolerance: float = TOLERANCE,
 ) -> list[tuple[bool, str]]:
-    """What is promised of speed and numbers, each with whether it holds in this run."""
+    """Returns (passed, text) for each limit on speed and on numerical difference."""
     found = []
     for ours, peer, limit in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
@@ -134,7 +135,7 @@ def verdicts(
 
 
 def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
-    """The ratios that something is promised of, by "ours ÷ theirs"."""
+    """Returns the ratios that have a limit, by "ours ÷ theirs"."""
     found = {}
     for ours, peer, _ in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
@@ -144,8 +145,10 @@ def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
 
 
 def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """The ratios that are clearly larger than in an earlier report: times of two runs cannot be
-    compared, ratios within each can."""
+    """Returns the ratios that are clearly larger than in an earlier report.
+
+    Times of two runs cannot be compared; the ratios within each run can.
+    """
     earlier = {record["model"]: record["ratios"] for record in before["models"]}
     found = []
     for record in now["models"]:
@@ -157,7 +160,7 @@ def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def record(results: Sequence[EngineResult], differences: dict[str, float]) -> list[dict[str, Any]]:
-    """Every contender's numbers, all single times included."""
+    """Returns every contender's numbers, including all single times."""
     return [
         {
             "key": result.contender.key,
@@ -173,7 +176,7 @@ def record(results: Sequence[EngineResult], differences: dict[str, float]) -> li
 
 
 def machine() -> dict[str, Any]:
-    """When, where and on which commit the run was made."""
+    """Returns the time, machine and commit of the run."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "-s") else ""),
@@ -185,7 +188,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy() -> str:
-    """A warning where others keep this machine's cores busy; "" where they do not."""
+    """Returns a warning if other processes keep the cores busy; otherwise ""."""
     if not hasattr(os, "getloadavg"):
         return ""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1

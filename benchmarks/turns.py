@@ -1,4 +1,5 @@
-"""Things that are measured in turns: what else the machine does befalls all of them alike."""
+"""Measures several works in interleaved rounds, so that other load on the machine affects all
+equally."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
-#: what takes one turn, and gives milliseconds
+#: a function that runs one turn and returns milliseconds
 Turn = Callable[[], float]
 
 
 def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
-    """Milliseconds of every work in every round; one round before them warms up."""
+    """Returns the milliseconds of every work in every round, after one warm-up round."""
     found: list[dict[K, float]] = [
         {name: turn() for name, turn in works.items()} for _ in range(rounds + 1)
     ]
@@ -21,7 +22,7 @@ def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
 
 
 def elapsed(run: Callable[[], object]) -> Turn:
-    """A turn that is timed by the clock on the wall."""
+    """Returns a turn that is timed by the wall clock."""
 
     def turn() -> float:
         start = time.perf_counter()
@@ -32,5 +33,5 @@ def elapsed(run: Callable[[], object]) -> Turn:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    """How many times as long ``a`` takes: the median of the rounds' ratios."""
+    """Returns the time of ``a`` relative to ``b``: the median of the rounds' ratios."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))

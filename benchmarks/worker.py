@@ -1,8 +1,8 @@
 """A contender in a process of its own: ``python -m benchmarks.worker CONTENDER FOLDER``.
 
 Engines bring thread pools, allocators and drivers that disturb each other, and may crash. The
-worker answers in lines of JSON: first what it is, then for every line "N" on its standard input
-the milliseconds of N runs. What native code prints goes to standard error.
+worker answers in lines of JSON: first its description, then the milliseconds of N runs for every
+line "N" on its standard input. Output of native code goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from benchmarks.contenders import CONTENDERS, Contender, Inputs, Run, Unavailabl
 
 
 def own_stdout() -> TextIO:
-    """The pipe to the parent, out of reach of native code, which now writes to standard error."""
+    """Returns the pipe to the parent; native code that writes to stdout now writes to standard
+    error."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe
 
 
 def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
-    """The contender loaded and run once, its output saved, and what there is to say about it."""
+    """Loads the contender, runs it once, saves its output and returns it with its description."""
     begun = time.perf_counter()
     loaded = contender.load(workload)
     output = loaded.run(inputs)
@@ -43,7 +44,7 @@ def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run
 
 
 def version(package: str) -> str:
-    """The installed version; "" for a package that is used from its folder."""
+    """Returns the installed version; "" for a package that is used from its folder."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -51,7 +52,8 @@ def version(package: str) -> str:
 
 
 def measure(run: Run, inputs: Inputs, count: int) -> list[float]:
-    """Milliseconds of ``count`` runs, after one that only wakes threads and warms caches."""
+    """Returns the milliseconds of ``count`` runs, after one run that wakes threads and warms
+    caches."""
     run(inputs)
     times = []
     for _ in range(count):
@@ -68,7 +70,7 @@ def main(key: str, folder: Path) -> int:
     contender = next(c for c in CONTENDERS if c.key == key)
     try:
         run, about = start(contender, workload, inputs)
-    except Exception as error:  # whatever it is becomes a line of the table
+    except Exception as error:  # any error becomes a row of the table
         said = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
         print(json.dumps({"error": said}), file=pipe, flush=True)
         return 1

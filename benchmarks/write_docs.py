@@ -1,8 +1,9 @@
-"""Put the tables of the last runs into docs/design/benchmarks.md: ``python -m
+"""Puts the tables of the last runs into docs/design/benchmarks.md: ``python -m
 benchmarks.write_docs``.
 
-They come from what ``python tasks.py bench --models all`` and ``python -m benchmarks.kernels`` left
-in ``out/``; what stands before the mark in the page is written by hand and stays.
+The tables come from the files that ``python tasks.py bench --models all`` and ``python -m
+benchmarks.kernels`` wrote to ``out/``. The text before the mark in the page is written by hand
+and is kept.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ MARK = "<!-- below: python -m benchmarks.write_docs -->"
 def page(
     before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> str:
-    """The page with new tables, each with where it was measured, and whether others were busy
-    there; :class:`ValueError` where the page has no mark."""
+    """Returns the page with new tables, each with the machine that it was measured on and its load.
+
+    Raises :class:`ValueError` if the page has no mark.
+    """
     head, mark, _ = before.partition(MARK)
     if not mark:
         raise ValueError(f"no line '{MARK}'")

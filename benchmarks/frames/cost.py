@@ -1,8 +1,9 @@
-"""What a frame with networks costs beyond the networks: ``python -m benchmarks.frames.cost``.
+"""Measures the cost of networks in a frame beyond their GPU time: ``python -m
+benchmarks.frames.cost``.
 
-Flies with networks and without, in turns of some frames, at one effort of the picture, and says
-where the difference goes. Frames of both kinds that took longest are left out: the machine's own
-hitches are not what is asked for. Of networks that were not timed in a frame the prediction counts.
+Flies alternately with and without networks for some frames, at a fixed rendering effort, and splits
+the difference by cause. The longest frames of both modes are dropped, because they are hitches of
+the machine. A network that was not timed in a frame counts with its predicted time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.quality import Quality
 from demo_game.settings import choose
 
-#: of a turn, frames that are not counted: what the other kind left behind is still under way
+#: frames dropped at the start of a turn, while work of the previous mode is still in flight
 _BEGIN = 6
-#: of the frames, the shortest that are counted
+#: the share of frames that count, the shortest ones
 _KEPT = 0.8
 #: methods of the game's parts, by what they cost
 _CAUSES = {
@@ -38,17 +39,17 @@ REST = "the rest: submit, wake-ups, caches"
 
 @dataclass
 class FrameCauses:
-    """Milliseconds of a frame, and of its parts by cause."""
+    """The milliseconds of a frame, in total and by cause."""
 
     whole: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
-    #: of the waits for the device; where there are two the first is for the picture
+    #: ms of the waits for the device; if there are two, the first is for the picture
     waits: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause: ms of a frame without networks, and with them."""
+    """A cause of frame time: its ms per frame without networks and with them."""
 
     cause: str
     without: float
@@ -60,17 +61,17 @@ class Cause:
 
 
 class _OneEffort:
-    """A pace that keeps to one effort."""
+    """A pace controller that keeps a fixed rendering effort."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
 
     def took(self, ms: float) -> None:
-        """Whatever it was."""
+        """Ignores the frame time."""
 
 
 class PartTimes:
-    """Times methods of the game's parts while :attr:`frame` is the one that goes on."""
+    """Times methods of the game's parts and adds the times to the current :attr:`frame`."""
 
     def __init__(self, game: Any) -> None:
         self.frame = FrameCauses()
@@ -82,7 +83,8 @@ class PartTimes:
         use_rest = game.use_rest
 
         def aside(until: float) -> None:
-            """In the time that a frame leaves: no part of it."""
+            """Runs the original method without counting its time, because it uses the spare time
+            of a frame."""
             frame, self.frame = self.frame, FrameCauses()
             use_rest(until)
             self.frame = frame
@@ -109,7 +111,8 @@ class PartTimes:
 
 
 def table(without: Sequence[FrameCauses], with_them: Sequence[FrameCauses]) -> list[Cause]:
-    """Means by cause of the frames that count; the last row is the whole frame."""
+    """Returns the mean ms of each cause over the counted frames; the last row is the whole
+    frame."""
     kinds = [_kept(without), _kept(with_them)]
     causes = list(dict.fromkeys([NETWORKS, PICTURE, *_CAUSES]))
     rows = [
@@ -142,7 +145,8 @@ def measure(
     frames: int,
     budget_ms: float | None,
 ) -> list[Cause]:
-    """Fly in turns without networks and with them, of so many frames each."""
+    """Flies ``turns`` times without networks and with them, ``frames`` frames each, and returns
+    the causes."""
     flown = HeadlessRun(gpu, quality, settings, Options(budget_ms=budget_ms))
     kinds: dict[str, list[FrameCauses]] = {"off": [], "sliced": []}
     try:
@@ -160,7 +164,8 @@ def measure(
 
 
 def _fly(flown: HeadlessRun, watch: PartTimes, mode: str, frames: int) -> list[FrameCauses]:
-    """A turn; of the frames with networks those that had some."""
+    """Flies ``frames`` frames in one mode and returns their times; with networks, only frames
+    that ran some."""
     game = flown.game
     game.inference = mode != "off"
     game.controls.mode, game.controls.budget_ms = "sliced", flown.options.budget_ms
@@ -175,7 +180,7 @@ def _fly(flown: HeadlessRun, watch: PartTimes, mode: str, frames: int) -> list[F
         flights.append((sample, watch.frame))
         time.sleep(max(0.0, start + step - time.perf_counter()))
     found = []
-    for sample, frame in flights[_BEGIN:-3]:  # the last ones' times have not arrived
+    for sample, frame in flights[_BEGIN:-3]:  # the times of the last frames have not arrived
         if sample.render_ms is None or (mode == "sliced" and not sample.inference_ms):
             continue
         waited = len(frame.waits) > 1

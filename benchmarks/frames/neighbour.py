@@ -1,8 +1,8 @@
-"""The demo beside a busy neighbour: ``python -m benchmarks.frames.neighbour``.
+"""Measures the demo beside a busy process: ``python -m benchmarks.frames.neighbour``.
 
-Another process takes one core for 100 ms, twice a second, while the demo flies without networks,
-with them in slices, and with whole networks in a frame. What should be seen: slices lose tiles,
-not frames.
+Another process occupies one core for 100 ms, twice a second, while the demo flies without networks,
+with sliced networks, and with whole networks in a frame. The expected result: slicing loses tiles
+per second, not frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MODES = ("off", "sliced", "unsliced")
 
 
 def take(busy_s: float, every_s: float) -> None:
-    """Compute nothing for so long, and again, for ever."""
+    """Spins for ``busy_s`` seconds out of every ``every_s`` seconds, in an endless loop."""
     while True:
         until = time.monotonic() + busy_s
         while time.monotonic() < until:
@@ -34,7 +34,7 @@ def take(busy_s: float, every_s: float) -> None:
 
 @contextmanager
 def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
-    """A process that is as busy as that, in the ``with`` block."""
+    """Runs a process that spins periodically, for the length of the ``with`` block."""
     apart = multiprocessing.get_context("spawn")
     process = apart.Process(target=take, args=(busy_ms / 1e3, every_ms / 1e3), daemon=True)
     process.start()
@@ -46,7 +46,7 @@ def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
 
 
 def table(flights: Sequence[Sequence[RunReport]]) -> str:
-    """A line for each mode: what its flights have in the mean, and their range."""
+    """Returns a table with one row per mode: the mean and the range over its flights."""
     lines = [f"{'':36s} {'late frames':>24s} {'tiles':>16s} {'seen after':>11s}"]
     for mode, reports in zip(_MODES, zip(*flights, strict=True), strict=True):
         late = [100 * report.over_share for report in reports]

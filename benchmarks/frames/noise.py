@@ -1,10 +1,10 @@
-"""What frames take on this machine beside a steady load of networks: recorded noise.
+"""Records the frame times of this machine beside a steady load of networks.
 
 ``python -m benchmarks.frames.noise OUT.json --frames 1500`` runs frames of some milliseconds (a
 network in place of a renderer, and Python's own work) with a few milliseconds of another network
-under the scheduler. It writes a line for each frame: milliseconds of the whole frame, and of its
-networks as predicted and as measured. The scheduler's budget is tried on it on a virtual clock:
-``python -m scheduler.tools.frame_budgets``.
+under the scheduler. It writes a line per frame: the milliseconds of the whole frame, and the
+predicted and measured milliseconds of its networks. ``python -m scheduler.tools.frame_budgets``
+replays the recording against the scheduler's budget on a virtual clock.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ graph net(x) -> (y)
     y = relu(t{layers});
 }}
 """
-#: frames until costs are learned, and until the last timings are here
+#: frames until costs are learned, and until the last timings have arrived
 _WARM_UP, _DRAIN = 150, 12
 
 
 def network(gpu: Any, size: int, layers: int) -> cml.Session:
-    """A chain of convolutions."""
+    """Returns a session on a chain of ``layers`` convolutions of ``size`` x ``size`` maps."""
     names = ["x", *(f"t{k}" for k in range(1, layers + 1))]
     lines = [f"    {b} = conv({a}, w, 0.1);" for a, b in zip(names, names[1:], strict=False)]
     text = _TEXT.format(size=size, lines="\n".join(lines), layers=layers)
@@ -61,7 +61,7 @@ class Frames:
         self.rows: dict[int, list[float]] = {}
 
     def frame(self) -> None:
-        """One of them."""
+        """Runs one frame."""
         start = time.perf_counter()
         while time.perf_counter() < start + self.host_ms / 1e3:
             pass

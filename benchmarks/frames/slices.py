@@ -1,9 +1,10 @@
-"""What a network in slices costs the GPU beyond what it costs at once, by cause:
+"""Measures the GPU overhead of running a network in slices, by cause:
 ``python -m benchmarks.frames.slices MODEL --budget-ms 8``.
 
-The same work is done in ways that differ in one thing each, in turns: at once; in as many submits
-as the budget makes frames, cut between operators; the same, cut where the time is up; and with a
-pause before each submit, as between frames. GPU times, by timestamps.
+The same work runs in interleaved rounds in four ways, each of which changes one thing: in one
+submit; in as many submits as the budget requires frames, cut between operators; the same, cut
+inside operators where the budget ends; and with a pause before each submit, as between frames.
+Times are GPU timestamps.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.runtime.session import random_inputs
 from scheduler.executor import Slice
 
-#: frames until the last times are here
+#: frames until the last times have arrived
 _DRAIN = 4
-#: seconds that the host does something else between two frames
+#: seconds of other host work between two frames
 _PAUSE_S = 0.005
 
-#: workgroups, as the network's executor takes them
+#: ranges of workgroups, as the network's executor takes them
 Part = list[Slice]
 
 
 class Runner:
-    """Runs parts of one network, and waits for each."""
+    """Runs the parts of one network and waits for each."""
 
     def __init__(self, gpu: cml.Gpu) -> None:
         self.gpu, self.executor = gpu, gpu.executor()
         self._frame = 0
 
     def run(self, parts: Sequence[Part], pause_s: float = 0.0) -> float:
-        """GPU milliseconds of these parts, a submit each."""
+        """Runs the parts, one submit each, and returns their GPU milliseconds."""
         took = 0.0
         for part in [*parts, *[None] * _DRAIN]:
             if part and pause_s:
@@ -55,7 +56,7 @@ class Runner:
 
 
 def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
-    """Milliseconds of each step alone."""
+    """Returns the milliseconds of each step, run alone."""
     timer = PassTimer(gpu)
     steps = range(len(program.step_costs()))
     times = [timer.time(steps, program.encode_all) for _ in range(5)]
@@ -65,7 +66,7 @@ def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
 def cut(
     network: GpuProgram, times: Sequence[float], parts: int, granule: int, *, inside: bool
 ) -> list[Part]:
-    """The network in ``parts`` of about the same time, cut ``inside`` operators or between them."""
+    """Cuts the network into ``parts`` of about equal time, ``inside`` operators or between them."""
     costs, ends = network.step_costs(), list(accumulate(times))
     places = {(0, 0), (len(costs), 0)}
     for at in (ends[-1] * part / parts for part in range(1, parts)):
@@ -90,23 +91,24 @@ def _between(
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do the work, in so many frames, and its GPU milliseconds round by round."""
+    """One way to run the work: its number of frames, and its GPU milliseconds in each round."""
 
     name: str
     frames: int
     took: list[float]
 
     def ratio(self, other: Way) -> float:
-        """To another way, of the median round: a slow one is slow for both."""
+        """Returns the time relative to another way: the median over the rounds, which cancels
+        slow rounds."""
         return median(a / b for a, b in zip(self.took, other.took, strict=True))
 
     def best(self, other: Way) -> float:
-        """The same of the fastest rounds: what is left where nothing disturbs."""
+        """Returns the ratio of the fastest rounds, which are the least disturbed."""
         return min(self.took) / min(other.took)
 
 
 def measure(gpu: cml.Gpu, graph: cml.Graph, budget_ms: float, rounds: int) -> list[Way]:
-    """Each way, what is done at once first."""
+    """Returns the timed ways; the first runs the network in one submit."""
     session, runner = cml.Session(graph, gpu), Runner(gpu)
     network = session.program
     assert isinstance(network, GpuProgram)
@@ -127,7 +129,7 @@ def measure(gpu: cml.Gpu, graph: cml.Graph, budget_ms: float, rounds: int) -> li
     for turn in range(rounds + 1):
         for way in found:
             ms = runner.run(*ways[way.name])
-            if turn:  # the first is slower
+            if turn:  # the first run is slower
                 way.took.append(ms)
     return found
 

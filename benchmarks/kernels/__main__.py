@@ -1,9 +1,8 @@
-"""Every kernel of the bench's networks against what the driver does at best.
+"""Compares every kernel of the bench's networks with the driver's peak rates.
 
-Each round times every dispatch of a network by itself, and beside them the controls: products on
-registers, a copy of 16 MiB, a dispatch of one workgroup. The shares of the driver's peaks are the
-medians over the rounds. A copy goes to memory; a network whose values fit into a cache can be
-faster than that.
+Each round times every dispatch of a network by itself, and three controls: products on registers, a
+copy of 16 MiB, and a dispatch of one workgroup. The shares of the peaks are medians over the
+rounds. The copy goes to memory, so a network whose values fit into a cache can exceed its rate.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 
 
 def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[KernelTimes]:
-    """One network's kernel variants."""
+    """Returns the times of one network's kernel variants."""
     program, inputs = ready_program(model, gpu)
     times, peaks = [], []
     for _ in range(rounds):
@@ -52,7 +51,7 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
 
 
 def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
-    """Medians, for the head of the table."""
+    """Returns the median peaks, for the head of the table."""
     found = [meter.measure() for _ in range(rounds)]
     return Peaks(*(statistics.median(getattr(p, name) for p in found) for name in Peaks.__slots__))
 

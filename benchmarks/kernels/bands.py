@@ -1,9 +1,9 @@
-"""Networks whose activations have a limit: ``python -m benchmarks.kernels.bands``.
+"""Measures networks under an activation memory limit: ``python -m benchmarks.kernels.bands``.
 
-Of each network its arena without a limit, and with a half and a quarter of that: in how many bands
-its operators are then computed, what of their operations is done twice, and the time of the
-computation alone, in turns: the best, and the median of the rounds' ratios. Outputs have the same
-bits, or it ends with an error.
+Runs each network with no limit on its arena, with half of that arena and with a quarter. Prints the
+number of bands that its operators are computed in, the share of operations computed twice, and the
+computation time over interleaved rounds: the best, and the median of the rounds' ratios. Ends with
+an error unless the outputs are bit-identical.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _SHARES = {"none": 1.0, "1/2": 0.5, "1/4": 0.25}
 
 
 def stack(side: int, channels: int, convs: int, factor: int) -> Graph:
-    """Convolutions 3x3 of a square picture; with a ``factor`` of more than 1 an upscaler, whose
-    last makes the pixels that are then put in their places and added to the nearest ones."""
+    """Returns a chain of 3x3 convolutions of a square picture.
+
+    With ``factor`` > 1 it is an upscaler: the last convolution makes the pixels, which are shuffled
+    into place and added to the nearest-neighbour upsampled picture.
+    """
     lines, x, depth = [f"x = external<scalar>(shape = [1, 3, {side}, {side}]);"], "x", 3
     for k in range(convs):
         last = k == convs - 1
@@ -49,7 +52,7 @@ def stack(side: int, channels: int, convs: int, factor: int) -> Graph:
 
 
 def measure(name: str, graph: Graph, gpu: cml.Gpu, rounds: int) -> None:
-    """The lines of a network."""
+    """Returns the table rows of one network."""
     whole = _plan(cml.Session(graph, gpu))
     sessions, refused = {}, {}
     for limit, share in _SHARES.items():

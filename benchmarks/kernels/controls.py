@@ -1,4 +1,5 @@
-"""What a kernel's speed is compared with, from ``control.hlsl``: products on registers, a copy."""
+"""Control kernels from ``control.hlsl`` that measure the driver's peak rates: register products,
+a copy."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.gpu.timing.timers import PassTimer
 
 _GROUP = 64
-#: a thread's products in one turn of its loop, and how many turns and workgroups there are
+#: products per thread and loop iteration, loop iterations, and workgroups
 _PRODUCTS, _TURNS, _FMA_GROUPS = 128, 128, 256
 _COPY_VECTORS = 1 << 20
 _VECTOR_BYTES = 16
 
 
 class Control:
-    """One dispatch of known work: ``flops`` of products, or ``nbytes`` read and written."""
+    """A dispatch of known work: ``flops`` of products, or ``nbytes`` read and written."""
 
     def __init__(self, gpu: Gpu, fma: bool, groups: int = 0) -> None:
         self.gpu, self.groups = gpu, groups or (_FMA_GROUPS if fma else _COPY_VECTORS // _GROUP)
@@ -51,13 +52,13 @@ class Control:
         self._bind_group = gpu.device.create_bind_group(layout=layout, entries=entries)
 
     def encode(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """The dispatch."""
+        """Encodes the dispatch into the compute pass."""
         compute.set_pipeline(self._pipeline.pipeline)
         compute.set_bind_group(0, self._bind_group, [0])
         compute.dispatch_workgroups(self.groups)
 
     def run(self) -> None:
-        """The dispatch in a submit of its own, and the wait for it."""
+        """Submits the dispatch alone and waits for it."""
         encoder = self.gpu.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         self.encode(compute)
@@ -67,14 +68,14 @@ class Control:
 
 
 class PeakMeter:
-    """Measures the peaks whenever it is asked, so that they share a round with what is compared."""
+    """Measures the peaks on demand, so that they share a round with the measured kernels."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._timer = PassTimer(gpu)
         self._controls = [Control(gpu, True), Control(gpu, False), Control(gpu, False, groups=1)]
 
     def measure(self) -> Peaks:
-        """The peaks now."""
+        """Measures and returns the peaks."""
         fma, copy, least = self._controls
         times = self._timer.time([0, 1, 2], lambda compute, i: self._controls[i].encode(compute))
         seconds = [1e-3 * max(ms, 1e-6) for ms in times]

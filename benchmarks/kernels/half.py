@@ -1,7 +1,9 @@
-"""Networks in 32 and in 16 bits: ``python -m benchmarks.kernels.half MODEL.nnef ...``.
+"""Compares networks in 32-bit and 16-bit floats: ``python -m benchmarks.kernels.half MODEL.nnef
+...``.
 
-Memory is exact, the error is that of ``cml validate --half`` on random inputs, and the times are of
-both in turns, of the computation alone: the best of each, and the median of the rounds' ratios.
+Memory is exact. The error is that of ``cml validate --half`` on random inputs. Times are those
+of the computation alone over interleaved rounds: the best of each, and the median of the rounds'
+ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _HEAD = (
 
 
 def compare(graph: Graph, gpu: cml.Gpu, rounds: int) -> str:
-    """A line of the table."""
+    """Returns a row of the table."""
     options = (CompileOptions(), CompileOptions(storage="half"))
     sessions = [cml.Session(graph, gpu, chosen) for chosen in options]
     timers = [session.timer() for session in sessions]
@@ -42,7 +44,7 @@ def compare(graph: Graph, gpu: cml.Gpu, rounds: int) -> str:
 
 
 def _errors(graph: Graph) -> tuple[float, float]:
-    """The largest and the rms error of the outputs, over their largest value."""
+    """Returns the largest and the RMS error of the outputs, relative to their largest value."""
     graph = optimize(graph)
     inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
     errors = storage_errors(graph, layouts_for(graph, "half"), inputs)

@@ -1,8 +1,8 @@
-"""Networks with and without a graph pass: ``python -m benchmarks.kernels.passes``.
+"""Compares networks with and without a graph pass: ``python -m benchmarks.kernels.passes``.
 
-For each pass the same graph runs with it and without it, in turns, on the GPU; times are of the
-computation alone. Dispatches and the arena are exact; on a shared machine compare only the times
-of one line. A pass that finds nothing in a graph is not timed.
+For each pass the same graph runs with it and without it, in interleaved rounds on the GPU; times
+are those of the computation alone. Dispatches and the arena are exact; on a shared machine compare
+only the times within one row. A pass that changes nothing in a graph is not timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fixtures.graphs import BLOCKS
 
 #: left out one at a time, then all together
 PASSES = tuple(name for name in NAMES if name not in ("infer", "dead_code", "rules", "sweep"))
-#: the blocks by size and channels, or rows and columns
+#: blocks by size and channels, or by rows and columns
 SIZES = {
     "dense": (64, 32),
     "mobilenet": (56, 24),
@@ -36,8 +36,10 @@ SIZES = {
 
 
 def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) -> str | None:
-    """One line: dispatches, arena and milliseconds with the passes and without them; None where
-    they find nothing."""
+    """Returns a row: dispatches, arena and milliseconds with the passes and without them.
+
+    Returns None if the passes change nothing.
+    """
     sessions = [cml.Session(graph, gpu, CompileOptions(w)) for w in (frozenset[str](), without)]
     plans = [session.plan for session in sessions if session.plan]
     steps = [[(step.op, step.fused) for step in plan.steps] for plan in plans]

@@ -1,8 +1,8 @@
 """GFLOPS of conv, deconv and matmul by shape and kernel: ``python -m benchmarks.kernels.products``.
 
-Everything is measured in turns in one run, with two controls: products on registers and a copy.
-On a shared machine only the ratios to the controls mean something; the least of the rounds is
-printed beside the median.
+All cases run in interleaved rounds with two controls: products on registers and a copy. On a shared
+machine only the ratios to the controls are meaningful. The table shows the minimum over the rounds
+beside the median.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import case_graph
 
 Array = np.ndarray[Any, Any]
-#: what is timed, and its FLOPs (of a copy, bytes)
+#: the timed run, and its FLOPs (bytes for a copy)
 Work = tuple[Callable[[], object], float]
 
-#: (name, operator, case); each is measured by every kernel variant that is worth a try
+#: (name, operator, case); each is measured with every kernel variant worth timing
 _AROUND = [(1, 1), (1, 1)]
 _PLAIN = {"transposeA": False, "transposeB": False}
 _TURNED = {"transposeA": False, "transposeB": True}
@@ -79,8 +79,10 @@ def main() -> None:
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
-    """The case by every kernel variant and tile that is worth a try. Products of several matrices
-    are of two that are computed, and pictures lie in blocks of four channels."""
+    """Returns the case for every kernel variant and tile worth timing.
+
+    A matrix product multiplies two computed tensors; pictures are in blocks of four channels.
+    """
     graph, inputs = case_graph(op, case, constants=len(case.inputs[0]) != 3 or op != "matmul")
     blocked = [n for n in ("x0", "y0") if graph.facts[n].rank == 4 and graph.facts[n].shape[1] >= 4]
     layouts = dict.fromkeys(blocked, C4)
@@ -97,9 +99,7 @@ def _work(gpu: Gpu, plan: Plan, graph: Graph, inputs: dict[str, Array]) -> Work:
     program.write_inputs(inputs)
     node = graph.nodes[0]
     facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
-    first_words = replace(
-        plan.outputs["y0"].binding, nbytes=16
-    )  # waits, and copies next to nothing
+    first_words = replace(plan.outputs["y0"].binding, nbytes=16)  # waits, and copies almost no data
 
     def run() -> None:
         encoder = gpu.device.create_command_encoder()

@@ -1,4 +1,4 @@
-"""What limits a kernel: products, memory or launches (Williams et al., *Roofline*, 2009)."""
+"""Finds the limit of a kernel: products, memory or launches (Williams et al., *Roofline*, 2009)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from cml_engine.compiler.plan import Step
 from cml_engine.ops.declaration.spec import Cost
 
-#: a kernel that takes more than three times as long as any of its limits lets it has another one:
-#: the instructions around its products, which no peak is measured of
+#: below this share of every peak a kernel has another limit: the instructions around its products,
+#: which no control measures
 _NEAR = 1 / 3
-#: of Winograd's transforms of a tile's six by six values, four at a time: twelve of six values with
-#: 20 operations each, then ten of six sums with 16
+#: FLOPs of Winograd's transforms of a 6x6 tile, four channels at a time: twelve transforms of six
+#: values with 20 operations each, and ten transforms of six sums with 16
 _INPUT_FLOPS, _OUTPUT_FLOPS = 4 * 12 * 20, 4 * 10 * 16
 _VECTOR = 16
 _POINTS = 36
@@ -23,8 +23,7 @@ _TILE_IN, _TILE_OUT = 36, 16
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the driver does at best: FLOPs and bytes per second, and the seconds of a dispatch that
-    does next to nothing."""
+    """The driver's peak FLOPs and bytes per second, and the seconds of a nearly empty dispatch."""
 
     flops: float
     nbytes: float
@@ -32,8 +31,11 @@ class Peaks:
 
 
 def work_of(step: Step) -> Cost:
-    """What the dispatch itself computes, reads and writes, every value once. Winograd's stages are
-    stated as shares of the convolution that they stand for; here it is what they really do."""
+    """Returns the FLOPs, and the bytes read and written once, of the dispatch itself.
+
+    The declared costs of Winograd's stages are shares of the convolution that they replace; this
+    function computes their actual work.
+    """
     if Path(step.path).stem != "winograd":
         return step.cost
     p = step.params
@@ -48,7 +50,7 @@ def work_of(step: Step) -> Cost:
 
 
 def name_of(step: Step) -> str:
-    """The kernel's file and what tells its variants apart, in short."""
+    """Returns a short name: the kernel's file and the properties that distinguish its variants."""
     d, stem = step.defines, Path(step.path).stem
     words = [stem]
     if stem == "winograd":
@@ -64,8 +66,10 @@ def name_of(step: Step) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """One kernel variant of one network: medians over the rounds. Rates are per second; ``of_…``
-    are shares of what the driver did at best in the same round."""
+    """The times of one kernel variant in one network, medians over the rounds.
+
+    Rates are per second; ``of_…`` are shares of the driver's peak in the same round.
+    """
 
     model: str
     operator: str
@@ -82,7 +86,7 @@ class KernelTimes:
 
     @property
     def limit(self) -> str:
-        """The nearest of the three limits, or what is left where none is near."""
+        """The nearest of the three limits, or the remaining cause if none is near."""
         shares = {
             "products": self.of_flops,
             "memory": self.of_nbytes,
@@ -100,8 +104,11 @@ class KernelTimes:
         totals: Sequence[float],
         peaks: Sequence[Peaks],
     ) -> KernelTimes:
-        """From the ``seconds`` that its steps took together in each round, the network's
-        ``totals`` and the ``peaks`` of the same rounds."""
+        """Returns the times of a variant from its steps.
+
+        ``seconds`` are the summed times of the steps in each round, ``totals`` those of the
+        whole network, and ``peaks`` the peaks of the same rounds.
+        """
         work = sum((work_of(step) for step in steps), Cost(0, 0, 0))
         rounds = list(zip(seconds, totals, peaks, strict=True))
         median = statistics.median
@@ -129,8 +136,10 @@ _HEAD = (
 
 
 def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
-    """One network's kernels, the longest first; those below a share ``least`` of the time in one
-    row together."""
+    """Returns a table of one network's kernels, the longest first.
+
+    Kernels below the share ``least`` of the time are combined in one row.
+    """
     shown = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
     rest = [k for k in kernels if k.time_share < least]
     rows = [_row(kernel) for kernel in shown]

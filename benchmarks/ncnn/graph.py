@@ -1,8 +1,9 @@
-"""A network of the engine's as ncnn's .param and .bin, with the operators that the bench's have.
+"""Writes a graph of this engine as ncnn's .param and .bin, for the operators of the bench's
+networks.
 
-ncnn has no batch: a tensor [1, C, H, W] is one of three axes there, [1, W] one of one. Activations
-go into the convolution before them, and a filter that is scaled along its inputs becomes a scaled
-input, for ncnn's convolutions on a GPU want constant filters.
+ncnn has no batch axis: a tensor [1, C, H, W] has three axes there, [1, W] has one. Activations are
+fused into the convolution before them. A filter that is scaled along its inputs becomes a scaled
+input, because ncnn's GPU convolutions require constant filters.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from cml_engine.ir.graph import Graph, Node
 
 _UNARY = {"abs": 0, "floor": 2, "sqr": 4, "sqrt": 5, "rsqrt": 6, "log2": 8}
 _BINARY = {"add": 0, "sub": 1, "mul": 2, "div": 3}
-#: what ncnn calls - and / with a number on the left
+#: ncnn's names of - and / with a number on the left
 _REVERSED = {"sub": 7, "div": 8}
-#: how the axes of [1, C, r, r, H, W] go where pixels are shuffled
+#: the permutation of the axes of [1, C, r, r, H, W] in a pixel shuffle
 _SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 
 class CannotWrite(Exception):
-    """Something that the other format cannot say; the message tells what."""
+    """Raised for an operator or a value that ncnn's format cannot express."""
 
 
 def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
-    """Both files; :class:`CannotWrite` where an operator has no counterpart here."""
+    """Writes both files; raises :class:`CannotWrite` if an operator has no counterpart in ncnn."""
     writer = _Writer(graph)
     for name in graph.inputs:
         writer.parts.input(name, graph.facts[name].shape)
@@ -40,18 +41,18 @@ def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
 
 
 class _Writer:
-    """The layers so far; what an operator becomes is a function below."""
+    """The layers written so far; the functions below write one operator each."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.parts = graph, NcnnParts()
         self.facts, self.constants = graph.facts, graph.constants
         self.readers = graph.consumers()
         self.makers = {name: node for node in graph.nodes for name in node.outputs}
-        #: what is there by now: results, and constants that were read as tensors
+        #: names written so far: results, and constants that were read as tensors
         self.written: set[str] = set()
 
     def node(self, node: Node) -> None:
-        """One operator, and those after it that go with it."""
+        """Writes one operator and the following ones that are fused with it."""
         if node.op in _BINARY:
             self.binary(node)
         elif node.op in _UNARY:
@@ -66,19 +67,19 @@ class _Writer:
     # -- names and numbers
 
     def blob(self, tensor: str) -> str:
-        """The tensor's name; a constant becomes a blob at its first use."""
+        """Returns the tensor's name; writes a constant as a blob at its first use."""
         if tensor in self.constants and tensor not in self.written:
             self.written.add(tensor)
             self.parts.constant(tensor, self.constants[tensor])
         return tensor
 
     def number(self, tensor: str) -> float | None:
-        """The value of a constant that is one number."""
+        """Returns the value of a constant with one element."""
         values = self.constants.get(tensor)
         return float(values) if values is not None and values.shape == () else None
 
     def weights(self, node: Node, index: int) -> Array:
-        """A constant operand's values."""
+        """Returns the values of a constant operand."""
         found = self.constants.get(node.inputs[index])
         if found is None:
             raise CannotWrite(f"{node.title}: ncnn wants operand {index} to be constant")
@@ -88,7 +89,7 @@ class _Writer:
         return np.broadcast_to(self.weights(node, 2).reshape(-1), (channels,))
 
     def only_reader(self, tensor: str) -> Node | None:
-        """The one operator that reads it, where nothing else does."""
+        """Returns the operator that reads the tensor if it is the only one, otherwise None."""
         readers = self.readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.graph.roots else None
 
@@ -111,7 +112,8 @@ class _Writer:
             self.pair(node.op, self.blob(a), self.blob(b), output)
 
     def scales_filter(self, node: Node) -> bool:
-        """Whether all it does is scaling filters, which :func:`conv` does to the input."""
+        """Returns True if the node only scales filters, which :func:`conv` applies to the input
+        instead."""
         if node.op != "mul":
             return False
         filter, style = node.inputs
@@ -131,7 +133,7 @@ class _Writer:
     # -- windows
 
     def window(self, type: str, node: Node, x: str, filter: Array, channels: int) -> None:
-        """What convolution and deconvolution share: windows, bias, and the activation."""
+        """Writes a convolution or deconvolution with its window, bias and activation."""
         groups = node.attrs.groups or self.facts[node.inputs[0]].shape[1]
         (top, bottom), (left, right) = node.attrs.padding
         stride, dilation = node.attrs.stride or (1, 1), node.attrs.dilation or (1, 1)
@@ -149,7 +151,8 @@ class _Writer:
         self.written.add(output)
 
     def activation(self, node: Node) -> tuple[str, str]:
-        """The result's name and the parameters of an activation, where one follows alone."""
+        """Returns the result's name and the parameters of the activation that is the only
+        reader, if any."""
         reader = self.only_reader(node.outputs[0])
         if reader and reader.op == "relu":
             return reader.outputs[0], "9=1"
@@ -163,7 +166,7 @@ _WRITERS: dict[str, Callable[[_Writer, Node], None]] = {}
 
 
 def _writes(function: Callable[[_Writer, Node], None]) -> Callable[[_Writer, Node], None]:
-    """The function writes the operator of its name."""
+    """Registers the function as the writer of the operator with its name."""
     _WRITERS[function.__name__] = function
     return function
 
@@ -187,8 +190,10 @@ def leaky_relu(w: _Writer, node: Node) -> None:
 
 @_writes
 def batch_normalization(w: _Writer, node: Node) -> None:
-    """``x a - mean a + offset`` with ``a = scale / sqrt(variance + epsilon)``, all of them
-    computed at run time; ``scale`` is a number."""
+    """Writes ``x a - mean a + offset`` with ``a = scale / sqrt(variance + epsilon)``.
+
+    All terms are computed at run time; ``scale`` is a number.
+    """
     x, mean, variance, offset = map(w.blob, node.inputs[:4])
     scale, output = w.number(node.inputs[4]), node.outputs[0]
     if scale is None:
@@ -263,7 +268,7 @@ def mean_reduce(w: _Writer, node: Node) -> None:
 
 @_writes
 def reshape(w: _Writer, node: Node) -> None:
-    """Pixels shuffled: a reshape, a transpose and another reshape."""
+    """Writes a pixel shuffle: a reshape, a transpose and another reshape."""
     turn = w.only_reader(node.outputs[0])
     back = w.only_reader(turn.outputs[0]) if turn else None
     shape = w.facts[node.outputs[0]].shape
@@ -287,8 +292,11 @@ def multilinear_upsample(w: _Writer, node: Node) -> None:
 
 
 def bilinear(node: Node, channels: int) -> Array:
-    """The filter [channels, 1, 4, 4] that a ``multilinear_upsample`` by two with a border of zeros
-    is as a transposed depthwise convolution of stride 2 and padding 1."""
+    """Returns the filter [channels, 1, 4, 4] of a 2x ``multilinear_upsample`` with a border of
+    zeros.
+
+    The upsampling is then a transposed depthwise convolution of stride 2 and padding 1.
+    """
     a = node.attrs
     if (list(a.factor), a.method, a.border) != ([2, 2], "symmetric", "constant"):
         raise CannotWrite(f"{node.title}: other than by two, symmetric, with zeros outside")
@@ -297,5 +305,5 @@ def bilinear(node: Node, channels: int) -> Array:
 
 
 def _list(values: Sequence[int]) -> str:
-    """How .param writes an array: its length first."""
+    """Returns an array as text for the .param: its length, then its values."""
     return ",".join(map(str, (len(values), *values)))

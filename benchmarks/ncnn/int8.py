@@ -1,8 +1,9 @@
-"""A network in ncnn's files as one whose convolutions are of 8 bits.
+"""Rewrites a network in ncnn's files with 8-bit convolutions.
 
-ncnn's package computes such layers, but lacks the programs that make them (ncnn2table, ncnn2int8).
-Weights have a scale per channel, maps one each, by their largest values; where nothing but another
-convolution reads a convolution's result, it is handed on as bytes. Other layers stay in floats.
+ncnn's package computes such layers but lacks the programs that create them (ncnn2table, ncnn2int8).
+Weights have a scale per channel and each map has one scale, taken from the largest values. If
+another convolution is the only reader of a convolution's result, the result is passed on as bytes.
+Other layers remain in floats.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ from cml_engine.formats.ncnn.bin import WeightReader
 from cml_engine.formats.ncnn.param import MAGIC, NcnnLayer, read_param
 from cml_engine.io.model_source import file_source
 
-#: before weights of 8 bits
+#: the flag before 8-bit weights
 _FLAG = struct.pack("<I", 0x000D4B38)
-#: parameters of layers with filters: how many weights there are, and whether there is a bias
+#: parameters of layers with filters: the number of weights, and the flag of a bias
 _FILTERS = {
     "Convolution": (6, 5), "ConvolutionDepthWise": (6, 5), "Deconvolution": (6, 5),
     "DeconvolutionDepthWise": (6, 5), "InnerProduct": (2, 1),
 }  # fmt: skip
 _LARGEST = 127
-#: lines of the .param, and their part of the .bin
+#: lines of the .param, and their weights in the .bin
 Written = tuple[list[str], bytes]
-#: of a layer's result: floats differ by less, and other bytes by more
+#: relative RMS error of a layer: float rounding stays below it, wrong bytes exceed it
 _TOLERANCE = 1e-3
 
 
 class WrongLayer(Exception):
-    """What ncnn computes is not what the bytes that were written say."""
+    """Raised if a layer that ncnn computes does not match the 8-bit weights that were written."""
 
 
 class Int8Network:
-    """The network with convolutions of 8 bits; the samples' largest values give the scales."""
+    """The network with 8-bit convolutions; the scales come from the largest values of the
+    samples."""
 
     def __init__(self, floats: Workload, samples: Sequence[Inputs]) -> None:
         self.floats, self.layers = floats, list(_layers(floats))
@@ -49,20 +51,23 @@ class Int8Network:
         readers = Counter(name for one in self.layers for name in one.line.inputs)
         convolved = [one for one in self.layers if one.convolves]
         self.scales = _scales(floats, [one.x for one in convolved], samples)
-        #: what is handed on as bytes
+        #: results that are passed on as bytes
         self.handed = {one.y for one in convolved if one.y in self.scales and readers[one.y] == 1}
         _save(self.words, self.layers, self._as_words)
         _save(self.rounded, self.layers, lambda one: one.rounded(self.scales[one.x]))
 
     def error(self, inputs: Inputs) -> float:
-        """Root mean square of the difference to floats over that of the output, after every
-        convolution has been looked at: :class:`WrongLayer`."""
+        """Returns the RMS difference to floats over the RMS of the output.
+
+        Checks every convolution first and raises :class:`WrongLayer` if one is wrong.
+        """
         self._check(inputs)
         found, exact = (_run(w, inputs)[0] for w in (self.words, self.floats))
         return _rms(found - exact) / _rms(exact)
 
     def _check(self, inputs: Inputs) -> None:
-        """Each convolution of bytes beside that of floats that are rounded, of the same input."""
+        """Compares each 8-bit convolution with a convolution of rounded floats on the same
+        input."""
         convolved = [one for one in self.layers if one.convolves]
         names = list(dict.fromkeys(name for one in convolved for name in (one.x, one.y)))
         found = dict(zip(names, _run(self.words, inputs, names), strict=True))
@@ -84,7 +89,8 @@ class Int8Network:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A line, the filter that is stored behind a flag, and what is stored without one."""
+    """A line of the .param, its filter (stored after a flag), and its weights stored without
+    one."""
 
     line: NcnnLayer
     filter: Array | None
@@ -104,7 +110,7 @@ class _Layer:
 
     @cached_property
     def whole(self) -> tuple[Array, Array]:
-        """The filter as whole numbers, a row for each output channel, and the scales of these."""
+        """The filter as integers, one row per output channel, and the scale of each row."""
         assert self.filter is not None
         rows = self.filter.reshape(self.line.whole(0), -1)
         most = np.abs(rows).max(1, keepdims=True)
@@ -116,7 +122,8 @@ class _Layer:
         return [self.line.source.text], filter + plain(self.rest)
 
     def words(self, maps: Sequence[float]) -> Written:
-        """Bytes; ``maps``: the scale of what goes in, and of what goes out if that is bytes too."""
+        """Returns the 8-bit layer; ``maps`` are the scales of its input and, if it is in bytes,
+        its output."""
         numbers, scales = self.whole
         data = numbers.astype(np.int8).tobytes()
         after = plain(self.rest, scales, np.array(maps))
@@ -124,7 +131,8 @@ class _Layer:
         return [text], _FLAG + data + bytes(-len(data) % 4) + after
 
     def rounded(self, scale: float) -> Written:
-        """Floats: the input scaled, rounded, cut off and scaled back, and so was the filter."""
+        """Returns the layer in floats, with the input and the filter rounded to their 8-bit
+        values."""
         x, lines = self.x, []
         for number, step in enumerate((
             f"BinaryOp 0=2 1=1 2={scale:.9e}", "UnaryOp 0=18",
@@ -154,7 +162,7 @@ def _layers(floats: Workload) -> Iterator[_Layer]:
         elif line.type == "MemoryData":
             count = prod(line.whole(key) or 1 for key in (0, 1, 2))
         yield _Layer(line, filter, stored.raw(count, line))
-    stored.finish()  # says so where another type of layer has weights
+    stored.finish()  # raises an error if another type of layer has weights
 
 
 def _save(
@@ -172,7 +180,7 @@ def _save(
 def _scales(
     floats: Workload, names: Sequence[str], samples: Sequence[Inputs]
 ) -> Mapping[str, float]:
-    """What makes bytes of these tensors."""
+    """Returns the scale to bytes of each tensor, from its largest value over the samples."""
     most = np.zeros(len(names))
     for sample in samples:
         found = _run(floats, sample, names)
@@ -181,7 +189,7 @@ def _scales(
 
 
 def _run(workload: Workload, inputs: Inputs, names: Sequence[str] = ()) -> list[Array]:
-    """These tensors, or the outputs."""
+    """Runs the network and returns the named tensors, or its outputs."""
     net, _ = ncnn_net(workload, on_gpu=False)
     return run_ncnn(net, inputs, names or net.output_names())
 

@@ -1,4 +1,4 @@
-"""ncnn's .param (text) and .bin (weights), put together layer by layer."""
+"""A builder of ncnn's .param (text) and .bin (weights), layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 _MAGIC = 7767517
-#: before weights that are 32-bit floats
+#: the flag before 32-bit float weights
 _FLAG = np.uint32(0).tobytes()
 
 
@@ -26,7 +26,7 @@ class _Layer:
 
 
 class NcnnParts:
-    """A network being put together; every layer has one output, which names the layer too."""
+    """A network under construction; every layer has one output, whose name is also the layer's."""
 
     def __init__(self) -> None:
         self._layers: list[_Layer] = []
@@ -41,23 +41,27 @@ class NcnnParts:
         bias: Array | None = None,
         stored: bytes = b"",
     ) -> str:
-        """``numbers`` are ncnn's parameters as text; a ``filter`` is written by :func:`flagged`,
-        a ``bias`` by :func:`plain`; ``stored`` is what a layer has besides."""
+        """Adds a layer.
+
+        ``numbers`` are ncnn's parameters as text. :func:`flagged` writes the ``filter`` and
+        :func:`plain` the ``bias``; ``stored`` holds further weights of the layer.
+        """
         weights = b"" if filter is None else flagged(filter)
         weights += b"" if bias is None else plain(bias)
         self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights + stored))
         return output
 
     def input(self, name: str, shape: Sequence[int]) -> None:
-        """A graph input of ``shape`` [1, C, H, W] or [1, W]; ncnn has no batch."""
+        """Adds a graph input of ``shape`` [1, C, H, W] or [1, W]; ncnn has no batch axis."""
         self.layer("Input", (), name, extents(shape))
 
     def constant(self, name: str, values: Array) -> str:
-        """Values [1, C, H, W] or [1, W] that are read as a tensor."""
+        """Adds values [1, C, H, W] or [1, W] that are read as a tensor."""
         return self.layer("MemoryData", (), name, extents(values.shape), bias=values)
 
     def save(self, param: Path, weights: Path) -> None:
-        """Write both files. A tensor that is read more than once is split, as ncnn wants it."""
+        """Writes both files. A tensor that is read more than once goes through a split layer, as
+        ncnn requires."""
         readers = Counter(name for layer in self._layers for name in layer.inputs)
         given: dict[str, int] = dict.fromkeys(readers, 0)
         lines: list[str] = []
@@ -74,22 +78,23 @@ class NcnnParts:
 
 
 def flagged(values: Array) -> bytes:
-    """Weights behind a flag that says how they are stored: as they are."""
+    """Returns the weights after a flag for 32-bit floats."""
     return _FLAG + plain(values)
 
 
 def plain(*arrays: Array) -> bytes:
-    """Weights without a flag, one array after the other."""
+    """Returns the weights without a flag, one array after the other."""
     return b"".join(np.ascontiguousarray(array, np.float32).tobytes() for array in arrays)
 
 
 def extents(shape: Sequence[int]) -> str:
-    """ncnn's parameters 0, 1, 2 (width, height, channels) of a shape with a batch of one."""
+    """Returns ncnn's parameters 0, 1, 2 (width, height, channels) of a shape with a batch of
+    one."""
     return " ".join(f"{key}={extent}" for key, extent in enumerate(reversed(shape[1:])))
 
 
 def _reader(name: str, readers: Mapping[str, int], given: dict[str, int]) -> str:
-    """The tensor's name for its next reader."""
+    """Returns the blob name of the tensor for its next reader."""
     if readers[name] == 1:
         return name
     given[name] += 1

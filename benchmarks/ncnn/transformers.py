@@ -1,4 +1,4 @@
-"""Blocks of transformers with random weights, as ncnn's files."""
+"""Writes transformer blocks with random weights as ncnn's files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 from benchmarks.ncnn.model import Array, NcnnParts, flagged, plain
 
 _EPSILON = 1e-5
-#: added to the scores of tokens that are still to come
+#: added to the scores of later tokens (the causal mask)
 _NEVER = -1e4
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """Blocks of layer norm, attention, layer norm and two matrices with GELU between them, both
-    parts with a residual (Vaswani et al., 2017; norms first, as ViT and GPT-2 have them)."""
+    """Blocks of layer norm, attention, layer norm and two matrices with GELU between them.
+
+    Both parts have a residual (Vaswani et al., 2017); the norms come first, as in ViT and GPT-2.
+    """
 
     tokens: int
     width: int
@@ -27,11 +29,11 @@ class Transformer:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the input ``data`` and of the output."""
+        """The shape of the input ``data`` and of the output."""
         return (1, self.tokens, self.width)
 
     def write(self, param: Path, weights: Path) -> None:
-        """Both of ncnn's files."""
+        """Writes ncnn's .param and .bin."""
         writer = _Writer(self)
         x = "data"
         for block in range(self.blocks):
@@ -39,9 +41,9 @@ class Transformer:
         writer.parts.save(param, weights)
 
 
-#: a tiny ViT's (Touvron et al., 2021, DeiT-Ti): 14 x 14 patches and a class
+#: a tiny ViT (Touvron et al., 2021, DeiT-Ti): 14 x 14 patches and a class
 VIT = Transformer(197, 192, 3)
-#: a small GPT's
+#: a small GPT
 GPT = Transformer(128, 256, 8, causal=True)
 
 

@@ -1,4 +1,4 @@
-"""A network of the bench as ncnn's .param (text) and .bin (weights)."""
+"""Writes a network of the bench as ncnn's .param (text) and .bin (weights)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TYPES = {
     "max_pool": "Pooling", "upsample": "Interp", "add": "BinaryOp", "concat": "Concat",
     "mean": "Pooling", "linear": "InnerProduct",
 }  # fmt: skip
-#: numbers of the activations that ncnn applies within a convolution
+#: ncnn's numbers of the activations that are fused into a convolution
 _ACTIVATIONS = {"": "", "relu": "9=1", "relu6": "9=3 -23310=2,0.0,6.0"}
 
 
 def write_ncnn(network: LayeredNetwork, param: Path, weights: Path) -> None:
-    """Both files."""
+    """Writes both files."""
     parts = NcnnParts()
     parts.input("data", network.shape)
     for layer in network.layers:
