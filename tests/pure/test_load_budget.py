@@ -1,4 +1,4 @@
-"""One budget bounds the memory and the work of a load, whatever it reads."""
+"""Tests that one budget bounds the memory and the work of a load in every reader."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_nnef_that_takes_too_much_is_refused(body: str, said: str) -> None:
 
 
 def test_a_long_line_costs_no_more_than_a_short_one() -> None:
-    """The line of every operator is kept for messages: its beginning, not all of it."""
+    """Only the beginning of an operator's source line is kept for messages."""
     body = "".join(f"r{i} = relu(x); " for i in range(2000))
     start = time.process_time()
     cml.load(nnef_of(f"{body} # {'a' * 20_000_000}\n"))

@@ -1,4 +1,4 @@
-"""A game's own operator: mistakes show when it is registered, and what its kernel finds by name."""
+"""Tests of a game's own operators: errors at registration, and the names that a kernel can use."""
 
 from dataclasses import replace
 
@@ -292,11 +292,12 @@ def test_a_bare_name_may_be_one_of_the_engine_s_files():
         cml.register(spec(kernel=cml.Kernel("conv/conv.hlsl")))
 
 
-# ---------------------------------------------------------------- what functions of a game give
+# ---------------------------------------------------------------- errors in a game's functions
 
 
 def plan_of(lower=None, kernel=None, op="twice", nodes=1):
-    """The plan of ``twice`` of ``twice`` …, beside a constant and a tensor of somebody else's."""
+    """Returns the plan of a chain of ``nodes`` nodes of ``op``, next to an unrelated ``neg``
+    node."""
     kernel = kernel or cml.Kernel(source=KERNEL, lower=lower)
     cml.register(spec(kernel=kernel))
     facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}

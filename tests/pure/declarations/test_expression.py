@@ -1,5 +1,4 @@
-"""Expressions of elementwise operators: what they mean, in which forms they are written, and what
-is said of wrong ones."""
+"""Tests of the expressions of elementwise operators: values, generated code and error messages."""
 
 import random
 
@@ -42,11 +41,11 @@ FORMS = [
      "(float4(a) > float4(2.0))), float4(1.0), float4(0.0))"),
     ("tanh(x) * y", "(cml_tanh(a) * b)", "(cml_tanh(a) * b)"),
     ("silu(y)", "(b * cml_sigmoid(b))", "(b * cml_sigmoid(b))"),
-    # what takes one number only is not written for four
+    # functions of scalars have no float4 expression
     ("x != 0 ? x : 1", "(cml_unequal(a, 0.0) ? a : 1.0)", None),
     ("sin(x)", "cml_sin(a)", None),
     ("frac(x)", "frac(a)", None),
-    # as many digits as 32 bits hold, and no more
+    # the shortest literal that gives the same float32
     ("16777217.0 * x", "(1.6777216e+07 * a)", "(1.6777216e+07 * a)"),
     ("0.30000001192092896 * x", "(0.3 * a)", "(0.3 * a)"),
 ]  # fmt: skip
@@ -82,12 +81,13 @@ def test_an_expression_in_numpy(text, wanted):
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.fusable])
 def test_what_our_kernels_fuse_is_written_for_four_at_once(name):
-    """A step that takes numbers one by one is four times the code behind every result."""
+    """Every fusable operator has a ``float4`` expression; a scalar one quadruples an epilogue's
+    code."""
     formula = ROWS[name].formula
     assert formula.wide_expression("float4", ["k"] * len(formula.attrs)) is not None
 
 
-#: expression, which character, what is said
+#: expression, position of the error, message
 WRONG = [
     ("x +", 4, "wanted a number, a name or '(', got the end"),
     ("x < 0 ? ) * x", 9, "wanted a number, a name or '(', got ')'"),

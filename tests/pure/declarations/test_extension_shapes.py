@@ -1,4 +1,4 @@
-"""What operators beyond NNEF refuse: every message names wanted against got."""
+"""Tests that operators beyond NNEF refuse wrong shapes and name the expected and the given one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Families of kernel variants: their order, the first choice, the options; what is declared."""
+"""Tests of kernel families: the order of variants, the default, the options, the declarations."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from cml_engine.ops.kernel_files import kernel_file
 
 @dataclass
 class Op:
-    """What a family asks of a lowering: to choose."""
+    """A stand-in for the lowering of a node: only its ``choose`` method."""
 
     table: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a session is asked for: a value that is none is refused at once, by name."""
+"""Tests that a session refuses an invalid option at once and names it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Kernel parameters: the bytes that are uploaded are the words that the shader reads."""
+"""Tests that the uploaded kernel parameters are the 32-bit words that the shader reads."""
 
 import numpy as np
 import pytest

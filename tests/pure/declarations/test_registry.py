@@ -1,4 +1,4 @@
-"""Every declaration is complete: no operator is half there."""
+"""Tests that every operator's declaration is complete."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from cml_engine.tools.report.operators import (
 )
 
 load_families()
-#: the engine's own: other tests may have brought a game's
+#: operators of the engine; other tests may have registered a game's
 SPECS = [spec for spec in registered().values() if not spec.from_game]
 
 #: the first set that every release must run natively or by expansion on both backends
@@ -83,7 +83,7 @@ def test_an_expansion_is_refused_where_it_reaches_what_is_not_there():
     fragments = {**standard_fragments()}
     specs = {name: spec for name, spec in registered().items() if name != "exp"}
     table = SupportTable({k: v for k, v in specs.items() if k != "silu"}, fragments)
-    assert table.support("silu").runs  # by sigmoid, which is native
+    assert table.support("silu").runs  # it expands to sigmoid, which is native
     assert table.support("exp").gpu == "refused"
     without = {k: v for k, v in specs.items() if k not in ("silu", "sigmoid")}
     row = SupportTable(without, fragments).support("silu")

@@ -1,5 +1,7 @@
-"""Words get from Python into HLSL as defines that say which it is; a shader asks for words that
-there are, and for all of them but the one that is left."""
+"""Tests of the string attributes that reach HLSL as defines.
+
+A shader may test only values that exist, and at most one value may be left without a test.
+"""
 
 import re
 
@@ -46,7 +48,7 @@ def test_words_that_a_kernel_is_told_when_it_runs():
 
 
 def test_numbers_of_words_stand_in_no_shader():
-    """One that Python and HLSL both number is stated twice."""
+    """No shader defines a number for a value that Python numbers already."""
     words = {*POOL_BORDERS, *resize.METHODS, *resize.COORDINATES, *resize.ROUNDINGS}
     names = {define for value in words for define in numbers([value])}
     for path in KERNEL_FOLDER.rglob("*.hlsl*"):

@@ -1,4 +1,4 @@
-"""Strided copies: however dimensions are merged or exchanged, the same words move."""
+"""Tests that a strided copy moves the same words after dimensions are merged or exchanged."""
 
 import random
 from itertools import product
@@ -10,7 +10,8 @@ from cml_engine.ops.movement.strided import Copy, Dim, box, collapse, strides
 
 
 def moves(copy, width=1):
-    """Every (source, target) word of a copy of items of ``width`` words."""
+    """Returns the (source, target) index of every 32-bit word of a copy of items of ``width``
+    words."""
     pairs = []
     for at in product(*(range(d.extent) for d in copy.dims)):
         src = copy.src_offset + sum(i * d.src for i, d in zip(at, copy.dims, strict=True))
@@ -29,7 +30,7 @@ def test_collapse_merges_what_both_sides_walk_as_one():
     assert collapse([Dim(2, 12, 12), Dim(3, 4, 4), Dim(4, 1, 1)]) == (Dim(24, 1, 1),)
     # the target has gaps between rows
     assert collapse([Dim(3, 4, 8), Dim(4, 1, 1)]) == (Dim(3, 4, 8), Dim(4, 1, 1))
-    # the same source again and again is one dimension too
+    # a repeated source is merged into one dimension too
     assert collapse([Dim(3, 0, 4), Dim(4, 0, 1)]) == (Dim(12, 0, 1),)
     assert collapse([Dim(1, 7, 7)]) == (Dim(1, 1, 1),)
 
@@ -66,5 +67,5 @@ def test_runs_move_as_vectors_only_where_aligned():
 def test_a_matrix_transpose_is_tiled():
     rows = box((65, 33), (1, 65), (33, 1))
     assert strided._tile_order(rows) == (Dim(65, 1, 33), Dim(33, 65, 1))
-    # channels of three are no matrix
+    # rows of three channels are no matrix transpose
     assert strided._tile_order(box((512, 3), (1, 512), (3, 1))) is None

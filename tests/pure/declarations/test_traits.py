@@ -1,4 +1,4 @@
-"""Passes ask for operators' traits, not names: what is known of one stands where it is declared."""
+"""Tests that passes read the declared traits of operators instead of comparing names."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ from cml_engine.ops.declaration.traits import Traits
 
 load_families()
 ROOT = Path(__file__).resolve().parents[3] / "cml_engine"
-#: operators that a pass is about, and why it may name them
+#: the operators that a pass may name, and the reason
 NAMED = {
     "passes/bypass.py": (
         {"copy", "pad", "mul", "transpose", "reshape"},

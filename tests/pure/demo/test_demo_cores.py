@@ -1,4 +1,4 @@
-"""Which threads of a driver go to which core, with folders as Linux has them."""
+"""Tests of the assignment of driver threads to cores, with folders like Linux's ``/proc`` tasks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def test_each_of_the_drivers_threads_has_its_core(tmp_path: Path) -> None:
         folder = tmp_path / str(thread)
         folder.mkdir()
         (folder / "comm").write_text(f"{name}\n")
-    (tmp_path / "16").mkdir()  # one that has just ended
+    (tmp_path / "16").mkdir()  # a thread that has just ended
     assert places(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
     assert places(tmp_path / "none", [0]) == {}

@@ -1,4 +1,4 @@
-"""Why a frame was late, whichever times are known of it."""
+"""Tests of the reported cause of a late frame, for every set of known times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_late_frame_is_explained_where_nothing_is_timed(
     times = FrameTimes(Telemetry(10.0))
     late = times.begin(report(0), cpu_ms, picture_ms)
     late.frame_ms = 18.0
-    assert not late.cause  # how long it took is told after it was submitted
+    assert not late.cause  # the frame's duration is known only after its submit
     in_time = times.begin(report(1), 1.0, 2.0)
     in_time.frame_ms = 9.0
     times.begin(report(2), 1.0, 2.0)

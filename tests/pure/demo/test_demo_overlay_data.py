@@ -1,4 +1,4 @@
-"""What the overlay shows, before it is drawn."""
+"""Tests of the overlay's data, without drawing."""
 
 from __future__ import annotations
 

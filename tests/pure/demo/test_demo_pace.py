@@ -1,4 +1,4 @@
-"""The picture's effort follows the frames' time, and does not go back and forth."""
+"""Tests that the drawing effort follows the frame time without oscillation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MOST = 11.7
 
 
 def machine(effort: Effort, fixed_ms: float, full_ms: float) -> float:
-    """What a picture takes: so much whatever is drawn, and so much for all pixels."""
+    """Returns the milliseconds of a picture: a fixed part and a part proportional to the pixels."""
     return fixed_ms + full_ms * effort.pixels
 
 
 def settle(pace: DrawingPace, fixed_ms: float, full_ms: float, frames: int = 3000) -> list[Effort]:
-    """The efforts of so many frames on a machine."""
+    """Returns the effort of each of ``frames`` frames on a simulated machine."""
     used = []
     for frame in range(frames):
         used.append(pace.effort)
@@ -49,7 +49,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
 
 
 def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
-    """A machine on which the next effort is dearer than its pixels say."""
+    """An effort that costs more than its pixels predict is tried at growing intervals."""
     pace, used = DrawingPace(MOST, 1), []
     for _ in range(8000):
         used.append(pace.effort)

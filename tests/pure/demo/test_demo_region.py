@@ -1,4 +1,4 @@
-"""Which tiles a bake of the demo's world makes."""
+"""Tests of the tiles that a bake of the demo's world computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of itself to somebody who has never seen it, and its film."""
+"""Tests of a run's report in plain words and of its film."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles asked for, cancelled, shown whole, evicted: with jobs that are only pretended."""
+"""Tests with fake jobs of tiles that are requested, cancelled, shown complete and evicted."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for() -> None:
     world = streaming()
     wanted = {TileId(3, x, 0): 1.0 for x in range(9)}
     a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
-    for tiles in (1, 2, 3, IN_FLIGHT):  # more by the same token than the most there may be
+    for tiles in (1, 2, 3, IN_FLIGHT):  # up to the maximum
         world.scheduler.last_report = SimpleNamespace(aim_ms=(tiles - 0.5) * a_tile / WORK_FRAMES)
         world.want(Selection([], wanted), set(), 0.0)
         assert len(world.making) == tiles
@@ -160,7 +160,7 @@ def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn() -
     world.draw([a, b], 1.0)
     world.want(Selection([a, b], {c: 1.0}), set(), 1.0)
     finish(world.making[c])
-    assert world.collect(None, 1.0) == 0  # both are on the screen
+    assert world.collect(None, 1.0) == 0  # both are visible
     world.draw([b], 2.0)
     assert world.collect(None, 2.0) == 1
     assert set(world.shown) == {b, c}

@@ -1,5 +1,5 @@
-"""The world's geometry: noise that is the same from wherever it is asked, tiles that fit together,
-a quadtree that leaves no hole."""
+"""Tests of the world's geometry: consistent noise, matching tile edges, a quadtree without
+holes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bounds_hold_the_land() -> None:
 
 
 def covered(tiles: list[TileId], around: tuple[float, float], reach: float) -> np.ndarray:
-    """How many of the tiles lie over each point of a grid around a place."""
+    """Returns the number of tiles over each point of a grid around ``around``."""
     steps = np.linspace(-reach, reach, 41)
     count = np.zeros((41, 41), int)
     for tile in tiles:
@@ -155,7 +155,7 @@ def test_drafts_are_the_noise_and_meet_their_neighbours() -> None:
 
 
 def test_a_drafts_light_falls_on_slopes_as_it_does_on_the_networks_tiles() -> None:
-    """The normal's bytes point away from where the land rises."""
+    """The normal's bytes point away from rising ground."""
     (draft,) = drafts([TileId(3, -3, -2)], SEED)
     rise = np.gradient(np.maximum(draft.height, 0), axis=1)[1:-1, 1:-1]
     east = draft.shading[1:-1, 1:-1, 0].astype(float) - 127.5

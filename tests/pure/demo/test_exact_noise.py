@@ -1,4 +1,4 @@
-"""The noise of the integer world against Python's integers, at the ends of what it may be asked."""
+"""Tests of the integer world's noise against Python's integers, at the ends of its input range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level: int) 
 
 
 def test_the_steepest_corners_fit_into_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that no hash would give, all at once."""
+    """The sums fit into 32 bits even for extreme gradients that no hash gives together."""
     for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
         turned = iter(range(1 << 30))
         monkeypatch.setattr(

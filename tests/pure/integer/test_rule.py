@@ -1,4 +1,4 @@
-"""The rule of integer inference: Python's integers, 32 bits at a time, and NumPy, to the bit."""
+"""Tests that integer inference is bit-identical in Python, in 32-bit arithmetic and in NumPy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def fits(total: int, by: rule.Multiplier) -> bool:
 
 
 def as_arrays(total: int, by: rule.Multiplier, low: int, high: int) -> int:
-    """NumPy's answer, of the sum in two parts, as a float32 holds them."""
+    """Requantizes in NumPy; the sum comes in two parts that a float32 holds exactly."""
     upper, lower = np.float32(total >> 8), np.float32(total & 255)
     found = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
     return int(found)
 
 
 def exactly(total: int, by: rule.Multiplier, low: int, high: int) -> int:
-    """By rational numbers, as docs/integer.md says it."""
+    """Requantizes with rational numbers, as docs/integer.md defines it."""
     value = Fraction(total * by.mantissa, 2**by.exponent) + Fraction(1, 2)
     return max(low, min(high, value.numerator // value.denominator))
 
@@ -72,7 +72,8 @@ def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) 
 
 
 def test_halves_to_even_are_found() -> None:
-    """The comparison above can fail: ties are among its cases, and another rounding differs."""
+    """The comparison above can fail: its cases contain ties, where rounding half to even
+    differs."""
     tie, by = 5, rule.Multiplier(1 << 14, 15)
     assert exactly(tie, by, -127, 127) == 3 != half_to_even(tie, by, -127, 127)
     assert {way(tie, by, -127, 127) for way in WAYS} == {3}
@@ -144,7 +145,8 @@ def test_words_of_real_numbers() -> None:
 
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
-    """Whatever the words are, in whatever order the products are added, and in bytes too."""
+    """Partial sums stay below 2^24 for any weights and inputs, any order of addition, and byte
+    parts."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
     words = data.draw(st.sampled_from([Range(-127, 127), Range(0, 255), Range(-32767, 32767)]))
@@ -195,12 +197,12 @@ _NORMAL = np.float32(2.0**-126)
 
 
 def flushed(values: Any) -> Any:
-    """As a device has them that flushes denormals to zero."""
+    """Returns the values with denormals replaced by zero, as some devices do."""
     return np.where(np.abs(values) < _NORMAL, np.float32(0), values).astype(np.float32)
 
 
 def flushing_words(x: Any, inverse: np.float32) -> Any:
-    """``arrays.words_of`` where every step flushes what it reads and gives."""
+    """Computes ``arrays.words_of`` with the inputs and results of every step flushed to zero."""
     steps = flushed(flushed(x) * flushed(inverse))
     below = np.floor(steps)
     return np.where(flushed(steps - below) >= 0.5, below + 1, below).clip(-127, 127)
@@ -208,8 +210,10 @@ def flushing_words(x: Any, inverse: np.float32) -> Any:
 
 @given(st.integers(0, 2**20))
 def test_contraction_cannot_matter(seed: int) -> None:
-    """Sums that are carried by floats are the same with fused multiply-adds, without them, and with
-    both in turns; and no value on the way is a denormal."""
+    """Float sums are equal with fused multiply-adds, without them, and with a mixture of both.
+
+    No intermediate value is a denormal.
+    """
     random = np.random.default_rng(seed)
     words = random.choice([Range(-127, 127), Range(0, 255), Range(-32767, 32767)])
     weights = random.integers(-127, 128, (1, 24))
@@ -230,7 +234,10 @@ def test_contraction_cannot_matter(seed: int) -> None:
 
 @given(st.integers(0, 2**20), st.integers(-40, 40))
 def test_denormals_cannot_matter(seed: int, power: int) -> None:
-    """A scale is 2^-40 to 2^40: what is denormal, or becomes so, is nothing next to half a word."""
+    """Flushed denormals change no result for scales from 2^-40 to 2^40.
+
+    A denormal is negligible next to half a quantization step of these scales.
+    """
     random = np.random.default_rng(seed)
     inverse = np.float32(1 / 2.0**power)
     x = (random.uniform(-2, 2, 99) * 2.0 ** random.integers(-149, 60, 99)).astype(np.float32)
@@ -241,7 +248,8 @@ def test_denormals_cannot_matter(seed: int, power: int) -> None:
 
 
 def test_denormals_of_other_scales_would_matter() -> None:
-    """The test above can fail, and is why scales have ends."""
+    """The test above can fail: flushed denormals change results of scales outside the allowed
+    range."""
     x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
     assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0
     assert arrays.numbers_of(np.ones(1), np.float32(2.0**-127)) > 0

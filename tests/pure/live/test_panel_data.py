@@ -1,4 +1,4 @@
-"""What the panel of a host shows, before it is drawn."""
+"""Tests of the host panel's data, without drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of operators that are loaded again, and the version that they state."""
+"""Tests of operator files that are loaded again, and of the API version that they state."""
 
 from __future__ import annotations
 

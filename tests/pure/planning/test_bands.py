@@ -1,4 +1,4 @@
-"""Operators in bands of rows: the same numbers, within a limit of memory."""
+"""Tests that operators split into bands of rows give the same values within a memory limit."""
 
 import time
 from contextlib import suppress
@@ -82,7 +82,7 @@ def planned(graph, limit=0, decide=(), **limits):
 
 
 def longest_runs(graph):
-    """Runs that do not overlap, each as long as can be."""
+    """Returns runs of nodes that do not overlap, each as long as possible."""
     chart, runs, first = chart_of(graph, {}, ()), [], 0
     while first < len(graph.nodes):
         ends = range(len(graph.nodes), first, -1)
@@ -173,7 +173,7 @@ def test_runs_that_are_estimated_are_possible(seed):
 
 @pytest.mark.parametrize("share", [0.7, 0.3])
 def test_a_deep_network_is_planned_in_a_moment(share, tmp_path):
-    """233 operators: no plan is made of each run that could be."""
+    """The planner does not plan every possible run of a network of 233 operators."""
     lines = [f"c{k} = relu(conv(c{k - 1}, one, 0.0)); " for k in range(1, 233)]
     body = "c0 = relu(conv(image, first, 0.0));\n" + "\n".join(lines)
     text = f"""version 1.0;
@@ -191,7 +191,7 @@ graph net(image) -> (c232)
     begun = time.process_time()
     with suppress(InputError):
         assert planned(graph, limit).memory.peak <= limit
-    assert time.process_time() - begun < 5  # on a busy machine; 0.5 by itself
+    assert time.process_time() - begun < 5  # seconds on a busy machine; 0.5 s on an idle one
 
 
 def test_a_network_without_steps_has_a_limit_too():
@@ -286,7 +286,7 @@ def test_bands_that_cannot_be_are_refused(wide, name, count, said):
 
 
 def test_a_tensor_larger_than_a_buffer_is_computed_in_bands(wide):
-    """By itself: nobody needs to ask for it."""
+    """A tensor larger than a buffer is split into bands without an option from the caller."""
     largest = max(4 * wide.facts[name].size for name in ("relu1", "sum"))
     plan = planned(wide, max_buffer_bytes=largest // 2, max_binding_bytes=1 << 20)
     assert plan.bands and max(b.nbytes for s in plan.steps for b in s.bindings) <= largest // 2

@@ -1,4 +1,4 @@
-"""The comparator must fail on wrong answers: each of these is one."""
+"""Tests that the comparator rejects wrong answers of many kinds."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_what_broadcasts_or_lies_elsewhere_is_wrong(got):
 
 @pytest.mark.parametrize("at", [(0, 0), (1, 1), (2, 3)])
 def test_one_value_within_its_tolerance_is_right_and_twice_that_is_wrong(at):
-    """The tolerance is that of the value itself, 1e-6 and 1e-5 of it, wherever it is."""
+    """Each value's tolerance depends on that value alone: 1e-6 plus 1e-5 of its magnitude."""
     allowed = 1e-6 + 1e-5 * abs(float(WIDE[at]))
     for by, ok in ((0.5, True), (-0.5, True), (2.0, False), (-2.0, False)):
         got = WIDE.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What is decided for a plan: said by whom and why, and decided otherwise by the caller."""
+"""Tests of a plan's decisions: their author and reason, and the caller's overrides."""
 
 import json
 from dataclasses import asdict, fields
@@ -106,7 +106,7 @@ def test_what_exceeds_a_binding_is_bound_in_the_fewest_parts(graph):
     assert counts == {"relu1": 2, "relu2": 2, "both": 3}
     assert all("this device binds at most 12288" in d.why for d in parts.values())
     assert max(b.nbytes for step in plan.steps for b in step.bindings) <= 12288
-    for step in plan.steps:  # the parts follow each other, and are the whole tensor
+    for step in plan.steps:  # consecutive parts cover the whole tensor
         for one, next in zip(step.bindings, step.bindings[1:], strict=False):
             assert one.tensor != next.tensor or next.offset == one.end
     _, found = planned(graph, {"both": {"parts": "4"}}, max_binding_bytes=12288)

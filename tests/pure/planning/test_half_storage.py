@@ -1,4 +1,4 @@
-"""Which tensors are stored in 16 bits, what they take, and what that costs in exactness."""
+"""Tests of tensors stored in 16 bits: their selection, their size and their rounding errors."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_a_slice_keeps_blocks_or_32_bits(begin, half):
         ("mul", [(2, 8, 3, 4), (1, 8)], (2, 8, 3, 4), "each"),
         ("mul", [(2, 8, 3, 4), (2, 1, 3, 4)], (2, 8, 3, 4), "each"),
         ("mul", [(2, 8, 3, 4), ()], (2, 8, 3, 4), "each"),
-        # a value per channel and row: its four channels are no neighbours
+        # an operand per channel and row: its four channels are not adjacent
         ("mul", [(2, 8, 3, 4), (1, 8, 3)], (2, 8, 3, 4), "none"),
     ],
 )
@@ -101,7 +101,9 @@ def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
     assert layouts_for(graph) == {}
     odd = Net(6, 6)
     product = odd.op("matmul", "x", odd.random(6, 4), transposeA=False, transposeB=False)
-    assert layouts_for(odd.graph(product), "half") == {}  # a sum of six: no vectors of four
+    assert (
+        layouts_for(odd.graph(product), "half") == {}
+    )  # a sum of six products has no vectors of four
 
 
 def test_a_comparison_writes_no_halves():
@@ -122,7 +124,8 @@ def test_a_pool_takes_halves_where_it_slides_over_positions(size, half):
 
 
 def test_random_networks_have_halves_to_try():
-    """What tests/gpu/kernels/test_half_storage.py runs: most of it is in 16 bits."""
+    """Most maps of the random networks in tests/gpu/kernels/test_half_storage.py are stored in
+    16 bits."""
     chosen = [layouts_for(optimize(random_maps(seed)[0]), "half") for seed in range(16)]
     assert sum(list(layouts.values()).count(C4H) for layouts in chosen) > 80
 
@@ -183,7 +186,7 @@ def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
     # 32767 steps have the rounding of a float beside the half
     assert (np.abs(back - filter) <= 0.505 * step[:, :, None, None, :]).all()
     assert np.abs(counts).max() == 32767
-    assert not back[:, 0, :, :, 3].any()  # all zeros, and no division by zero
+    assert not back[:, 0, :, :, 3].any()  # an all-zero channel causes no division by zero
 
 
 def errors_of(graph, inputs):
@@ -206,7 +209,7 @@ def test_without_a_rounded_tensor_there_is_no_error():
 
 
 def test_an_error_is_what_one_rounding_makes_it():
-    """One rounded tensor, whose error is known: it must be what is told."""
+    """The reported error of one rounded tensor equals its known rounding error."""
     net = Net(1, 4, 8, 8)
     first = net.op("relu", "x")
     graph = net.graph(net.op("abs", first))

@@ -1,4 +1,4 @@
-"""concat, split and slice between convolutions stay in blocks of four channels."""
+"""Tests that concat, split and slice between convolutions keep the blocked channel layout."""
 
 import numpy as np
 
@@ -21,7 +21,8 @@ def conv(source, target, filters):
 
 
 def network(*middle, channels):
-    """x -> conv -> a (8 channels), x -> conv -> b (4), ``middle``, m -> conv -> y."""
+    """Returns a graph: x -> conv -> a (8 channels), x -> conv -> b (4), ``middle``, m -> conv ->
+    y."""
     shapes = {"w1": (8, 3, 3, 3), "w2": (4, 3, 3, 3), "w3": (4, channels, 3, 3), "zero": ()}
     constants = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     nodes = (conv("x", "a", "w1"), conv("x", "b", "w2"), *middle, conv("m", "y", "w3"))

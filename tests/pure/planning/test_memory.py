@@ -1,4 +1,4 @@
-"""Free ranges, books and maps of memory, without a GPU."""
+"""Tests of free lists, memory accounting and memory maps, without a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAP = 2048
 
 
 def check(ranges: FreeList, taken: dict[int, int]) -> None:
-    """Taken and free ranges cover the heap, overlap nowhere, and no two free ones touch."""
+    """Asserts that taken and free ranges cover the heap without overlap or adjacent free ranges."""
     assert dict(ranges.taken) == taken
     pieces = [(*r, "taken") for r in ranges.taken] + [(*r, "free") for r in ranges.free_ranges]
     end, last = 0, ""

@@ -1,4 +1,4 @@
-"""The memory plan: tensors alive at the same time never overlap, and the arena is small."""
+"""Tests that tensors alive at the same time never overlap, and that the arena is small."""
 
 import random
 
@@ -51,7 +51,8 @@ def test_a_chain_takes_two_tensors():
 
 
 def test_a_u_net_stays_within_five_percent():
-    """Skip connections of halving sizes, as in an encoder and decoder."""
+    """The arena of an encoder and decoder with skip connections is within 5 % of the lower
+    bound."""
     sizes = [64 << 20 >> (2 * level) for level in range(5)]
     tensors, step = [], 0
     ends = 2 * len(sizes)
@@ -67,7 +68,11 @@ def test_a_u_net_stays_within_five_percent():
 
 
 def test_convolutions_of_three_steps_take_no_more_than_their_largest():
-    """Each layer: transform x to v, multiply v to m, transform m to y. At most v and m live."""
+    """The arena of a chain of Winograd convolutions holds at most two scratch tensors.
+
+    Each layer transforms x to v, multiplies v to m, and transforms m to y. At most v and m are
+    alive.
+    """
     tensors, step = [Lifetime("x0", 1024, 0, 1)], 1
     for layer in range(16):
         tensors.append(Lifetime(f"v{layer}", 2304, step, step + 1))
@@ -79,7 +84,11 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
 
 
 def test_what_lives_long_among_others_is_found_a_place_for():
-    """The demo game's network for colours, in units of 16 bytes: (size, first step, last step)."""
+    """The arena of the demo's colour network, which has long-lived tensors, is within 2 % of the
+    bound.
+
+    Each entry is (size in units of 16 bytes, first step, last step).
+    """
     lives = [
         (2304, -1, 1), (2304, -1, 5), (9216, -1, 4), (1, -1, 2), (8836, 0, 16), (1156, 1, 6),
         (1156, 2, 8), (18496, 3, 23), (2312, 8, 9), (6348, 16, 17), (5808, 17, 18), (4800, 18, 19),
@@ -117,8 +126,11 @@ def test_an_arena_of_several_buffers_has_no_tensor_in_two(tensors, most):
 
 
 def attention(block: int) -> list[Lifetime]:
-    """A block of a transformer: three projections, then scores of four times their size, of which
-    two live at once and fill the arena to the last byte."""
+    """Returns the lifetimes of a transformer block.
+
+    It has three projections and scores of four times their size. Two of the scores are alive at
+    once and fill the arena to the last byte.
+    """
     each = [  # size, first and last step
         (1, -1, 19), (1, 2, 9), (1, 3, 5), (1, 5, 13), (1, 6, 8), (1, 8, 12), (1, 9, 11),
         (1, 11, 16), (1, 12, 13), (4, 13, 14), (4, 14, 15), (4, 15, 16), (1, 16, 17), (1, 17, 19),

@@ -1,4 +1,4 @@
-"""The passes on graphs built by hand: what they keep, fold, fuse, block and lower."""
+"""Tests of the passes on hand-built graphs: removal, folding, fusion, blocking and lowering."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def node(op, inputs, outputs, **attrs):
 
 
 def conv_chain(tail=()):
-    """x -> conv -> relu -> conv -> y, 8 channels, with whatever ``tail`` adds."""
+    """Returns x -> conv -> relu -> conv -> y with 8 channels, followed by the nodes of ``tail``."""
     rng = np.random.default_rng(0)
     constants = {
         "w1": rng.standard_normal((8, 3, 3, 3)).astype(np.float32),
@@ -55,7 +55,7 @@ def run(graph, seed=0):
 
 
 def test_nodes_are_one_only_where_their_attributes_are():
-    """The same operator of the same tensor: by another attribute it is another result."""
+    """Two nodes with the same operator and input are merged only if their attributes are equal."""
     net = Net(1, 4, 3, 5)
     sums = [net.op("sum_reduce", "x", axes=axes) for axes in ([2], [3], [2])]
     graph = net.graph(net.op("mul", net.op("mul", sums[0], sums[1]), sums[2]))
@@ -78,7 +78,7 @@ def test_what_only_an_update_needs_stays():
 
 
 def test_two_transposes_are_one_in_their_order():
-    """Turns of three axes, which do not commute: neither is the other's inverse."""
+    """Two transposes are merged in the right order; their permutations do not commute."""
     net = Net(2, 3, 4, 5)
     h = net.op("transpose", net.op("transpose", "x", axes=[1, 2, 0]), axes=[0, 2, 3, 1])
     graph, inputs = net.graph(h), net.input()

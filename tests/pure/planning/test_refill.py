@@ -1,4 +1,5 @@
-"""A plan with other weights is the plan that would be made of them; what else differs is seen."""
+"""Tests that a plan refilled with other weights equals a new plan, and that other changes are
+found."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ load_families()
 
 
 def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
-    """Other values of some constants, or of these."""
+    """Returns the graph with new values for the constants ``of``, or for about half of all
+    constants."""
     rng = np.random.default_rng(seed)
     constants = dict(graph.constants)
     for name in of or [name for name in constants if rng.random() < 0.5]:
@@ -32,7 +34,8 @@ def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
 
 
 def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[Plan | None, Plan]:
-    """The plan of the other graph, by way of the first one's, and as it is made."""
+    """Returns the plan of ``other`` refilled from the plan of ``graph``, and its plan made
+    directly."""
     limits = Limits(subgroup_size=32)
     before, after = optimize(graph), optimize(other)
     sibling = Sibling(before, plan_of(before, limits, storage))

@@ -1,4 +1,5 @@
-"""What each rewriting pass changes, and what it must leave alone."""
+"""Tests of the rewriting passes: the graphs that each one changes and those that it must not
+change."""
 
 import re
 
@@ -206,7 +207,7 @@ def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
 
 
 def tree(net, depth):
-    """Sums of products whose sides are such sums themselves, of other tensors each."""
+    """Returns the root of a binary tree of ``sub`` nodes whose leaves are different tensors."""
     if depth == 0:
         return net.op("exp", net.random(2, 3))
     return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
@@ -377,7 +378,8 @@ TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def channels_last(between):
-    """conv, its result with channels last, ``between(net, h)``, channels first, conv."""
+    """Returns a graph: conv, transpose to channels last, ``between(net, h)``, transpose back,
+    conv."""
     net = Net(2, 3, 6, 5)
     h = net.op("transpose", net.conv("x", 4), axes=TO_LAST)
     h = net.op("transpose", between(net, h), axes=TO_FIRST)
@@ -406,7 +408,7 @@ def channels_last(between):
         ),
         (
             lambda net, h: net.op("mean_reduce", h, axes=[1, 3]),
-            ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # nothing wide moves
+            ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # no large tensor is transposed
         ),
     ],
 )

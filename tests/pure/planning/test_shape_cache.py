@@ -1,4 +1,4 @@
-"""Networks by the shapes of their inputs: which stay, who waits for whom, what holds whom."""
+"""Tests of the cache of networks by input shape: eviction, waiting threads and lifetimes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cml_engine.ir.graph import Fact, Graph
 
 
 class Program:
-    """What a backend would make."""
+    """The stand-in for a backend's program."""
 
 
 class Made:
-    """A session."""
+    """The stand-in for a session."""
 
     def __init__(self, compiled: Compiled[Program], cache: ShapeCache[Program, Made]) -> None:
         self.compiled, self.cache = compiled, cache
@@ -39,7 +39,7 @@ def cache_of(most: int) -> ShapeCache[Program, Made]:
 
 
 def asked(cache: ShapeCache[Program, Made], size: int) -> Made:
-    """The session of an input x and of an input y that follows from it."""
+    """Returns the cached session of inputs x of length ``size`` and y of twice that length."""
     return cache.get({"x": (size,)}, lambda: graph(x=(size,), y=(2 * size,)))
 
 

@@ -1,4 +1,4 @@
-"""Plans of one network at several shapes: what they share, and that it is what they would make."""
+"""Tests of plans of one network at several shapes, which share the weights that they would pack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ load_families()
 
 
 def wide(size: int) -> Graph:
-    """Convs by Winograd's way, of groups, a deconv; slopes and residuals as epilogues."""
+    """Returns a graph of a Winograd conv, a grouped conv and a deconv, with epilogues."""
     net = Net(1, 16, size, size)
     h = net.op("prelu", net.conv("x", 16), net.random(1, 16))
     h = net.op("add", net.conv(h, 16, groups=4), "x")
@@ -29,7 +29,7 @@ def wide(size: int) -> Graph:
 
 
 def products(rows: int) -> Graph:
-    """A linear layer and a product with a constant matrix, side by side or reduced."""
+    """Returns a graph of a product with a constant matrix and a linear layer."""
     net = Net(1, rows, 64)
     h = net.op("matmul", "x", net.random(1, 64, 48))
     return net.graph(net.op("matmul", h, net.random(1, 40, 48), transposeB=True))
@@ -70,13 +70,13 @@ def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
         graph = share_constants(optimize(NETWORKS[name](size)), first)
         plan = plan_of(graph, limits, storage, sibling)
         assert plan.weights == sibling.plan.weights and plan.weights_bytes
-        with monkeypatch.context() as patch:  # everything is packed anew, and compared
+        with monkeypatch.context() as patch:  # packs all weights again, for comparison
             patch.setattr(Sibling, "packed", lambda *_: {})
             packed = plan_of(graph, limits, storage, sibling)
         assert [s.bindings for s in plan.steps] == [s.bindings for s in packed.steps]
         assert plan.own.keys() == packed.own.keys()
         kept = [(s.path, s.defines) for s in plan.steps]
-        if len(kept) == len(sibling.plan.steps):  # with the same kernels, with the same weights
+        if len(kept) == len(sibling.plan.steps):  # the same kernels share the same weights
             same = kept == [(s.path, s.defines) for s in sibling.plan.steps]
             assert not (same and plan.own)
 

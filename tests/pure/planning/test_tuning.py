@@ -1,4 +1,4 @@
-"""Tables of kernel variants and the paired benchmarks that fill them: all without a GPU."""
+"""Tests without a GPU of kernel variant tables and of the paired benchmarks that fill them."""
 
 import json
 import random
@@ -25,7 +25,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def decide(true_ms, *, default="a", rounds=9, noise=0.0, seed=0):
-    """The trial over options with these true times, each measurement off by lognormal noise."""
+    """Returns the finished trial of options with these true times, and its number of measurements.
+
+    Each measurement has lognormal noise.
+    """
     generator = random.Random(seed)
     trial = Trial(default, tuple(true_ms), rounds)
     count = 0
@@ -54,7 +57,7 @@ def test_a_gain_within_the_noise_changes_nothing():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_option_wins_by_luck(seed):
-    """Ten options that are all as fast as the default, each time measured wrongly by 10 %."""
+    """The default wins over ten equally fast options that are measured with 10 % noise."""
     trial, _ = decide(dict.fromkeys("abcdefghijk", 1.0), rounds=9, noise=0.1, seed=seed)
     assert trial.winner == "a"
 
@@ -166,7 +169,7 @@ def test_a_bad_table_is_ignored_and_named(kind):
     with pytest.warns(RuntimeWarning, match="is ignored") as caught:
         assert len(table_for(DEVICE)) == 0
     assert str(file) in str(caught[0].message)
-    with warnings.catch_warnings():  # and it is not read a second time
+    with warnings.catch_warnings():  # the file is not read a second time
         warnings.simplefilter("error")
         table_for(DEVICE)
 

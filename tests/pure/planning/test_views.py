@@ -1,4 +1,4 @@
-"""Parts of a tensor that lie in it: where, and where not."""
+"""Tests of tensors that are views of parts of another tensor."""
 
 from dataclasses import replace
 
@@ -26,7 +26,8 @@ def found(graph, alignment=32):
 
 
 def items_of(graph, layouts):
-    """Every tensor that is computed, and the first and last node that needs it."""
+    """Returns the lifetime of every computed tensor: its size and the first and last node that
+    uses it."""
     lives = dict.fromkeys(graph.inputs, (-1, -1))
     for i, node in enumerate(graph.nodes):
         for name in (*node.reads, *node.outputs):
@@ -46,7 +47,7 @@ def steps(graph, **options):
 
 
 def joined(*shape, axis, extra=0):
-    """exp(x) and neg(x) joined; ``extra`` more readers of the first."""
+    """Returns a graph that joins exp(x) and neg(x), with ``extra`` more readers of exp(x)."""
     net = Net(*shape)
     a, b = net.op("exp", "x"), net.op("neg", "x")
     out = net.op("mean_reduce", net.op("concat", a, b, axis=axis), axes=[0])
@@ -66,7 +67,8 @@ def test_a_concat_is_written_by_its_producers(extra):
 
 
 def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
-    """A reshape is another name: the one tensor cannot lie at both places of the result."""
+    """A tensor joined to a reshape of itself is copied, since it cannot lie at two offsets at
+    once."""
     net = Net(1, 8, 3, 4)
     a = net.op("exp", "x")
     same = net.op("reshape", net.op("reshape", a, shape=[8, 12]), shape=[1, 8, 3, 4])
@@ -178,7 +180,7 @@ def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
 
 
 def test_views_that_would_keep_more_memory_alive_are_not_taken():
-    """A small part of a large tensor, needed long after the rest."""
+    """A small part of a large tensor that is used much later is copied instead of viewed."""
     net = Net(1, 64, 8, 8)
     small, large = net.split(net.op("exp", "x"), 1, [1, 15])
     h = net.op("conv", large, net.random(256, 60, 1, 1), net.random())
@@ -191,7 +193,7 @@ def test_views_that_would_keep_more_memory_alive_are_not_taken():
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("size", [(), (64, 32)])
 def test_views_never_make_the_arena_larger(block, size):
-    """The wide ones have convs whose scratch counts too."""
+    """Views never enlarge the arena; convs of the wide networks also have scratch tensors."""
     net = BLOCKS[block](*size)
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
     (one, _), (other, _) = steps(graph), steps(graph, views=False)
@@ -202,7 +204,7 @@ def test_views_never_make_the_arena_larger(block, size):
 
 
 def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
-    """The bound does not tell what placement makes of it."""
+    """Views are dropped if the placed arena becomes larger, even if its lower bound does not."""
     graph = joined(1, 8, 3, 4, axis=1)
     sizes = iter([1000, 2000])
 

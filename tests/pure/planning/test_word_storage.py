@@ -1,4 +1,4 @@
-"""Integer networks: which maps and filters are stored in how many bits."""
+"""Tests of the number of bits in which integer networks store maps and filters."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def chain(*hows, weights=8):
-    """Convs of eight channels, one for each way to store what it gives."""
+    """Returns a chain of convs of eight channels, one for each set of storage options in
+    ``hows``."""
     net, rng = IntegerNet(), np.random.default_rng(0)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)
@@ -47,7 +48,7 @@ def test_maps_lie_in_as_few_bits_as_hold_them():
     hows = [{}, {"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}, {}]
     layouts = layouts_for(optimize(chain(*hows)))
     given, *made = layouts.values()
-    assert given == C4I8  # the input's words; what the host gives and reads is plain
+    assert given == C4I8  # packed in the arena; the host reads and writes plain floats
     assert made == [C4I8, C4U8, C4I16, C4U16]
 
 
@@ -60,7 +61,7 @@ def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
 
 
 def test_what_is_added_to_an_output_lies_in_blocks():
-    """Of three channels, enlarged: the output itself is the caller's, and plain."""
+    """An upsampled map of three channels that is added to an output is stored in packed blocks."""
     net = IntegerNet()
     small, large = (net.input(n, (1, 3, s, s), 0.25, signed=False) for n, s in (("s", 4), ("l", 8)))
     one = net.weight("one", np.eye(3).reshape(3, 3, 1, 1), 0.5)
@@ -81,12 +82,13 @@ def test_parts_of_any_channels_are_joined_in_blocks():
     layouts = layouts_for(graph)
     assert list(layouts.values()) == [C4I8] * 4
     plan = lower(graph, Limits(storage_offset_alignment=16), layouts)
-    assert [step.op for step in plan.steps] == ["concat"] * 3 + ["conv"]  # no part lies in it
+    assert [step.op for step in plan.steps] == ["concat"] * 3 + ["conv"]  # no part is a view
     assert plan.memory.peak == 4 * 16 * (1 + 2 + 1) + 4 * 16 * 3
 
 
 def test_the_multipliers_of_channels_lie_behind_the_bias():
-    """A constant by itself takes as much as a device's alignment, of which there are two a conv."""
+    """A conv's multipliers share a constant with its bias, because a constant occupies an
+    aligned slot."""
     net, rng = IntegerNet(), np.random.default_rng(2)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     scales = [[[[0.0625 * (4 + i)]]] for i in range(6)]
@@ -122,7 +124,8 @@ def test_what_is_saved_is_said():
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_pixel_shuffle_is_one_operator_of_packed_maps(rounded):
-    """But where something is rounded in the midst of it."""
+    """Reshape, transpose and reshape become one pixel shuffle, except if the transpose rounds
+    its result."""
     net, rng = IntegerNet(), np.random.default_rng(1)
     t = net.input("x", (1, 3, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Tests that files are written completely or not at all."""
 
 import errno
 import os
@@ -106,10 +106,10 @@ def test_modes_are_those_of_any_file_or_of_the_file_before(tmp_path):
 
 @posix
 def test_a_file_that_must_not_be_written_is_left(tmp_path, monkeypatch):
-    """Its folder would let it be replaced."""
+    """A read-only file is not replaced, although its folder would allow the replacement."""
     file = tmp_path / "file"
     file.write_text("old")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root has access to every file
     with pytest.raises(PermissionError, match=re.escape(str(file))):
         write_atomically(file, "new")
     assert file.read_text() == "old"
@@ -136,7 +136,7 @@ def test_pipes_and_devices_are_written_as_they_are(tmp_path):
             write_atomically("/dev/full", "text")
 
 
-#: a file for the compiler to read, in a folder that goes with it
+#: writes a temporary source for the compiler, in a temporary folder
 ALLOWED = {"gpu/shaders/compilers.py"}
 WRITES = re.compile(
     r"\.write_(text|bytes)\(|np\.save\w*\(path|\.save\(path|savefig\(path|mkstemp|\.part\b"

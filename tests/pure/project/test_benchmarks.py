@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: ratios by round, and differences that cannot pass by accident."""
+"""Tests of the benchmark's arithmetic: ratios by round and significant differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def result(key, *turns, device="x"):
 
 
 def test_ratio_is_taken_within_each_round():
-    """A round that is slow for both must not count: 2, 2 and 3 times, although medians say 20."""
+    """The ratio is the median of the rounds' ratios, so a round that is slow for both does not
+    count."""
     slow = result("ours-gpu", [2.0], [200.0], [300.0])
     fast = result("ncnn-vulkan", [1.0], [100.0], [100.0])
     assert slow.ratio_to(fast) == 2.0
@@ -177,7 +178,8 @@ def test_the_bench_has_every_network_that_is_promised():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_transformer_is_attention_and_causal_where_it_says_so(causal, tmp_path):
-    """What ncnn's files say is converted; a later token changes the earlier ones or does not."""
+    """A transformer in ncnn's format loads, and a later token changes earlier ones unless it is
+    causal."""
     small = Transformer(5, 8, 2, causal=causal, blocks=1)
     small.write(tmp_path / "t.param", tmp_path / "t.bin")
     session = cml.Session(cml.load(tmp_path / "t.param", shapes={"data": small.shape}), "cpu")
@@ -211,7 +213,7 @@ def test_the_table_of_facts_has_a_row_for_each():
 
 @pytest.fixture(scope="module")
 def winograd():
-    """The steps of a convolution that is done by Winograd, and its cost as a convolution."""
+    """Returns the steps of a Winograd convolution and the cost of the convolution."""
     load_families()
     case = conv_case((1, 64, 32, 32), (64, 64, 3, 3))
     graph, _ = case_graph("conv", case, constants=True)
@@ -223,7 +225,11 @@ def winograd():
 
 
 def test_winograds_stages_count_what_they_do(winograd):
-    """36 products for 16 results of nine each: a quarter. Both transforms move 36 for 16 values."""
+    """The Winograd product counts a quarter of the direct work, and each transform its memory
+    traffic.
+
+    36 products replace 16 results of nine products each. Both transforms move 36 values for 16.
+    """
     (first, product, last), direct = winograd
     assert work_of(product).flops == pytest.approx(direct.flops / 4, rel=0.01)
     for step in (first, last):

@@ -1,4 +1,4 @@
-"""What the documents say about the tree and the command line is true of them."""
+"""Tests that the documents describe the tree and the command line correctly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_every_folder_of_tests_is_explained():
 
 
 def test_documented_servers_listen_on_one_address():
-    """Neither ``http.server`` nor Dask asks who is there."""
+    """Documented servers listen on 127.0.0.1, since ``http.server`` and Dask have no
+    authentication."""
     sources = [*DOCUMENTS, *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
     lines = [line for p in sources for line in p.read_text(encoding="utf-8").splitlines()]
     bound = {

@@ -1,4 +1,4 @@
-"""Where files of our own lie."""
+"""Tests of the engine's cache and data folders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who may import whom. These rules keep everything but the backends testable without a GPU."""
+"""Tests of the import rules, which keep everything but the backends testable without a GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PACKAGE_ORDER = (
     "errors", "ir", "io", "nnef", "ops", "cpu", "compiler", "gpu", "formats", "runtime", "cooked",
     "distributed", "tools",
 )  # fmt: skip
-#: the only places that may name wgpu, at whatever depth of a function
+#: the only folders that may import wgpu, at any depth
 WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
 
 
 def modules_after(*statements: str) -> dict[str, set[str]]:
-    """Top-level modules that a fresh Python has loaded after each of the statements."""
+    """Returns the top-level modules that a fresh Python has loaded after each of the statements."""
     code = "import json, sys\nfound = {}\n"
     for statement in statements:
         code += f"{statement}\nfound[{statement!r}] = [n.split('.')[0] for n in sys.modules]\n"
@@ -38,8 +38,10 @@ def modules_after(*statements: str) -> dict[str, set[str]]:
 
 
 def imported(source: str) -> Iterator[tuple[str, int]]:
-    """Every module that the source imports, at any depth, with its line; what only the type
-    checker sees is left out."""
+    """Yields every module that the source imports, at any depth, with its line number.
+
+    Imports under ``TYPE_CHECKING`` are left out.
+    """
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
         node = pending.pop()
@@ -58,7 +60,8 @@ def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
 
 
 def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[Path, ...] = ()) -> list[str]:
-    """``file:line imports module`` for every import of a forbidden module outside ``allowed``."""
+    """Returns ``file:line imports module`` for every import of a forbidden module outside
+    ``allowed``."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         place = path.relative_to(ROOT)
@@ -100,7 +103,7 @@ def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
 
 
 def test_slangpy_is_never_imported() -> None:
-    """Only the shared library inside its wheel is used: importing it would open a device."""
+    """No module imports slangpy, which would open a device; only its shared library is used."""
     assert [line for p in PACKAGES for line in offenders(p, ("slangpy",))] == []
 
 
@@ -109,7 +112,7 @@ def test_only_the_gpu_folder_imports_wgpu() -> None:
 
 
 def test_dependencies_run_one_way() -> None:
-    # some commands run frames; the package offers the scheduler's names
+    # some commands run frames; the package re-exports the scheduler's names
     above = (Path("cml_engine/tools/cli/commands"), Path("cml_engine/__init__.py"))
     assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
     assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
@@ -117,13 +120,14 @@ def test_dependencies_run_one_way() -> None:
 
 
 def test_graph_and_plan_know_no_gpu() -> None:
-    """Everything from the text to the plan is data: it needs no device."""
+    """Nothing from parsing to planning needs a device, so no such package imports the GPU
+    backend."""
     for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
         assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
 
 
 def test_packages_import_only_packages_before_them() -> None:
-    """The order of the table in docs/architecture.md: the tree has no upward imports."""
+    """No package imports a package that the table in docs/architecture.md lists after it."""
     for index, part in enumerate(PACKAGE_ORDER):
         later = tuple(f"cml_engine.{name}" for name in PACKAGE_ORDER[index + 1 :])
         assert offenders(f"cml_engine/{part}", later) == []
@@ -138,7 +142,7 @@ def test_the_engine_has_at_most_fourteen_entries() -> None:
 
 
 def test_the_game_uses_public_names_only() -> None:
-    """It is the engine's first customer: what it needs, any game can have."""
+    """The demo game imports public modules only, so that any game can do the same."""
     modules = "distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
     modules += " errors.arguments tools.panel tools.panel.drawing tools.panel.palette"
     modules += " compiler.integer.digest"
@@ -151,13 +155,14 @@ def test_the_game_uses_public_names_only() -> None:
     assert inner == []
 
 
-#: those that every installation has, with types of their own
+#: dependencies of every installation that ship type information
 TYPED = {"numpy", "PIL", "platformdirs", "rich"}
 OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
 
 
 def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
-    """Types are checked with the dev extra alone: what is missing there must be known to be."""
+    """Types are checked with the dev extra alone, so mypy's overrides must list all other
+    packages."""
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
     foreign = {
@@ -171,15 +176,17 @@ def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
     assert {name: foreign[name] for name in unknown} == {}
 
 
-# --- import circles
+# --- import cycles
 
-#: packages without a circle of modules, what only the type checker sees counted too
+#: packages without an import cycle; imports under TYPE_CHECKING count too
 WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
 
 
 def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
-    """Which module of the package names which others in its import statements, at any depth,
-    under ``TYPE_CHECKING`` too."""
+    """Returns the modules of the package that each module imports, at any depth.
+
+    Imports under ``TYPE_CHECKING`` count too.
+    """
     sources = {}
     for path in sorted(folder.rglob("*.py")):
         parts = [package, *path.relative_to(folder).with_suffix("").parts]
@@ -194,7 +201,7 @@ def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
 def named_modules(
     path: Path, module: str, is_package: bool, known: Container[str]
 ) -> Iterator[str]:
-    """Those of the known modules that the file imports, or names of which it does."""
+    """Yields the modules in ``known`` that the file imports, or from which it imports a name."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -207,7 +214,8 @@ def named_modules(
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The modules that can reach themselves, those that reach each other together."""
+    """Returns the import cycles: sorted lists of modules that import each other, even
+    indirectly."""
 
     def reached(start: str) -> set[str]:
         found: set[str] = set()
@@ -251,7 +259,7 @@ def test_a_circle_is_found_wherever_it_hides(tmp_path: Path) -> None:
 
 
 def classes_of(*folders: Path) -> dict[str, list[str]]:
-    """The files that define a class of each name; those with ``_`` are their modules' own."""
+    """Returns the files that define each public class name of a folder."""
     found: dict[str, list[str]] = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

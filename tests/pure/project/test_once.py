@@ -1,4 +1,4 @@
-"""What a process has one of."""
+"""Tests of ``Once``, a value that a process creates once and threads share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_threads_that_come_at_once_get_the_same() -> None:
     @Once
     def thing() -> object:
         made.append(1)
-        time.sleep(0.02)  # the others come meanwhile
+        time.sleep(0.02)  # the other threads arrive meanwhile
         return object()
 
     def ask(_: int) -> object:

@@ -1,4 +1,4 @@
-"""docs/onnx_operators.md lists the operators that the importer has."""
+"""Tests that docs/onnx_operators.md lists the operators that the importer has."""
 
 from __future__ import annotations
 

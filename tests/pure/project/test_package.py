@@ -1,4 +1,4 @@
-"""The wheel that users install holds everything that runs: kernels, standard library, types."""
+"""Tests that the wheel contains everything that runs: kernels, standard library and types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print("conv" in standard_signatures())
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """The wheel's content, as pip would lay it out."""
+    """Returns the folder of the wheel's content, as pip would lay it out."""
     made = {p.relative_to(ROOT) for p in (ROOT / "demo_game/cooked").glob("*.cml")}
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-c", BUILD, str(folder)]
@@ -44,8 +44,10 @@ def unpacked(tmp_path_factory):
 
 
 def files(root):
-    """Paths of all files below a folder, except what Python makes by itself and the demo's cooked
-    networks, which may be written at this moment."""
+    """Returns the paths of all files below a folder, without Python's caches.
+
+    The demo's cooked networks are left out too, since another process may be writing them.
+    """
     found = (p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     names = (p.relative_to(root).as_posix() for p in found)
     return {name for name in names if "demo_game/cooked/" not in name}
@@ -82,7 +84,8 @@ def test_wheel_has_one_top_level_package(unpacked):
 
 
 def run(code, unpacked, *more, cwd):
-    """Output of a fresh Python that sees the unpacked wheel and the folders ``more``."""
+    """Returns the output of a fresh Python that sees the unpacked wheel and the folders
+    ``more``."""
     path = os.pathsep.join(map(str, (*more, unpacked)))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env={**os.environ, "PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""The public surface: what docs/api.md lists, what its modules name, and who keeps to it."""
+"""Tests of the public names: docs/api.md lists them, and examples and the demo use no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """Every program that a user is shown, with its place."""
+    """Yields the path and the source of every program in the examples, the demo and the
+    documents."""
     for folder in ("examples", "demo_game"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def programs() -> Iterator[tuple[str, str]]:
 
 
 def used(source: str) -> Iterator[tuple[str, str]]:
-    """``(module, name)`` for every name of ours that the source imports or reads."""
+    """Yields ``(module, name)`` for every name of the engine that the source imports or reads."""
     tree = ast.parse(source)
     modules = {}
     for node in ast.walk(tree):
@@ -58,7 +59,7 @@ def used(source: str) -> Iterator[tuple[str, str]]:
 
 
 def private(source: str) -> list[str]:
-    """What of it is no public name."""
+    """Returns the names of the engine that the source uses and that are not public."""
     dunders = ("__version__", "__file__")
     return [
         f"{module}.{name}".rstrip(".")
@@ -68,7 +69,7 @@ def private(source: str) -> list[str]:
 
 
 def public_callables(module: ModuleType) -> Iterator[str]:
-    """Classes and functions that a module names, and their public methods."""
+    """Yields the classes and functions that a module exports, and their public methods."""
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):

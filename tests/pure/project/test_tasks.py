@@ -1,4 +1,4 @@
-"""``tasks.py``: what it remembers, and what it says when something is missing."""
+"""Tests of ``tasks.py``: its cached state and its messages about missing tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import tasks
 
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
-    """An environment that needs nothing but is not there yet; records what would be called."""
+    """Makes ``tasks`` use an empty folder as environment and returns the list of recorded
+    commands."""
     calls: list[list[str]] = []
     monkeypatch.setattr(tasks, "VENV", tmp_path)
     monkeypatch.setattr(tasks, "PYTHON", tmp_path / "python")
@@ -50,7 +51,7 @@ def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     assert tasks.main(["bake"]) == 0
     assert [call[-1] for call in venv if "install" in call] == [".[compiler]", ".[bake]"]
     assert venv[-1][1:] == ["-m", "demo_game.bake", *tasks.BAKED]
-    assert (tmp_path / "out").is_dir()  # where the planet is put
+    assert (tmp_path / "out").is_dir()  # the folder of the planet
     assert tasks.main(["bake", "--region", "0:1,0:1"]) == 0
     assert venv[-1][1:] == ["-m", "demo_game.bake", "--region", "0:1,0:1"]
 
@@ -113,7 +114,7 @@ def test_unknown_command_names_those_there_are(capsys):
 
 
 def test_needs_nothing_installed():
-    """``-I -S``: no environment variables, no site-packages."""
+    """``tasks.py help`` runs without environment variables and site-packages (``-I -S``)."""
     command = [sys.executable, "-I", "-S", str(tasks.ROOT / "tasks.py"), "help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for name, task in tasks.COMMANDS.items():
