@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler import passes
+from cml_engine.compiler.optimize import STAGES
+from cml_engine.compiler.passes.rules import unregister_rule
 from cml_engine.runtime import inspection as checking
 from cml_engine.runtime.inspection import check_passes
 from tests.fixtures.graphs import BLOCKS, Net, random_graph, random_maps
@@ -49,7 +50,7 @@ def test_a_pass_that_is_wrong_is_named_with_the_node(monkeypatch, name):
 
     stages = tuple(
         (n, (lambda g, stage=stage: broken(stage(g))) if n == name else stage, why)
-        for n, stage, why in passes.STAGES
+        for n, stage, why in STAGES
     )
     monkeypatch.setattr(checking, "STAGES", stages)
     report = check_passes(*small())
@@ -65,7 +66,7 @@ def test_a_game_s_rule_that_is_wrong_is_charged_to_the_rules():
     try:
         report = check_passes(*small())
     finally:
-        passes.rules.unregister_rule(rule)
+        unregister_rule(rule)
     assert "pass 'rules': neg 't3'" in report.fault
 
 
@@ -78,7 +79,7 @@ def test_a_constant_that_was_folded_wrongly_is_found(monkeypatch):
         wrong = {"t0": folded.constants["t0"] + np.float32(0.01)}
         return folded.with_(constants={**folded.constants, **wrong})
 
-    (stage,) = (stage for name, stage, _ in passes.STAGES if name == "fold")
-    stages = tuple((n, fold if n == "fold" else s, why) for n, s, why in passes.STAGES)
+    (stage,) = (stage for name, stage, _ in STAGES if name == "fold")
+    stages = tuple((n, fold if n == "fold" else s, why) for n, s, why in STAGES)
     monkeypatch.setattr(checking, "STAGES", stages)
     assert "pass 'fold': exp 't0'" in check_passes(graph, net.input()).fault
