@@ -1,1 +1,1 @@
-"""From a graph to a plan: passes, integer lowering, layouts, memory."""
+"""The compiler from a graph to a plan: passes, integer lowering, layouts and memory."""

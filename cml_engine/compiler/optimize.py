@@ -1,4 +1,4 @@
-"""Graph -> Graph, one file each, in this order."""
+"""The passes that optimize a graph, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cml_engine.errors.arguments import some_of
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.reuse import boundaries
 
-#: what happens to a graph before any backend sees it, and why there
+#: the passes before any backend sees a graph: name, function, reason for the position
 STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("infer", infer_facts, "every later pass reads shapes"),
     ("dead_code", eliminate_dead_code, "what is not needed is neither folded nor fused"),
@@ -41,22 +41,25 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
 )
 
-#: what may be left out by its name: the stages, and views in a GPU's plan
+#: names that ``without`` may contain: the stages, and views in a GPU's plan
 NAMES = (*(name for name, _, _ in STAGES), "views")
 
-#: what to leave out so that every tensor of the graph as it is written is computed by itself
+#: leave these out to compute every tensor of the original graph by itself
 AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
-#: what integer networks are left alone by: these would move a rounding, or put floats in weights
+#: stages that integer networks skip: they would move a rounding, or put floats in weights
 _OF_FLOATS = frozenset({"rules", "groups", "affine", "normalization"})
 
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:
-    """The graph after all stages but those named in ``without``; :class:`InputError` where that
-    has a name that no pass has. One that was cooked has been through them already. An integer
-    network becomes a graph of whole numbers first. With ``retain`` no pass joins what one input
-    changes to what hangs on others too: a run that is given the others does not compute it anew."""
+    """Returns the graph after all stages except those named in ``without``.
+
+    An integer network is lowered to a graph of whole numbers first. A cooked graph is returned
+    unchanged, because it was optimized before cooking. With ``retain`` no pass joins results of
+    one input with results of others, so that a run can skip the part whose inputs did not
+    change. Raises :class:`InputError` if ``without`` names an unknown pass.
+    """
     some_of(NAMES, without, "passes to leave out")
     if graph.ready is not None:
         if undone := without - {"views"}:
@@ -76,8 +79,8 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
 
 
 def stages_of(graph: Graph) -> Iterator[tuple[str, str, Graph]]:
-    """Yields the steps of :func:`optimize`: name, reason and graph, beginning with the graph as
-    written."""
+    """Yields the steps of :func:`optimize`: name, reason and graph, beginning with the original
+    graph."""
     yield "written", "the model as it was read", graph
     yield from _stages(graph, frozenset(), False)
 

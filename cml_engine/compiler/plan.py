@@ -1,7 +1,7 @@
 """The plan of a session as plain data: steps, memory and weights, without any GPU API.
 
-A :class:`Plan` is made once from a graph and never changes. It prints, it is tested without a GPU,
-and every backend or scheduler that runs networks reads the same one.
+A :class:`Plan` is compiled once from a graph and never changes. It can be printed and tested
+without a GPU. All backends and schedulers read the same plan.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost
 
-#: where a job's outputs begin in the buffer that they have together
+#: the alignment in bytes of a job's outputs in their common buffer
 RESULT_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A range of memory that a step reads or writes: ``space`` is ``"arena"``, ``"weights"`` (what
-    plans of one network at several shapes share) or ``"own"``; ``offset`` and ``nbytes`` are bytes
-    in it."""
+    """A range of memory that a step reads or writes.
+
+    ``space`` is ``"arena"``, ``"weights"`` (shared by the plans of one network at several
+    shapes) or ``"own"``. ``offset`` and ``nbytes`` are bytes in that space.
+    """
 
     tensor: str
     space: str
@@ -42,9 +44,11 @@ class Binding:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A kernel variant as code, where it comes from a cooked file and not from HLSL. Equal ones are
-    the same pipeline: ``content`` is a digest of the code, so that no file can put its own in the
-    place of another's."""
+    """A kernel variant as compiled code from a cooked file, instead of HLSL.
+
+    Equal variants share one pipeline. ``content`` is a digest of the code, so that a file cannot
+    replace the code of another file.
+    """
 
     label: str
     tensors: int
@@ -54,14 +58,14 @@ class KernelCode:
     unpack: Callable[[], bytes | str] = field(compare=False, repr=False)
 
     def code(self) -> bytes | str:
-        """SPIR-V, or the text of WGSL."""
+        """Returns SPIR-V, or the text of WGSL."""
         return self.unpack()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The ready form of a step, in the place of HLSL, defines and values: code, bytes, and its
-    cost key."""
+    """The cooked form of a step: code, parameter bytes and cost key replace HLSL, defines and
+    values."""
 
     kernel: KernelCode
     params: bytes
@@ -72,8 +76,8 @@ class Finished:
 class Step:
     """One dispatch: a kernel variant, its parameters, its memory, and ``groups`` workgroups.
 
-    Any part ``[first, first + count)`` of the workgroups may be run at any time; when all have
-    run, in whatever order, the step is done. ``writes`` are the last bindings that it fills.
+    Any range ``[first, first + count)`` of the workgroups may run at any time. The step is done
+    when all workgroups have run, in any order. The last ``writes`` bindings are its results.
     """
 
     index: int
@@ -88,21 +92,21 @@ class Step:
     groups: int
     cost: Cost
     trusted: bool
-    #: HLSL before the kernel's own: its tensors and entry point, where these are generated
+    #: generated HLSL before the kernel's own: its tensors and entry point
     interface: str = ""
-    #: the kernel's HLSL where it is not in a file
+    #: the kernel's HLSL if it is not in a file
     inline: str = ""
     #: the operators that the kernel applies to its result before storing it
     fused: tuple[str, ...] = ()
     source: Source | None = None
-    #: the kernel variant and its tile, of an operator that has several
+    #: the kernel variant and its tile, if the operator has several
     variant: str = ""
-    #: its kernel and parameters as they were cooked
+    #: the cooked kernel and parameters
     finished: Finished | None = None
 
     @property
     def full_op(self) -> str:
-        """The operator and those fused to it: ``conv+relu``."""
+        """The operator and the operators fused to it: ``conv+relu``."""
         return "+".join((self.op, *self.fused))
 
     @property
@@ -117,8 +121,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """A step as a scheduler sees it (``scheduler.executor.StepCost``): ``key`` is equal for steps
-    whose workgroups do the same work by the same kernel; FLOPs and bytes are per workgroup."""
+    """The work of a step as a scheduler sees it (``scheduler.executor.StepCost``).
+
+    ``key`` is equal for steps whose workgroups do the same work with the same kernel. FLOPs and
+    bytes are per workgroup.
+    """
 
     key: str
     op: str
@@ -155,9 +162,13 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The arena: ``peak`` bytes taken, and ``bound``, the largest sum of bytes alive at once,
-    which no placement can undercut. Where no buffer of the device is large enough it lies in
-    several of ``segment`` bytes, and no tensor in two of them; else that is 0."""
+    """The size of the arena.
+
+    ``peak`` is its size in bytes. ``bound`` is the largest sum of bytes alive at once, a lower
+    bound for every placement. If no buffer of the device is large enough, the arena consists of
+    several buffers of ``segment`` bytes and no tensor crosses two of them; otherwise ``segment``
+    is 0.
+    """
 
     peak: int
     bound: int
@@ -165,15 +176,18 @@ class Memory:
 
     @property
     def ratio(self) -> float:
-        """Peak over bound; 1.0 is perfect."""
+        """The peak over the bound; 1.0 is optimal."""
         return self.peak / self.bound if self.bound else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class InBands:
-    """Operators, by their titles, that are computed in ``count`` bands of rows, one band after the
-    other. ``results`` are joined of their bands. ``again`` is the share of their operations that
-    is done twice; ``whole_bytes`` is what they would take at once, ``nbytes`` what they take."""
+    """Operators, by title, that are computed in ``count`` bands of rows, one band after another.
+
+    ``results`` are the tensors joined from their bands. ``again`` is the share of operations
+    that is computed twice. ``whole_bytes`` is the memory without bands, ``nbytes`` the memory
+    with them.
+    """
 
     operators: tuple[str, ...]
     results: tuple[str, ...]
@@ -190,8 +204,11 @@ class InBands:
 
 @dataclass(frozen=True)
 class Reuse:
-    """``sources`` are those of every step of a plan; ``held`` are the bytes of each tensor that
-    stays in its memory from one run to the next."""
+    """The data for runs that skip steps whose inputs did not change.
+
+    ``sources`` has the sources of every step of a plan. ``held`` has the bytes of each tensor that
+    stays in memory between runs.
+    """
 
     sources: tuple[Sources, ...]
     held: Mapping[str, int]
@@ -204,50 +221,50 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Plan:
-    """A compiled network: what to run, where everything lies, and which weights to upload."""
+    """A compiled network: its steps, the place of every tensor, and the weights to upload."""
 
     name: str
     steps: tuple[Step, ...]
     inputs: Mapping[str, TensorPlace]
     outputs: Mapping[str, TensorPlace]
-    #: every tensor that still has memory of its own when the run is over (all, where asked for)
+    #: every tensor that is still in memory after a run (all tensors, if requested)
     tensors: Mapping[str, TensorPlace]
-    #: tensors that are read after a run though they are no outputs
+    #: tensors other than outputs that are read after a run
     taps: Mapping[str, TensorPlace]
-    #: where every computed tensor lies from its own step until the last that reads it
+    #: the place of every computed tensor from its own step until its last reader
     places: Mapping[str, TensorPlace]
     #: packed weights with their byte offsets in the weights buffer
     weights: Mapping[str, tuple[int, Array]]
     weights_bytes: int
     memory: Memory
-    #: the same of what is this plan's alone: variables, and constants that hang on the shapes
+    #: the same for data of this plan alone: variables, and constants that depend on the shapes
     own: Mapping[str, tuple[int, Array]] = field(default_factory=dict)
     own_bytes: int = 0
-    #: copies (from, to) that give variables their new values after a run, in this order: what
-    #: lies in the weights goes by way of the arena, so that all change at once
+    #: copies (from, to) that update variables after a run, in this order; values in the weights
+    #: are copied to the arena first, so that all variables change at once
     updates: tuple[tuple[Binding, Binding], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: what a run may leave as it was, where the memory is planned for that
+    #: the steps that a run may skip, if the memory is planned for that
     reuse: Reuse | None = None
-    #: which kernel was taken where there was a choice
+    #: the chosen kernel of each operator that has several
     choices: tuple[Choice, ...] = ()
-    #: the tensors that are bound in parts, and those of which the caller said in how many
+    #: the tensors that are bound in parts, including those that the caller requested
     parts: Mapping[str, InParts] = field(default_factory=dict)
-    #: what is computed in bands of rows; and by title of an operator that computes one, that of
-    #: which it computes a part
+    #: the operators computed in bands of rows; ``bands_of`` maps the title of an operator that
+    #: computes one band to the title of the whole operator
     bands: tuple[InBands, ...] = ()
     bands_of: Mapping[str, str] = field(default_factory=dict)
-    #: how tensors lie that are not plain
+    #: the layouts of tensors that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> dict[str, TensorPlace]:
-        """The tensors that can be read when a run is over: outputs and taps."""
+        """The tensors that can be read after a run: outputs and taps."""
         return {**self.outputs, **self.taps}
 
     @cached_property
     def packed_results(self) -> tuple[dict[str, TensorPlace], int]:
-        """The places of the results in a buffer of their own, and its bytes."""
+        """The places of the results in a separate buffer, and the size of that buffer in bytes."""
         places: dict[str, TensorPlace] = {}
         end = 0
         for name, place in self.results.items():
@@ -265,7 +282,7 @@ class Plan:
         return total
 
     def step_costs(self) -> list[StepWork]:
-        """Every step for a scheduler's cost model."""
+        """Returns the work of every step for a scheduler's cost model."""
         return [_step_cost(step) for step in self.steps]
 
     def __str__(self) -> str:

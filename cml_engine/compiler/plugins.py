@@ -40,15 +40,16 @@ __all__ = [
 
 GROUP = "cml_engine.operators"
 
-#: the version of what files of operators are written against: ``cml.OpSpec``, ``cml.Kernel``, what
-#: their functions are given, and the HLSL that is generated for a kernel
+#: the version of the interface for operator files: ``cml.OpSpec``, ``cml.Kernel``, the arguments of
+#: their functions, and the HLSL generated for a kernel
 API_VERSION = 1
 _STATED = "CML_API"
 
 
 @dataclass(frozen=True, slots=True)
 class _Registered:
-    """What a file registered, so that it can be loaded again after a change."""
+    """The operators and rules that a file registered, so that they can be replaced after a
+    change."""
 
     operators: dict[str, OpSpec]
     rules: tuple[Rule, ...]
@@ -65,7 +66,7 @@ class _Registered:
 
     def put_back(self) -> None:
         for spec in self.operators.values():
-            unregister(spec.name)  # one of the engine's, which it stood in the place of
+            unregister(spec.name)  # the engine's operator that this one replaced
             put(spec)
         for rule in reversed(self.rules):
             register_rule(rule)
@@ -75,9 +76,11 @@ _loaded: dict[Path, _Registered] = {}
 
 
 def load_file(path: str | Path) -> tuple[str, ...]:
-    """Run a Python file that registers operators, or rules; their names. Loaded again, it replaces
-    what it registered before; where it fails, that stays. Whatever it raises becomes one
-    :class:`OperatorError` with file and line."""
+    """Runs a Python file that registers operators or rules, and returns their names.
+
+    Loading a file again replaces its earlier registrations; if that fails, the earlier ones
+    stay. Any error in the file becomes one :class:`OperatorError` with file and line.
+    """
     file = Path(path).resolve()
     if not file.is_file():
         raise InputError(f"'{path}': no such file; wanted a Python file that registers operators")
@@ -102,7 +105,7 @@ def load_file(path: str | Path) -> tuple[str, ...]:
 
 
 def _registered_by(file: Path) -> _Registered:
-    """Run the file; nothing of it stays registered where it fails."""
+    """Runs the file and returns its registrations; removes all of them if the file fails."""
     operators, rules = registered(), registered_rules()
 
     def new() -> _Registered:
@@ -123,7 +126,7 @@ def _registered_by(file: Path) -> _Registered:
 
 
 def _stated_in(file: Path) -> Any:
-    """The version that a file states, without running it; None where it states none."""
+    """Returns the version that a file states, without running it, or None if it states none."""
     for line in ast.parse(file.read_bytes(), str(file)).body:
         if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
             return line.value.value if isinstance(line.value, ast.Constant) else ast.unparse(line)
@@ -140,14 +143,16 @@ def _check_version(stated: Any) -> None:
 
 
 def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
-    """What was registered since, in the place of another operator too."""
+    """Returns the names registered since ``before``, including replaced operators."""
     return tuple(name for name, spec in registered().items() if before.get(name) is not spec)
 
 
 @cache
 def load_entry_points() -> tuple[str, ...]:
-    """Load the operators of installed packages, once; a package that fails is a warning. The names
-    of the entry points that were loaded."""
+    """Loads the operators of installed packages once, and returns the names of their entry points.
+
+    A package that fails is reported as a warning.
+    """
     load_families()
     loaded = []
     for point in metadata.entry_points(group=GROUP):
@@ -164,8 +169,11 @@ def load_entry_points() -> tuple[str, ...]:
 
 
 def _load_point(point: metadata.EntryPoint) -> None:
-    """Import the module and call the function, if one is named. A module that states another
-    version is not called, and what it registered when it was imported is taken back."""
+    """Imports the module of an entry point, and calls its function if one is named.
+
+    If the module states another version, its function is not called and the registrations of its
+    import are removed.
+    """
     operators = registered()
     found = point.load()
     module = found if isinstance(found, ModuleType) else sys.modules.get(found.__module__)
@@ -180,15 +188,15 @@ def _load_point(point: metadata.EntryPoint) -> None:
 
 
 def _execute(file: Path) -> None:
-    """Run the file as a module of its own; it can import what lies beside it."""
+    """Runs the file as a separate module that can import its neighbours."""
     name = f"cml_operators_{file.stem}_{abs(hash(file)):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise OperatorError("wanted a Python file, its name ending in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look for it there
+    sys.modules[name] = module  # dataclasses and pickle look it up there
     with _importable(file.parent), registering(file):
-        # from its source: a module's byte code is taken for new within the second of a change
+        # compile the source: cached byte code looks valid within a second of a change
         exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
 
 
@@ -202,7 +210,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """``file:line: what`` for the last line of the game's own code that the error came through."""
+    """Returns ``file:line: message`` for the last line of the game's code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {error.msg}"
     own = Path(__file__).parent

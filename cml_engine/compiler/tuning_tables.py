@@ -1,8 +1,8 @@
-"""What was measured, as readable files: one for each device and driver, and those that we ship.
+"""Tuning measurements as readable files: one per device and driver, and the shipped defaults.
 
-A file says for every key what each option took, so that it can be judged, and which was kept. The
-shipped ones (``defaults/*.json``) are for devices whose name their ``devices``, a regular
-expression, is found in; what was measured on the machine itself counts more.
+A file has the time of every option for each key, and the option that was chosen. A shipped file
+(``tuning_defaults/*.json``) applies to devices whose name matches its ``devices`` regular
+expression. Measurements of this machine take precedence.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"
 _DEFAULTS = Path(__file__).with_name("tuning_defaults")
-#: kernel variants that older tables know by another name
+#: kernel variants that older tables list under another name
 _RENAMED = {"slide": "row tile", "weave": "phases"}
 _read_tables: dict[Path, VariantTable] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was found for a key: ``ms`` of each option that was tried (:meth:`Trial.ms`), and
-    ``ratio``, the median over the rounds of the kept option's time over the default's."""
+    """The measurement of one key.
+
+    ``ms`` has the time of each option tried (:meth:`Trial.ms`). ``ratio`` is the median over the
+    rounds of the chosen option's time over the default's.
+    """
 
     key: str
     default: str
@@ -40,16 +43,16 @@ class Record:
     ms: Mapping[str, float]
     ratio: float
     rounds: int
-    #: where it was measured: model and node
+    #: the model and node that were measured
     source: str
 
     @property
     def won(self) -> bool:
-        """Whether an option beat the default."""
+        """True if an option beat the default."""
         return self.chosen != self.default
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, without the key."""
+        """Returns the record as a JSON object without its key."""
         return {
             "chosen": self.chosen,
             "default": self.default,
@@ -61,7 +64,8 @@ class Record:
 
     @classmethod
     def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
-        """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
+        """Returns the record of a JSON object from :meth:`to_json`; raises ``ValueError`` if it
+        is invalid."""
         try:
             ms = {_renamed(name): finite(value, 0) for name, value in data["ms"].items()}
             default, chosen = _renamed(str(data["default"])), _renamed(str(data["chosen"]))
@@ -75,8 +79,10 @@ class Record:
 
 
 def table_for(device: str) -> VariantTable:
-    """The variants that are known to be faster on the device: the shipped ones, and over them
-    those measured here. The file is read once; one that cannot be used is named in a warning."""
+    """Returns the variant table of a device: shipped records, overridden by those measured here.
+
+    The file is read once. A file that cannot be used causes a warning.
+    """
     file = tuning_file(device)
     if file not in _read_tables:
         _read_tables[file] = variants_of(known(device))
@@ -84,29 +90,31 @@ def table_for(device: str) -> VariantTable:
 
 
 def shipped_table(device: str) -> VariantTable:
-    """What we ship for devices of that name: the same on every machine."""
+    """Returns the shipped variant table of a device, which is the same on every machine."""
     return variants_of(_shipped_for(device))
 
 
 def variants_of(records: Mapping[str, Record]) -> VariantTable:
-    """The table that lowering takes."""
+    """Returns the records as the variant table that lowering takes."""
     picks = {key: Pick(record.chosen, record.default) for key, record in records.items()}
     return VariantTable(picks) if picks else NO_VARIANTS
 
 
 def measured(device: str) -> dict[str, Record]:
-    """What was measured on this machine for the device and driver, by key."""
+    """Returns the records measured on this machine for the device and driver, by key."""
     return _read_or_warn(tuning_file(device), device)
 
 
 def known(device: str) -> dict[str, Record]:
-    """What is known of the device: the shipped records, and over them those measured here."""
+    """Returns all records of a device: the shipped ones, overridden by those measured here."""
     return {**_shipped_for(device), **measured(device)}
 
 
 def save(device: str, records: Iterable[Record]) -> Path:
-    """Add the records to the device's table, over those of the same keys; sessions that are made
-    from now on use them. Returns the file, which is written whole or not at all."""
+    """Adds records to the device's table, replaces those of the same keys, and returns the file.
+
+    The file is written atomically. Sessions created from now on use it.
+    """
     file = tuning_file(device)
     kept = {**measured(device), **{record.key: record for record in records}}
     data = {
@@ -120,7 +128,8 @@ def save(device: str, records: Iterable[Record]) -> Path:
 
 
 def check_place(device: str) -> None:
-    """:class:`InputError` where the device's table cannot be written, before it is measured."""
+    """Raises :class:`InputError` if the device's table cannot be written, before time is spent
+    measuring."""
     file = tuning_file(device)
     try:
         check_writable(file)
@@ -129,12 +138,12 @@ def check_place(device: str) -> None:
 
 
 def records_in(text: str) -> dict[str, Record]:
-    """The records of a table's text; ``ValueError`` where it is none."""
+    """Returns the records in a table's text; raises ``ValueError`` if the text is no table."""
     return _records_of(parse_json(text))
 
 
 def _renamed(option: str) -> str:
-    """An option's name as it is now."""
+    """Returns the current name of an option."""
     kernel, space, tile = option.partition(" ")
     return _RENAMED.get(kernel, kernel) + space + tile
 

@@ -1,1 +1,1 @@
-"""Integer inference: the same bits on every machine (docs/integer.md)."""
+"""Integer inference, which is bit-identical on every machine (docs/integer.md)."""

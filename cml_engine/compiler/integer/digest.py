@@ -1,4 +1,4 @@
-"""A digest of what a network computed: of its outputs, of the rule, and of the network itself."""
+"""Digests of integer networks and of their outputs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ __all__ = ["RULE_VERSION", "model_digest", "run_digest"]
 
 
 def model_digest(graph: Graph) -> bytes:
-    """Of the network as NNEF would have it: its text, its numbers, its quantization; not of where
-    it lies or what was noted of it, nor of whether it was saved and read back. One
-    that is cooked has that of the model that it was made of, where that is an integer network."""
+    """Returns the SHA-256 digest of an integer network, taken over the files that NNEF export
+    writes.
+
+    The digest covers the text, the constants and the quantization. It does not depend on the
+    path or the notes of the model, nor on saving and reading it back. A cooked graph returns the
+    digest of the integer network that it was cooked from, and raises :class:`InputError` if that
+    was none.
+    """
     if graph.ready is not None:
         if graph.ready.integer_digest is None:
             raise InputError(
@@ -35,7 +40,7 @@ def model_digest(graph: Graph) -> bytes:
 
 
 def not_identical(graph: Graph) -> tuple[str, ...]:
-    """The outputs of an integer network that are computed in floats."""
+    """Returns the names of the outputs of an integer network that are computed in floats."""
     from cml_engine.compiler.integer.lowering.network import (
         lowered,  # which the passes import first
     )
@@ -44,8 +49,11 @@ def not_identical(graph: Graph) -> tuple[str, ...]:
 
 
 def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
-    """``sha256:<hex>`` of a run: equal wherever the same integer network was given the same
-    inputs. Outputs that are computed in floats are left out."""
+    """Returns ``sha256:<hex>`` of a run, equal for every run of one integer network on equal
+    inputs.
+
+    Outputs that are computed in floats are left out. Raises :class:`InputError` if all of them are.
+    """
     floats = not_identical(graph)
     if floats and len(floats) == len(graph.outputs):
         raise InputError(
@@ -65,7 +73,7 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
 
 
 def _add(found: Any, *parts: bytes) -> None:
-    """Each part with its length: no two lists of parts are alike."""
+    """Adds each part with its length, so that no two lists of parts give the same digest."""
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)

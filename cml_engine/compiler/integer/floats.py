@@ -1,16 +1,17 @@
-"""What is said of a network of floats where an integer network is wanted."""
+"""The error for a float network that is given where an integer network is required."""
 
 from __future__ import annotations
 
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Graph
 
-#: what a note begins with that says why a quantized model is a network of floats
+#: the prefix of a note that explains why a quantized model is a float network
 WHY = "of floats  because it has no integer form:"
 
 
 def of_floats(graph: Graph) -> InputError:
-    """That it is none, why a quantized one is not, and how to make one."""
+    """Returns an error that explains why the model is not an integer network and how to quantize
+    it."""
     if graph.ready is not None:
         return InputError(
             f"'{graph.name}' is cooked, and its rounding points are no part of that: give the "

@@ -1,7 +1,7 @@
-"""Gas: what a network costs, as a whole number of its graph alone, equal on every machine.
+"""Gas: the cost of a network as a whole number, computed from its graph alone and equal everywhere.
 
-For games that run models of players: a model that costs too much is refused before it runs. A unit
-is an operation on a number, or a number that is read or written.
+A game that runs models of its players refuses a model that costs too much before running it. One
+unit is one operation on a number, or one number read or written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def gas_by_node(graph: Graph) -> Mapping[str, int]:
-    """The gas of each operator of a graph, as its model has them, by title."""
+    """Returns the gas of each operator of a graph by the operator's title.
+
+    Raises :class:`InputError` if the graph is cooked.
+    """
     if graph.ready is not None:
         raise InputError(f"'{graph.name}' is cooked: gas is of the model itself, give that")
     found = {}
@@ -28,12 +31,16 @@ def gas_by_node(graph: Graph) -> Mapping[str, int]:
 
 
 def gas_of(graph: Graph) -> int:
-    """The gas of one run."""
+    """Returns the gas of one run of a graph."""
     return sum(gas_by_node(graph).values())
 
 
 def within(limit: int | None, make: Callable[[Shapes], Graph]) -> Callable[[Shapes], Graph]:
-    """What makes a graph, but refuses one of more gas than the limit."""
+    """Wraps ``make`` so that it raises :class:`ModelError` for graphs that cost more than ``limit``
+    gas.
+
+    Returns ``make`` itself if ``limit`` is None.
+    """
     if limit is None:
         return make
     most = GAS.check(limit, "gas_limit")

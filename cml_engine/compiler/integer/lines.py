@@ -1,4 +1,4 @@
-"""The lines of ``graph.quant`` that an integer network has: docs/integer.md, "The file"."""
+"""The quantization lines in ``graph.quant`` of an integer network (docs/integer.md, "The file")."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cml_engine.ir.integer_rule import (
     fraction_of,
 )
 
-#: the operator of all lines: NNEF's own
+#: the NNEF operator of all lines
 OPERATOR = "zero_point_linear_quantize"
 _BITS = (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line says: how words stand for numbers, and the table of a function."""
+    """The quantization of one tensor: its scales, its word size and, for a function, its table."""
 
     name: str
     scales: tuple[Fraction, ...]
@@ -37,14 +37,14 @@ class Line:
     source: Source | None = None
 
     def wrong(self, what: str) -> ModelError:
-        """An error about this line."""
+        """Returns an error about this line."""
         error = _wrong(self.name, what)
         error.source = self.source
         return error
 
     @property
     def scale(self) -> Fraction:
-        """Of a tensor that has but one."""
+        """The only scale of the tensor; raises :class:`ModelError` if it has several."""
         if len(self.scales) != 1:
             raise self.wrong(f"{len(self.scales)} scales: wanted one, as all but weights")
         return self.scales[0]
@@ -54,7 +54,11 @@ class Line:
         return word_range(self.bits, self.signed)
 
     def along(self, shape: Sequence[int], axis: int) -> tuple[Fraction, ...]:
-        """The scale of each index of an axis of a tensor."""
+        """Returns the ``scale`` attribute for one scale per index of an axis, nested to broadcast
+        from the left.
+
+        Returns a single number if all scales are equal.
+        """
         count = shape[axis] if shape else 1
         if len(self.scales) == 1:
             return self.scales * count
@@ -68,13 +72,13 @@ class Line:
 
 
 def word_range(bits: int, signed: bool) -> Range:
-    """The words of 8 or 16 bits."""
+    """Returns the range of words of 8 or 16 bits; a signed range is symmetric."""
     most = (1 << (bits - 1)) - 1
     return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
 
 
 def line_of(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
-    """A line, as ``graph.quant`` has it."""
+    """Returns the attributes of a line as ``graph.quant`` stores them."""
     return Attrs(
         {
             "op": OPERATOR,
@@ -100,7 +104,7 @@ def along(scales: Sequence[float], axis: int, rank: int) -> Any:
 
 
 def lines_of(graph: Graph) -> Mapping[str, Line]:
-    """The lines of the tensors that the graph has."""
+    """Returns the lines of the tensors that exist in the graph, by tensor name."""
     found = {}
     for name, attrs in graph.quantization.items():
         if name in graph.facts:
@@ -128,7 +132,7 @@ def _line(name: str, attrs: Attrs) -> Line:
 
 
 def _flat(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:
-    """All scales, and how they lie."""
+    """Returns all scales of a nested list in row-major order, and the shape of the list."""
     if not isinstance(scale, list):
         return [_scale(name, scale)], ()
     parts = [_flat(name, item) for item in scale]
@@ -164,7 +168,8 @@ def _table(name: str, given: Any) -> tuple[int, ...]:
 
 
 def check_scale(name: str, scale: Fraction) -> None:
-    """That a map's scale is one that floats do not lose."""
+    """Raises :class:`ModelError` if a scale is outside the range that float32 can represent
+    safely."""
     if not LEAST_SCALE <= scale <= MOST_SCALE:
         raise _wrong(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
 

@@ -1,9 +1,9 @@
-"""The proof that a network's sums fit, before anything runs: in Python's integers.
+"""The proof, before anything runs, that the sums of a network fit. It uses Python's integers.
 
-``B = |b| + max|q| * sum|w|`` bounds every partial sum of a channel, in whatever order and in
-whatever parts it is added up. What is below 2^24 a float32 carries exactly, with or without fused
-multiply-adds. What is below 2^31 is carried as two sums, ``2^bits * upper + lower``, each of which
-is below 2^24 itself: so every kernel, tile and slice gives the same bits.
+``B = |b| + max|q| * sum|w|`` bounds every partial sum of a channel, in any order and any
+partition. A float32 carries sums below 2^24 exactly, with or without fused multiply-adds. Sums
+below 2^31 are carried as two sums, ``2^bits * upper + lower``, each of them below 2^24. All
+kernels, tiles and slices therefore give bit-identical results.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cml_engine.errors import RangeError, Source
 from cml_engine.ir.graph import Array
 from cml_engine.ir.integer_rule import FLOAT_BOUND, INT_BOUND
 
-#: how many low bits one of two passes may take
+#: the numbers of low bits that the second of two passes may take
 _LOW_BITS = (8, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The words that a tensor can have."""
+    """The least and the largest word of a tensor."""
 
     low: int
     high: int
@@ -35,7 +35,7 @@ class Range:
         return max(abs(self.low), abs(self.high))
 
     def taken(self, take: str, bits: int) -> Range:
-        """Of all of the words, or of their upper or lower part."""
+        """Returns the range of all bits of the words, or of their upper or lower part."""
         if take == "all":
             return self
         if take == "lower":
@@ -45,8 +45,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One pass over the products: of which weights and bias, and whether it takes all of a word,
-    its upper or its lower bits."""
+    """One pass over the products of a sum: its weights, its bias and the bits of the words that it
+    reads.
+
+    ``take`` is ``"all"``, ``"upper"`` or ``"lower"``.
+    """
 
     take: str
     weights: Array
@@ -55,8 +58,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How the sums of a node are carried: ``bound`` is the largest of its channels', ``parts`` is
-    one pass, or two of which the first counts ``2^bits`` times."""
+    """The passes that compute the sums of a node exactly.
+
+    ``bound`` is the largest bound of any channel. ``parts`` has one pass, or two: the result of the
+    first is multiplied by ``2^bits``.
+    """
 
     carrier: str
     bound: int
@@ -65,13 +71,13 @@ class Carried:
 
 
 def magnitudes(weights: Array) -> list[int]:
-    """The sum of the absolute values of each row, exactly."""
+    """Returns the exact sum of the absolute values of each row."""
     rows = np.abs(weights.astype(np.int64)).reshape(len(weights), -1)
     return [int(total) for total in rows.sum(1)]
 
 
 def bounds(weights: Array, bias: Sequence[int], words: Range) -> list[int]:
-    """``B`` of each channel; ``weights`` has a row for each."""
+    """Returns the bound ``B`` of each channel; ``weights`` has one row per channel."""
     return [abs(b) + words.most * w for b, w in zip(bias, magnitudes(weights), strict=True)]
 
 
@@ -83,9 +89,12 @@ def carried(
     source: Source | None = None,
     whole: bool = False,
 ) -> Carried:
-    """How the sums can be carried; :class:`RangeError` where they cannot. ``weights`` are integers,
-    a row for each channel, as many as ``bias`` has. ``whole``: they are added up in 32 bits,
-    and needs no parts."""
+    """Returns the passes that compute the sums exactly.
+
+    ``weights`` are integers, one row per channel; ``bias`` has one integer per channel. With
+    ``whole`` the kernel sums in int32 and needs one pass only. Raises :class:`RangeError` if the
+    sums do not fit.
+    """
     totals = bounds(weights, bias, words)
     bound = max(totals, default=0)
     if bound < FLOAT_BOUND:
@@ -110,7 +119,8 @@ def carried(
 def too_large(
     title: str, channel: int, bound: int, words: Range, source: Source | None = None
 ) -> RangeError:
-    """That a channel's sum does not fit, and what to change."""
+    """Returns the error for a channel whose sum does not fit into 32 bits, with the possible
+    changes."""
     return RangeError(
         f"{title}: channel {channel} sums to {bound:,} at most, wanted below 2^31 = {INT_BOUND:,}: "
         f"its input has words up to {words.most}; quantize that with 8 bits, or make the weights' "
@@ -122,7 +132,8 @@ def too_large(
 def check_shift(
     title: str, bound: int, before: int, words: Range, source: Source | None = None
 ) -> None:
-    """A sum that is shifted left before it is multiplied must fit then, too."""
+    """Raises :class:`RangeError` if a sum does not fit after the left shift before its
+    multiplication."""
     if bound << before >= INT_BOUND:
         raise RangeError(
             f"{title}: sums up to {bound:,} are shifted left by {before} bits, which do not fit "
@@ -149,7 +160,10 @@ def _halves(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int,
 
 
 def broken_promise(name: str, got: Array, wanted: Range) -> str:
-    """What is wrong with the results of an exact operator: they are whole numbers of a range."""
+    """Describes the first result of an exact operator that is no whole number or is out of range.
+
+    Returns an empty string if all results are valid.
+    """
     for off, what in (
         (got != np.rint(got), "exact=True says that it gives whole numbers"),
         ((got < wanted.low) | (got > wanted.high), f"wanted {wanted.low} to {wanted.high}"),

@@ -1,1 +1,1 @@
-"""Passes from graph to graph, one module each; ``compiler/optimize.py`` has their order."""
+"""Passes from graph to graph, one module each; ``compiler/optimize.py`` defines their order."""

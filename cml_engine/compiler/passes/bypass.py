@@ -1,4 +1,4 @@
-"""Operators that change nothing, or only the shape, run no kernel."""
+"""Removes operators that change nothing, or only the shape, so that they run no kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from cml_engine.ir.graph import Attrs, Graph, Node
 
 
 def bypass(graph: Graph) -> Graph:
-    """The graph without copies, empty pads, products with 1, and transposes that move nothing."""
+    """Returns the graph without copies, empty pads, products with 1 and transposes that move
+    nothing."""
     return rewrite_own(graph, RULES)
 
 
@@ -34,13 +35,14 @@ def _product_with_one(match: Match) -> str | None:
 
 
 def _order(node: Node, rank: int) -> list[int]:
-    """All axes, with those at the end that the attribute leaves out."""
+    """Returns the full permutation; axes missing from the attribute keep their order at the end."""
     axes = [int(axis) for axis in node.attrs["axes"]]
     return [*axes, *range(len(axes), rank)]
 
 
 def _still_transpose(match: Match) -> Node | str | None:
-    """Elements keep their order in memory where only extents of 1 move past others."""
+    """Replaces a transpose that keeps the order in memory, because it only moves axes of extent
+    1."""
     node = match.last
     fact = match.fact(node.inputs[0])
     order = _order(node, fact.rank)

@@ -1,4 +1,4 @@
-"""Compute once what is computed twice."""
+"""Merges nodes that compute the same result."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import lookup
 
-#: constants up to this size are compared by value: every literal of a model is its own tensor
+#: constants up to this size are compared by value, because every literal is a separate tensor
 _SMALL_BYTES = 64
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
-    """The graph with one node for all that have the same operator, attributes and inputs.
+    """Returns the graph with one node for all nodes of equal operator, attributes and inputs.
 
-    Results that are outputs keep their own nodes, for their names are the caller's. A variable has
-    one value during a run, so reading it twice is the same expression. A game's own operators are
-    left alone: whether theirs give the same again is not known here.
+    Nodes that compute outputs are kept, because the caller reads outputs by name. Reads of a
+    variable are equal, because its value is constant during a run. A game's own operators are
+    not merged, because they may give another result each time.
     """
     roots = set(graph.roots)
     same = _equal_constants(graph)
@@ -38,7 +38,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 
 
 def _key(node: Node, same: dict[str, str]) -> Hashable | None:
-    """Equal for nodes that compute the same; None where that cannot be said."""
+    """Returns a key that is equal for nodes that compute the same, or None if that is unknown."""
     plain = all(_is_plain(value) for value in node.attrs.values())
     if node.epilogues or not plain or lookup(node.op).from_game:
         return None
@@ -54,7 +54,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
-    """For every small constant the first one with its type, shape and bits."""
+    """Maps every small constant to the first constant of the same type, shape and bits."""
     first: dict[Hashable, str] = {}
     same: dict[str, str] = {}
     for name, value in graph.constants.items():

@@ -1,4 +1,4 @@
-"""Leave out what no output needs."""
+"""Removes everything that no output needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from cml_engine.ir.graph import Graph
 
 
 def eliminate_dead_code(graph: Graph) -> Graph:
-    """The graph with only the nodes, constants and facts that reach an output or an update."""
+    """Returns the graph with only the nodes, constants and facts that an output or an update
+    needs."""
     needed = set(graph.roots)
     kept = []
     for node in reversed(graph.nodes):

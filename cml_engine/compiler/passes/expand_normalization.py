@@ -1,10 +1,10 @@
-"""Write a batch normalization as operators that its producer can apply before it stores its result.
+"""Expands a batch normalization to operators that its producer can apply as epilogues.
 
-Where the numbers are constants :mod:`cml_engine.compiler.passes.fold_affine` puts them into the
-weights. Where they are computed, or differ from place to place, the node would be a pass over the
-whole map. ``(x - mean) * (scale / sqrt(variance + epsilon)) + offset`` is three epilogues, the
-factor one number for each channel. A node whose producer cannot take these stays as it is: alone or
-in a chain of elementwise operators it is one kernel already.
+If the operands are constants, :mod:`cml_engine.compiler.passes.fold_affine` folds them into the
+weights. If they are computed, or differ by position, the node would need a pass over the whole map.
+``(x - mean) * (scale / sqrt(variance + epsilon)) + offset`` is three epilogues, and its factor has
+one number per channel. A node whose producer cannot apply them is left unchanged: alone or in a
+chain of elementwise operators it is one kernel already.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from cml_engine.ops.declaration.epilogue import has_room
 from cml_engine.ops.declaration.registry import is_own, lookup
 
 _STEPS = ("sub", "mul", "add")
-#: what the operators compute on the way
+#: suffixes for the names of the intermediate tensors
 _TENSORS = ("epsilon", "safe", "deviation", "factor", "centred", "scaled")
 
 
 def expand_normalization(graph: Graph) -> Graph:
-    """The graph with every batch normalization that its producer can apply written as three
-    operators, and a small one that computes their factor."""
+    """Returns the graph with every batch normalization that its producer can apply expanded.
+
+    The expansion is three elementwise operators, and small nodes that compute their factor.
+    """
     chosen = _applicable(graph)
     if not chosen:
         return graph
@@ -42,7 +44,10 @@ def expand_normalization(graph: Graph) -> Graph:
 
 
 def _applicable(graph: Graph) -> set[str]:
-    """The results of those that the node before can apply behind the epilogues it will have."""
+    """Returns the results of the batch normalizations that their producers can apply.
+
+    The epilogues that the producer will have from other passes are taken into account.
+    """
     if not any(node.op == "batch_normalization" for node in graph.nodes):
         return set()
     if not is_own("batch_normalization", "sqrt", "div", *_STEPS):
@@ -82,7 +87,7 @@ def _takes(graph: Graph, producer: Node, node: Node) -> bool:
 
 
 def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
-    """The nodes in its place; what they compute is added to the facts."""
+    """Returns the nodes that replace a batch normalization, and adds their facts and constants."""
     x, mean, variance, offset, scale = node.inputs
     names = {what: unused_name(f"{node.outputs[0]}.{what}", facts) for what in _TENSORS}
     constants[names["epsilon"]] = np.asarray(node.attrs["epsilon"], np.float32)

@@ -1,7 +1,7 @@
-"""Batch normalization, and constants added or multiplied per channel, go into the weights.
+"""Folds batch normalization and per-channel constant sums and products into the weights.
 
-``s (W x + b) + t`` is ``(s W) x + (s b + t)``: one operator, and the same number of weights. The
-sums are made in float64 and rounded once.
+``s (W x + b) + t`` is ``(s W) x + (s b + t)``: one operator with the same number of weights. The
+new weights are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cml_engine.ops.declaration.registry import lookup, registered
 
 
 def fold_affine(graph: Graph) -> Graph:
-    """The graph with what is linear per channel folded into conv, deconv and linear."""
+    """Returns the graph with per-channel affine operators folded into conv, deconv and linear."""
     linear = [spec.name for spec in registered().values() if spec.traits.scaled_weights]
     rules = [
         Rule(f"{outer} into {inner}", (inner, outer), _fold, operands)
@@ -36,7 +36,7 @@ def _fold(match: Match) -> Node | None:
     channels = result.shape[1]
     scale, shift = (np.broadcast_to(f.reshape(-1), (channels,)) for f in factors)
     scaled_weights = lookup(inner.op).traits.scaled_weights
-    assert scaled_weights is not None  # the rules are of these
+    assert scaled_weights is not None  # the rules match only operators that have it
     with np.errstate(all="ignore"):
         facts = [match.fact(name) for name in inner.inputs]
         scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
@@ -51,8 +51,10 @@ def _fold(match: Match) -> Node | None:
 
 
 def _affine(match: Match) -> tuple[Array, Array] | None:
-    """``(s, t)`` where the last node computes ``s x + t``, in float64, one value or one per
-    channel; None where they are not constants."""
+    """Returns ``(s, t)`` if the last node computes ``s x + t`` with constants, else None.
+
+    Both are float64, with one value or one per channel.
+    """
     node = match.last
     others = [_per_channel(match, n) for i, n in enumerate(node.inputs) if i != match.position]
     values = [value for value in others if value is not None]
@@ -74,7 +76,7 @@ def _affine(match: Match) -> tuple[Array, Array] | None:
 
 
 def _per_channel(match: Match, name: str) -> Array | None:
-    """A constant's one value, or its value for each index of axis 1; else None."""
+    """Returns the values of a constant with one value, or one per index of axis 1; else None."""
     value = match.constant(name)
     result = match.fact(match.last.outputs[0])
     if value is None or value.ndim > result.rank:

@@ -1,4 +1,4 @@
-"""Compute on the CPU, once, what does not depend on the inputs."""
+"""Computes nodes that do not depend on the inputs once, on the CPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from cml_engine.cpu.cpu import as_stated, run_node
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.registry import lookup
 
-#: a folded result may not take more than this, so that `tile` of a constant cannot fill the disk
+#: larger results are not folded, so that `tile` of a constant cannot fill the disk
 MAX_FOLDED_BYTES = 64 << 20
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """The graph without the nodes whose inputs are all constants; their results are constants."""
+    """Returns the graph with nodes whose inputs are all constants replaced by their results.
+
+    Nodes with results above ``MAX_FOLDED_BYTES`` or without a CPU implementation are kept.
+    """
     constants = dict(graph.constants)
     variable = {name for name, _ in graph.updates}
     kept = []

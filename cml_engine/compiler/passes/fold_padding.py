@@ -1,4 +1,4 @@
-"""A border of zeros before a convolution becomes the convolution's own padding."""
+"""Folds a border of zeros before a convolution into the convolution's own padding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cml_engine.ops.conv.shapes import conv_shape
 
 
 def fold_padding(graph: Graph) -> Graph:
-    """The graph without pads that a conv can do by itself."""
+    """Returns the graph without pads that the following conv can apply itself."""
     return rewrite_own(graph, RULES)
 
 
@@ -20,7 +20,7 @@ def _fold(match: Match) -> Node | None:
         return None
     if any(n for pair in around[0] for n in pair) or any(n < 0 for pair in spatial for n in pair):
         return None
-    # automatic padding goes by the padded extent, so what it comes to is stated now
+    # automatic padding depends on the padded extent, so the resulting padding is made explicit
     shape = conv_shape(conv.attrs, *(match.fact(name) for name in conv.inputs))
     if any(axis.before < 0 or axis.after < 0 for axis in shape.axes):
         return None

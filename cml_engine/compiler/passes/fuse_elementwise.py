@@ -1,7 +1,8 @@
-"""Let one kernel do elementwise operators that read each other's results.
+"""Fuses elementwise operators that read each other's results into one kernel.
 
-Each that is fused saves a dispatch, and a write and a read of the whole tensor. The kernel is made
-of the operators' own expressions (``ops/pointwise.py``), in their order and with their roundings.
+Each fused operator saves a dispatch, and a write and a read of the whole tensor. The kernel
+consists of the operators' own expressions (``ops/pointwise.py``), in their order and with their
+roundings.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.elementwise.row import MAX_OPERANDS
 
-#: operators in one kernel; a GELU written out is nine. The kernel has them sixteen times, so each
-#: adds up to 60 ms to building it
+#: the most operators in one kernel; a GELU written out is nine. The kernel repeats them sixteen
+#: times, so each adds up to 60 ms to its compilation
 MAX_CHAIN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A node that may still be done by one of its readers, where it came in the running order, and
-    the results of the graph's nodes that it does."""
+    """A node that one of its readers may still absorb.
+
+    ``index`` is its position in execution order. ``names`` are the results of all graph nodes
+    that it computes.
+    """
 
     node: Node
     index: int
@@ -29,11 +33,15 @@ class _Made:
 
 
 def fuse_elementwise(graph: Graph) -> Graph:
-    """The graph with elementwise nodes done by the elementwise node that needs their results,
-    where nothing else reads those and all are alike: chains, and trees whose branches meet."""
+    """Returns the graph with elementwise nodes fused into the elementwise node that reads their
+    results.
+
+    A node is fused if all its readers are in the same kernel and all results have the same fact.
+    Chains are fused, and trees whose branches meet.
+    """
     readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
-    made: dict[str, _Made] = {}  # by output
-    nodes: dict[str, Node] = {}  # in order, by first output
+    made: dict[str, _Made] = {}  # keyed by output
+    nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for index, node in enumerate(graph.nodes):
         fused = node
         if _can_chain(node):
@@ -49,23 +57,24 @@ def fuse_elementwise(graph: Graph) -> Graph:
 
 
 def _can_chain(node: Node) -> bool:
-    """Returns True if the kernel of elementwise chains can do the node: one that an operator's own
-    kernel does cannot give other steps its first result."""
+    """Returns True if the kernel of elementwise chains can compute the node.
+
+    A node that an operator's own kernel computes cannot pass its first result to other steps.
+    """
     return bool(formula_of(node.op)) and not node.epilogues and not lookup(node.op).traits.enters
 
 
 def _parts(
     graph: Graph, last: _Made, made: Mapping[str, _Made], readers: Mapping[str, set[str]]
 ) -> list[_Made]:
-    """Returns the nodes that one kernel can compute together with the last one, in running
-    order."""
+    """Returns the nodes that one kernel can compute with the last one, in execution order."""
     parts = {last.node.outputs[0]: last}
     result = graph.facts[last.node.outputs[0]]
     refused: set[str] = set()
     while True:
         names = frozenset().union(*(part.names for part in parts.values()))
         known = {n for part in parts.values() for n in part.node.reads if n in made}
-        # those that come last first: what they read is read by all that are in the kernel then
+        # the last ones first, because their producers can join only when all readers are in
         for name in sorted(known - parts.keys() - refused, key=lambda n: -made[n].index):
             together = [*parts.values(), made[name]]
             if graph.facts[name] == result and readers[name] <= names and _fit(together):
@@ -86,10 +95,10 @@ def _fit(parts: Sequence[_Made]) -> bool:
 
 
 def _joined(parts: Sequence[Node]) -> Node:
-    """One node that does them all."""
+    """Returns one node that computes all parts: the first one, with the others as its epilogues."""
     first, *others = parts
     epilogues = list(first.epilogues)
-    inside = {first.outputs[0]: len(epilogues)}  # the number of the operator that has that result
+    inside = {first.outputs[0]: len(epilogues)}  # the number of the step that computes the result
     for node in others:
         begin = len(epilogues) + 1
         epilogues.append(_epilogue(node.op, node.attrs, node.inputs, inside, begin))
@@ -104,7 +113,8 @@ def _joined(parts: Sequence[Node]) -> Node:
 def _epilogue(
     op: str, attrs: Attrs, operands: Sequence[str | int], inside: Mapping[str, int], number: int
 ) -> Epilogue:
-    """The operator of that number, of tensors by name and of results by number."""
+    """Returns step ``number`` as an epilogue; operands computed inside the kernel are given by
+    number."""
     links = [inside.get(o, o) if isinstance(o, str) else o for o in operands]
     places = [(i, link) for i, link in enumerate(links) if isinstance(link, int)]
     position = next((i for i, link in places if link == number - 1), None)

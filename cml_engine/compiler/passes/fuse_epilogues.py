@@ -1,7 +1,7 @@
-"""Let a producer apply the elementwise operators that follow it, before it stores its result.
+"""Fuses elementwise operators into their producer, which applies them before it stores its result.
 
-Saves a kernel, and a write and a read of the whole tensor, for each. The producer's kernel says
-which operands it takes, the operator's formula whether it may be fused.
+Each fused operator saves a kernel, and a write and a read of the whole tensor. The producer's
+kernel declares the operands that it accepts; the operator's formula declares if it can be fused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def per_channel(graph: Graph, result: Fact, name: str) -> bool:
-    """One value for all or one per channel: ``[]``, ``[1,C]``, ``[1,C,1…]``."""
+    """Returns True if a tensor has one value, or one per channel: ``[]``, ``[1,C]``,
+    ``[1,C,1…]``."""
     shape = graph.facts[name].shape
     wide = len(shape) >= 2 and shape[1] == result.shape[1]
     ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
@@ -23,8 +24,11 @@ def per_channel(graph: Graph, result: Fact, name: str) -> bool:
 
 
 def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) -> bool:
-    """One value for all, a computed tensor of the result's shape, and with ``channels`` one value
-    per channel or per position of a single picture."""
+    """Returns True if an epilogue can read this operand.
+
+    It can read a single value or a computed tensor of the result's shape; with ``channels`` also
+    one value per channel, or one per position of a single picture.
+    """
     fact = graph.facts[name]
     if fact == result and name not in graph.constants:
         return True
@@ -34,11 +38,11 @@ def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) 
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
-    """The graph with every fusable elementwise node folded into its producer."""
+    """Returns the graph with every fusable elementwise node fused into its producer."""
     consumers = graph.consumers()
     roots = set(graph.roots)
-    made: dict[str, Node] = {}  # by output: nodes that may still take an epilogue
-    nodes: dict[str, Node] = {}  # in order, by first output
+    made: dict[str, Node] = {}  # nodes that may still take an epilogue, keyed by output
+    nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for node in graph.nodes:
         producer = _fusable_producer(graph, node, made, consumers, roots)
         if producer is None:
@@ -60,7 +64,7 @@ def _fusable_producer(
     consumers: Mapping[str, list[Node]],
     roots: set[str],
 ) -> tuple[Node, Epilogue] | None:
-    """The node that can apply ``node``, and what it then has as epilogue."""
+    """Returns the producer that can apply ``node``, and ``node`` as its epilogue; else None."""
     formula = lookup(node.op).formula
     if formula is None or not formula.fusable or node.epilogues:
         return None

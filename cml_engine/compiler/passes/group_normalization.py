@@ -1,10 +1,10 @@
-"""Write a normalization by groups of channels as one of the map itself.
+"""Rewrites a normalization by groups of channels as a normalization of the map itself.
 
-Exporters reshape the map to ``[N, groups, rest]``, normalize that, reshape it back, and scale and
-move every channel. That keeps the map from lying in blocks of channels, and makes several passes
-over it. Mean and variance of a group follow from those of its channels,
-``v = mean(v_c) + mean((m_c - m)^2)``, so only tensors of one value for each channel are reshaped:
-``batch_normalization`` takes the map as it is.
+Exporters reshape the map to ``[N, groups, rest]``, normalize it, reshape it back, and scale and
+shift every channel. That prevents the C4 layout of the map and takes several passes over it. The
+mean and variance of a group follow from those of its channels, ``v = mean(v_c) + mean((m_c -
+m)^2)``. Only tensors with one value per channel are reshaped here, and ``batch_normalization``
+reads the map in its own shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _OPS = (
 
 
 def normalize_groups(graph: Graph) -> Graph:
-    """The graph with every normalization of a reshaped map as one of the map."""
+    """Returns the graph with every normalization of a reshaped map rewritten to normalize the
+    map."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_own(*_OPS):
         return graph
     rewriting = _Rewriting(graph)
@@ -45,8 +46,10 @@ def normalize_groups(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """A normalization of ``x`` in ``groups`` by ``norm``; ``last`` is the result, after ``scale``
-    and ``offset`` of every channel."""
+    """A normalization of ``x`` in ``groups`` groups by the node ``norm``.
+
+    ``scale`` and ``offset`` have one value per channel; ``last`` is the result after both.
+    """
 
     x: str
     groups: int
@@ -65,7 +68,7 @@ class _Rewriting:
         self.facts: dict[str, Fact] = dict(graph.facts)
         self.constants: dict[str, Array] = dict(graph.constants)
 
-    # -- what is there --------------------------------------------------------------------------
+    # -- matching -------------------------------------------------------------------------------
 
     def found(self) -> Iterator[_Groups]:
         for node in self._graph.nodes:
@@ -101,7 +104,8 @@ class _Rewriting:
         return readers[0] if len(readers) == 1 and name not in self._roots else None
 
     def _of_groups(self, name: str, groups: int, channels: int) -> Array | None:
-        """A constant for every group, or for all, as one for every channel."""
+        """Returns a constant with one value, or one per group, as one value per channel; else
+        None."""
         value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
         if (
             value is None
@@ -112,7 +116,7 @@ class _Rewriting:
         return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
     def _with_what_follows(self, one: _Groups) -> _Groups:
-        """With the factors and summands of every channel behind it, which are constants."""
+        """Merges following products and sums with per-channel constants into the normalization."""
         for op in ("mul", "add"):
             node = self._only_reader(one.last)
             if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
@@ -134,7 +138,7 @@ class _Rewriting:
             return None
         return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
 
-    # -- what becomes of it ---------------------------------------------------------------------
+    # -- replacement ----------------------------------------------------------------------------
 
     def replaced(self, one: _Groups) -> list[Node]:
         make = _Made(one, self.facts)
@@ -165,7 +169,7 @@ class _Rewriting:
 
 
 class _Made:
-    """The small nodes in place of one; what they compute is added to the facts."""
+    """The small nodes that replace one normalization; adds the facts of their results."""
 
     def __init__(self, one: _Groups, facts: dict[str, Fact]) -> None:
         self._one, self._facts = one, facts

@@ -1,4 +1,4 @@
-"""Shape and type inference: the facts of every tensor from those of the inputs."""
+"""Shape and type inference: computes the facts of all tensors from those of the inputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, 
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
-#: more elements than any GPU buffer or index of ours can address
+#: more elements than a GPU buffer or a 32-bit index can address
 MAX_ELEMENTS = 1 << 31
 MAX_RANK = 8
 
 
 def infer_facts(graph: Graph) -> Graph:
-    """The graph with a fact for every tensor; :class:`ShapeError` where an operator cannot take
-    its inputs, with the line of the model that asks for it."""
+    """Returns the graph with a fact for every tensor.
+
+    Raises :class:`ShapeError` with the model's line if an operator cannot take its inputs.
+    """
     _check_names(graph)
     constants = {name: _constant(graph, name) for name in graph.constants}
     facts = dict(graph.facts)
@@ -37,7 +39,10 @@ def infer_facts(graph: Graph) -> Graph:
 
 
 def _check_names(graph: Graph) -> None:
-    """Every name that is read has been given by then, and once: for graphs that come from code."""
+    """Raises :class:`ModelError` unless every name is defined once and before it is read.
+
+    Graphs that are built in code may violate this.
+    """
     known = {*graph.inputs, *graph.constants}
     for name in (*graph.inputs, *graph.constants):
         if name not in graph.facts:
@@ -62,7 +67,7 @@ def _check_names(graph: Graph) -> None:
 
 
 def _constant(graph: Graph, name: str) -> Array:
-    """The constant in its fact's own type; every backend takes it as it lies there."""
+    """Returns the constant in the dtype of its fact, so that backends can upload it unchanged."""
     value, fact = np.asarray(graph.constants[name]), graph.facts[name]
     if graph.integer and name in graph.quantization and value.shape == fact.shape:
         return value  # the stored integers
@@ -75,7 +80,7 @@ def _constant(graph: Graph, name: str) -> Array:
 
 
 def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
-    """The facts of one node's outputs (its epilogues change values, not facts)."""
+    """Returns the facts of one node's outputs; epilogues do not change facts."""
     found = _call(node, [facts[name] for name in node.inputs])
     if len(found) != len(node.outputs):
         raise ShapeError(
@@ -110,7 +115,8 @@ def _call(node: Node, facts: list[Fact]) -> list[Fact]:
 
 
 def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
-    """One fact or several, or what a function that gave something else is told."""
+    """Returns the result of an infer function as a list; raises an error if it has no valid
+    facts."""
     found = list(result) if isinstance(result, list | tuple) else [result]
     if all(map(_is_fact, found)):
         return found

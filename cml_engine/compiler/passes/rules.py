@@ -1,6 +1,6 @@
-"""Rewriting by rules: a pattern of operators, and what stands in the place of its last one.
+"""Rewriting by rules: a rule matches a pattern of operators and replaces the last one.
 
-The engine's own rules are lists in the passes beside this file; a game adds one with
+The engine's own rules are lists in the neighbouring passes. A game adds a rule with
 :func:`register_rule` (docs/custom_operators.md).
 """
 
@@ -28,13 +28,13 @@ from cml_engine.ir.graph import (
 )
 from cml_engine.ops.declaration.registry import is_own
 
-#: a rule whose result matches a rule again and again would never end
+#: stops rules whose replacements match a rule again and again
 _MAX_SWEEPS = 32
 
 
 @dataclass
 class Match:
-    """An occurrence of a pattern: its ``nodes`` in running order.
+    """An occurrence of a pattern: its ``nodes`` in execution order.
 
     ``position`` is the operand of the last node that the one before computes.
     """
@@ -53,41 +53,44 @@ class Match:
         return self.nodes[-1]
 
     def fact(self, name: str) -> Fact:
-        """Type and shape of a tensor."""
+        """Returns the type and shape of a tensor."""
         return self.graph.facts[name]
 
     def constant(self, name: str) -> Array | None:
-        """The tensor's value where it never changes, else None."""
+        """Returns the tensor's value if it never changes, else None."""
         if name in self.added:
             return self.added[name]
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def add_constant(self, suffix: str, value: Array) -> str:
-        """A new constant for the replacement; returns its name. Floats become a ``scalar``,
-        whole numbers an ``integer``, truth values a ``logical`` tensor of the array's shape."""
+        """Adds a constant for the replacement and returns its name.
+
+        Floats become a ``scalar`` tensor of the array's shape, integers an ``integer`` tensor,
+        and booleans a ``logical`` tensor.
+        """
         name = unused_name(f"{self.last.outputs[0]}.{suffix}", self.graph.facts, self.added)
         self.added[name] = _tensor(name, np.asarray(value))
         return name
 
     def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
-        """A node that computes what the last one of the pattern did."""
+        """Returns a node that replaces the last one of the pattern and computes its results."""
         return replace(self.last, op=op, inputs=tuple(inputs), attrs=attrs)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewriting.
+    """A rewriting rule.
 
     Parameters
     ----------
     name : for messages.
-    pattern : operators in running order, each reading the result of the one before as its first
+    pattern : operators in execution order, each reading the result of the one before as its first
         operand; the last one as one of ``operands``.
-    replace : ``replace(match)`` gives a node (see :meth:`Match.node`) with the last one's results,
-        the name of a tensor that is its result already, or None where the rule does not apply.
-    operands : which operands of the last operator may be the result of the one before.
-    shared : the results inside of the pattern may have other readers or be outputs; they are
-        computed for those, so set it only where the replacement does not repeat their work.
+    replace : ``replace(match)`` returns a node (:meth:`Match.node`) with the last one's results,
+        the name of an existing tensor with that result, or None if the rule does not apply.
+    operands : the operands of the last operator that may be the result of the one before.
+    shared : allows other readers of the results inside the pattern, or that they are outputs. They
+        are still computed for those, so set it only if the replacement does not repeat their work.
     """
 
     name: str
@@ -101,7 +104,7 @@ _REGISTERED: list[Rule] = []
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Add a rule to those that every session applies; the last one registered is tried first."""
+    """Adds a rule that every session applies; the last one registered is tried first."""
     _check_rule(rule)
     _REGISTERED.insert(0, rule)
     return rule
@@ -127,7 +130,7 @@ def _check_rule(rule: Any) -> None:
 
 
 def unregister_rule(rule: Rule) -> None:
-    """Forget a rule that was registered."""
+    """Removes a registered rule."""
     _REGISTERED.remove(rule)
 
 
@@ -137,13 +140,15 @@ def registered_rules() -> tuple[Rule, ...]:
 
 
 def apply_registered(graph: Graph) -> Graph:
-    """The graph after the rules that a game registered."""
+    """Returns the graph after the rules that a game registered."""
     return rewrite(graph, tuple(_REGISTERED))
 
 
 def rewrite_own(graph: Graph, rules: Sequence[Rule]) -> Graph:
-    """The same by rules of the engine's own, which are of its own operators: they match no other
-    one of the same name, and make none."""
+    """Returns the graph after rules of the engine, which apply to the engine's own operators only.
+
+    A game's operator of the same name is neither matched nor produced.
+    """
     return rewrite(graph, [_of_own(rule) for rule in rules if is_own(*rule.pattern)])
 
 
@@ -156,7 +161,7 @@ def _of_own(rule: Rule) -> Rule:
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
-    """The graph after every rule that applies, until none does."""
+    """Applies the rules until none applies any more, and returns the graph."""
     for _ in range(_MAX_SWEEPS if rules else 0):
         sweep = _Sweep(graph, rules)
         if not sweep.run():
@@ -166,7 +171,7 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
 
 
 class _Sweep:
-    """Once over the nodes, in running order."""
+    """One pass over the nodes in execution order."""
 
     def __init__(self, graph: Graph, rules: Iterable[Rule]) -> None:
         self._graph = graph
@@ -178,9 +183,9 @@ class _Sweep:
         self._constants: dict[str, Array] = {}
         self._renamed: dict[str, str] = {}
         self._nodes: list[Node] = []
-        #: results of the nodes that are not computed before this one
+        #: results of the nodes that this sweep has not visited yet
         self._to_come = {name for node in graph.nodes for name in node.outputs}
-        # readers only ever become more here, so "one reader" is never said of two
+        # counts never decrease during a sweep, so a count of 1 is reliable
         self._uses = Counter(n for node in graph.nodes for n in set(node.reads))
 
     def run(self) -> bool:
@@ -263,7 +268,10 @@ class _Sweep:
         return tuple(nodes)
 
     def _check(self, rule: Rule, match: Match, found: Node | str) -> None:
-        """A rule that changes the type or shape of a result is wrong wherever it applies."""
+        """Raises :class:`OperatorError` if a replacement changes the type or shape of the result.
+
+        A replacement that reads tensors not computed yet is an error too.
+        """
         wanted = match.fact(match.last.outputs[0])
         facts = {**match.graph.facts, **_facts_of(match.added)}
         reads = (found,) if isinstance(found, str) else found.reads

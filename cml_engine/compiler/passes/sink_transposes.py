@@ -1,8 +1,8 @@
-"""Move transposes behind operators that do not care, to where they meet another and vanish.
+"""Moves transposes behind operators that ignore the order of axes, until two meet and cancel.
 
-Exporters of frameworks with channels last wrap every convolution in a pair of transposes, with
-activations, sums and pads between the pairs. Behind those, the end of one pair meets the beginning
-of the next, and the activation stands beside its convolution, which takes it as an epilogue.
+Exporters of channels-last frameworks wrap every convolution in a pair of transposes, with
+activations, sums and pads between the pairs. Behind those operators the end of one pair meets the
+beginning of the next. The activation then follows its convolution, which takes it as an epilogue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from cml_engine.ops.declaration.traits import Order
 
 
 def sink_transposes(graph: Graph) -> Graph:
-    """The graph with transposes behind elementwise operators, concat, pads, slices and reductions
-    whose tensors are all transposed alike, by transposes that nothing else reads."""
+    """Returns the graph with transposes moved behind the operators that allow it.
+
+    The operators are elementwise ones, concat, pads, slices and reductions. All their feature
+    maps must share one order, from transposes without other readers.
+    """
     if not is_own("transpose"):
         return graph
     sinking = _Sinking(graph)
@@ -29,7 +32,7 @@ def sink_transposes(graph: Graph) -> Graph:
 
 
 class _Sinking:
-    """Once over the nodes, in running order."""
+    """One pass over the nodes in execution order."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -64,8 +67,10 @@ class _Sinking:
         )
 
     def _common_order(self, node: Node) -> Order | None:
-        """Returns the transpose that all feature maps of the node share, if the node may go
-        before it."""
+        """Returns the transpose that all feature maps of the node share.
+
+        Returns None if the node cannot go before it.
+        """
         if len(node.outputs) != 1 or node.epilogues:
             return None
         spec = lookup(node.op)

@@ -1,1 +1,1 @@
-"""Integer networks as graphs of the engine's operators, whose floats are whole numbers."""
+"""Lowers integer networks to graphs of engine operators whose floats hold whole numbers."""

@@ -1,5 +1,8 @@
-"""Elementwise operators: activations that belong to a rounding, sums and products of two tensors,
-numbers that scale, and what is left, functions of one tensor."""
+"""Lowers elementwise operators.
+
+Activations join a rounding point, sums and products read two tensors, constants become scales, and
+every other operator becomes a function of one tensor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from cml_engine.ir.integer_rule import round_half_up
 
 
 def function(making: Making, node: Node) -> Function | None:
-    """The node as a function of one tensor of words, if it is one."""
+    """Returns the node as a function of one tensor of words, or None if it reads several."""
     bases: list[Words | None] = []
     for name in node.inputs:
         if not making.is_constant(name):
@@ -95,7 +98,7 @@ def _number(making: Making, node: Node, name: str) -> Fraction:
 
 
 def _per_channel(making: Making, node: Node, name: str) -> tuple[Fraction, ...]:
-    """A constant's one number, or one for each channel."""
+    """Returns the values of a constant that has one number, or one for each channel."""
     result = making.graph.facts[node.outputs[0]]
     fact = making.graph.facts[name]
     channels = result.shape[1] if result.rank > 1 else 1
@@ -158,7 +161,7 @@ def div(making: Making, node: Node) -> list[Value]:
 
 
 def _scales_channels(making: Making, node: Node, name: str) -> bool:
-    """Whether a constant has one number, or one for each channel, and no more extents than the
+    """Returns True if a constant has one number or one per channel, and does not broadcast the
     result."""
     fact, result = making.graph.facts[name], making.graph.facts[node.outputs[0]]
     others = [n for n in node.inputs if n != name]
@@ -181,7 +184,10 @@ def absolute(making: Making, node: Node) -> list[Value]:
 
 
 def same_scale(node: Node, words: Sequence[Words]) -> Fraction:
-    """The one scale of tensors that are joined or compared."""
+    """Returns the common scale of tensors that are joined or compared.
+
+    Raises :class:`ModelError` if their scales differ.
+    """
     for other in words[1:]:
         if other.scale != words[0].scale:
             raise ModelError(

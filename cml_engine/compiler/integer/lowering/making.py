@@ -1,4 +1,4 @@
-"""The graph that an integer network becomes, in the making."""
+"""The state of the lowering of one integer network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cml_engine.errors import ModelError, located
 from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import fraction_of, round_half_up
 
-#: what constants that have no line are rounded to
+#: the largest word of constants that have no line
 _CONSTANT_WORD = 32767
 
 
 @dataclass
 class Making:
-    """What is known of each tensor so far, and the nodes and constants of the new graph."""
+    """The values lowered so far, and the nodes and constants of the new graph."""
 
     graph: Graph
     lines: Mapping[str, Line]
@@ -32,7 +32,7 @@ class Making:
     constants: dict[str, Array] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     points: list[Point] = field(default_factory=list)
-    #: what a game's operators give, by their own word
+    #: the result ranges that a game's operators declare
     promised: dict[str, Range] = field(default_factory=dict)
     _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     _constant_words: dict[str, Words] = field(default_factory=dict)
@@ -45,24 +45,31 @@ class Making:
         return name
 
     def words_name(self, name: str) -> str:
-        """What the words of a tensor are called: by its name, but where that is an input, an
-        output or kept, which are of real numbers."""
+        """Returns the name for the words of a tensor.
+
+        It is the tensor's own name, except for inputs and for tensors that are read after a run:
+        their own names stand for real numbers.
+        """
         if name in self.graph.lasting or name in self.graph.inputs:
             return self.fresh(f"{name}.words")
         return name
 
     def result(self, node: Node, i: int = 0) -> str:
-        """What a node's result is called before its rounding point, if it has one."""
+        """Returns the name for a node's result before the rounding point, if the result has one."""
         name = node.outputs[i]
         return self.fresh(f"{name}.sum") if name in self.lines else self.words_name(name)
 
     def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
-        """One node of the new graph, in the place of ``node``."""
+        """Adds one node to the new graph with the source position of ``node``; returns its
+        output name."""
         self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
         return out
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """A constant of the new graph: whole numbers in floats, unless they are too large."""
+        """Adds a constant to the new graph under an unused name, and returns that name.
+
+        Whole numbers are stored as float32 unless they are too large for it.
+        """
         name = self.fresh(name)
         self.constants[name] = np.asarray(value, dtype)
         return name
@@ -70,7 +77,7 @@ class Making:
     # -- operands -------------------------------------------------------------------------------
 
     def value(self, node: Node, name: str) -> Value:
-        """A tensor's words, or what is pending; constants as words."""
+        """Returns the words or the pending sum of a tensor; a constant is converted to words."""
         if name in self.values:
             return self.values[name]
         if name in self.graph.constants:
@@ -94,7 +101,8 @@ class Making:
         return name in self.graph.constants and name not in self.values
 
     def maker(self, name: str, op: str) -> Node | None:
-        """The node that makes a tensor, where it is that operator and rounds nothing."""
+        """Returns the node that computes a tensor if its operator is ``op`` and the tensor is
+        not rounded."""
         node = self._makers.get(name)
         return node if node is not None and node.op == op and name not in self.lines else None
 
@@ -103,7 +111,10 @@ class Making:
         return {name: node for node in self.graph.nodes for name in node.outputs}
 
     def stored(self, node: Node, name: str, what: str) -> tuple[Array, Line]:
-        """The integers of a weight, and its line."""
+        """Returns the integers of a weight as int64, and its line.
+
+        Raises :class:`ModelError` if the weight is computed or is not stored as integers.
+        """
         array, line = self.graph.constants.get(name), self.lines.get(name)
         if array is None or line is None or array.dtype.kind not in "iu":
             state = "is computed" if array is None else "has no integers with a line in graph.quant"
@@ -111,7 +122,7 @@ class Making:
         return array.astype(np.int64), line
 
     def real(self, name: str) -> list[Fraction]:
-        """The numbers of a constant, exactly."""
+        """Returns the exact values of a constant in row-major order."""
         array, line = self.graph.constants[name], self.lines.get(name)
         if line is not None and array.dtype.kind in "iu":
             scales = np.empty(len(line.scales), object)
@@ -143,7 +154,12 @@ class Making:
     # -- parts of words -------------------------------------------------------------------------
 
     def taken_part(self, node: Node, words: Words, take: str, bits: int) -> str:
-        """All of the words, or their upper or lower bits."""
+        """Returns the name of the tensor that holds all bits of the words, or the upper or lower
+        ones.
+
+        The upper bits are the words divided by ``2^bits`` and rounded down; the lower bits are
+        the rest.
+        """
         if take == "all":
             return words.name
         key = (words.name, bits)
@@ -160,7 +176,8 @@ class Making:
         return self._parts[key][take == "lower"]
 
     def scaled(self, node: Node, words: Words, by: tuple[Fraction, ...], axis: int = 1) -> Sum:
-        """Words times numbers, one or one for each channel."""
+        """Returns words multiplied by one number, or by one number for each channel, as a
+        pending sum."""
         return Sum(
             title=node.title,
             source=node.source,
@@ -174,7 +191,7 @@ class Making:
         )
 
     def input(self, name: str) -> Words:
-        """An input's words, which are made of its numbers."""
+        """Adds the conversion of an input's real numbers to words, and returns the words."""
         line = self.lines.get(name)
         if line is None:
             raise ModelError(
@@ -201,7 +218,10 @@ class Making:
         return words
 
     def output(self, name: str) -> None:
-        """An output's numbers, of its words."""
+        """Adds the conversion of an output's words to real numbers.
+
+        Raises :class:`ModelError` if the output is not rounded.
+        """
         found = self.values[name]
         if isinstance(found, Pending):
             raise ModelError(
@@ -213,7 +233,7 @@ class Making:
         self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
 
     def finished(self) -> Graph:
-        """The new graph, of which facts are yet to be inferred."""
+        """Returns the new graph; the facts of its computed tensors are not inferred yet."""
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
         kept = {n: a for n, a in graph.constants.items() if n in read}
@@ -237,5 +257,6 @@ class Making:
 
 
 def decimal(value: float) -> Fraction:
-    """An attribute's number as its digits say it."""
+    """Returns an attribute's number as the exact fraction that its shortest decimal form
+    denotes."""
     return fraction_of(float(value))

@@ -1,4 +1,4 @@
-"""Operators that move words, and leave them as they are."""
+"""Lowers operators that move words without changing them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Attrs, Node
 from cml_engine.ir.integer_rule import clamp, round_half_up
 
-#: those that take and give words of one scale; a maximum is one of the words, too
+#: operators that read and write words of one scale; a maximum is one of the words, too
 MOVES = frozenset(
     "reshape squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
     "nearest_upsample nearest_downsample max_pool max_reduce min_reduce min max".split()
 )
 
-#: how a pixel shuffle orders [N, C, F, F, H, W]
+#: the order in which a pixel shuffle transposes [N, C, F, F, H, W]
 _SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 
 def move(making: Making, node: Node) -> list[Value]:
-    """The node itself, of words."""
+    """Lowers a node to the same operator on words."""
     return _moved(making, node, node.attrs)
 
 
 def reshape(making: Making, node: Node) -> list[Value]:
-    """The node itself, or, where it ends one, all of a pixel shuffle in one."""
+    """Lowers a reshape; one that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node."""
     found = _shuffled(making, node)
     if found is None:
         return move(making, node)
@@ -41,8 +41,11 @@ def reshape(making: Making, node: Node) -> list[Value]:
 
 
 def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
-    """What is rearranged, and by which factor, if the node ends a reshape, transpose and reshape
-    that make places of channels; each may be reshapes one after the other."""
+    """Returns the source and the factor of the pixel shuffle that a reshape ends, or None.
+
+    A pixel shuffle is a reshape, a transpose and a reshape that move channels to pixels. Each
+    reshape may be a chain of reshapes.
+    """
     facts = making.graph.facts
     *_, before = _reshaped_from(making, node.inputs[0])
     transpose = making.maker(before, "transpose")
@@ -61,7 +64,7 @@ def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
 
 
 def _reshaped_from(making: Making, name: str) -> Iterator[str]:
-    """The tensor, and what it was before it was given other shapes, the last first."""
+    """Yields the tensor, then its source before each preceding reshape, the nearest first."""
     yield name
     while (node := making.maker(name, "reshape")) is not None:
         name = node.inputs[0]
@@ -69,7 +72,7 @@ def _reshaped_from(making: Making, name: str) -> Iterator[str]:
 
 
 def pad(making: Making, node: Node) -> list[Value]:
-    """What is put around is a word too."""
+    """Lowers a pad; its border value is rounded and clamped to a word."""
     words = making.words(node, node.inputs[0])
     value = round_half_up(decimal(node.attrs["value"]) / words.scale)
     value = clamp(value, words.range.low, words.range.high)
@@ -114,5 +117,5 @@ def _moved(making: Making, node: Node, attrs: Any) -> list[Value]:
 
 
 def _brings_zeros(node: Node) -> bool:
-    """Whether there may be zeros in the result that are no words of the operand."""
+    """Returns True if the result may contain zeros that are not words of the operand."""
     return node.op == "max_pool"

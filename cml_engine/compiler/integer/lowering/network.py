@@ -1,5 +1,8 @@
-"""An integer network, of real numbers and lines in ``graph.quant``, as a graph of whole numbers
-that every backend runs with the same bits."""
+"""Lowers an integer network, real numbers with lines in ``graph.quant``, to a graph of whole
+numbers.
+
+Every backend runs the lowered graph with bit-identical results.
+"""
 
 from __future__ import annotations
 
@@ -47,38 +50,40 @@ _HANDLERS: Mapping[str, Handler] = {
     **dict.fromkeys(moves.MOVES, moves.move),
     "reshape": moves.reshape,
 }
-#: those that may follow a sum before it is rounded
+#: operators that may follow a sum before it is rounded
 _OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())
-#: operators that a rounding point may be in the place of
+#: operators that have an integer form
 INTEGER_OPERATORS = frozenset(_HANDLERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The graph of whole numbers, and its rounding points in running order."""
+    """A graph of whole numbers, and its rounding points in execution order."""
 
     graph: Graph
     points: tuple[Point, ...]
-    #: what is computed in floats, and by which operator first; where that is allowed
+    #: tensors of the float tail, and the title of its first operator
     floats: frozenset[str] = frozenset()
     first_float: str = ""
-    #: what a game's operators give, by their own word
+    #: the result ranges that a game's operators declare
     promised: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def not_identical(self) -> tuple[str, ...]:
-        """The outputs that may differ from machine to machine."""
+        """The outputs that may differ between machines because they are computed in floats."""
         return tuple(name for name in self.graph.outputs if name in self.floats)
 
 
 class NoIntegerForm(ModelError):
-    """An operator of floats."""
+    """The error for an operator that can be computed in floats only."""
 
 
 def lowered(graph: Graph) -> Lowered:
-    """The network as the engine's operators of whole numbers, with every sum proven to fit;
-    :class:`RangeError` where one does not, :class:`ModelError` where an operator has no integer
-    form, or a line is missing."""
+    """Lowers the network to engine operators on whole numbers and proves that every sum fits.
+
+    Raises :class:`RangeError` if a sum does not fit, and :class:`ModelError` if an operator has no
+    integer form or a line is missing.
+    """
     if graph.updates:
         raise ModelError(
             f"'{graph.name}' updates the variable '{graph.updates[0][0]}', which integer networks "
@@ -120,7 +125,7 @@ def lowered(graph: Graph) -> Lowered:
 
 
 def _check_own(making: Making, tail: Tail) -> None:
-    """No operator of a game's stands in the place of one of the engine's, but an exact one."""
+    """Raises :class:`NoIntegerForm` if a game's operator outside the float tail is not exact."""
     for node in making.nodes:
         spec = lookup(node.op)
         if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
@@ -153,7 +158,7 @@ def _values(making: Making, node: Node) -> list[Value]:
     if as_function and (found := elementwise.function(making, node)) is not None:
         return [found]
     if handler is None:
-        for name in node.inputs:  # what is not rounded is said first
+        for name in node.inputs:  # an operand that is not rounded is reported first
             making.words(node, name)
         if spec.from_game:
             raise _not_exact(node)
@@ -167,7 +172,8 @@ def _values(making: Making, node: Node) -> list[Value]:
 
 
 def _settled(making: Making, node: Node, name: str, value: Value) -> Value:
-    """What readers of a tensor read: words, where it has a line."""
+    """Returns the value that readers of a tensor use: rounded words if it has a line, else
+    ``value``."""
     line = making.lines.get(name)
     if line is None:
         return value

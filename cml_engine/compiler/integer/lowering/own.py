@@ -1,4 +1,4 @@
-"""A game's operators in an integer network: those that say ``exact=True``."""
+"""Lowers a game's operators that are registered with ``exact=True``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
 def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
-    """The node itself, of words of one scale. Its results are words, or sums where it has
-    ``bounds``."""
+    """Lowers a node to the same operator on words of one scale.
+
+    The results are words, or pending sums if the operator declares ``bounds``.
+    """
     operands = _operands(making, node)
     words = [found for found in operands if isinstance(found, Words)]
     results = [making.graph.facts[name] for name in node.outputs]
@@ -59,7 +61,11 @@ def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
 
 
 def _operands(making: Making, node: Node) -> list[Words | str]:
-    """Words, all of one scale, constants among them; names of what is of other types."""
+    """Returns words of one common scale for numeric operands, and names for operands of other
+    types.
+
+    Constants are converted to the scale of the computed operands.
+    """
     facts = making.graph.facts
     computed = [
         making.words(node, name)
@@ -80,7 +86,7 @@ def _operands(making: Making, node: Node) -> list[Words | str]:
 
 
 def _constant(making: Making, name: str, like: Words) -> Words:
-    """A constant's numbers in the scale of another operand, halves up."""
+    """Returns a constant as words in the scale of another operand, with halves rounded up."""
     whole = [round_half_up(number / like.scale) for number in making.real(name)]
     made = making.constant(f"{name}.words", np.array(whole).reshape(making.graph.facts[name].shape))
     return replace(like, name=made, range=Range(min(whole, default=0), max(whole, default=0)))
@@ -89,7 +95,7 @@ def _constant(making: Making, name: str, like: Words) -> Words:
 def _bounds(
     making: Making, node: Node, spec: OpSpec, operands: list[Words | str]
 ) -> tuple[int, int]:
-    """The whole numbers that results can have, by the operator's own word."""
+    """Returns the least and the largest result that the operator's ``bounds()`` declares."""
     assert spec.bounds is not None
     facts = [making.graph.facts[name] for name in node.inputs]
     given = [

@@ -1,4 +1,7 @@
-"""Operators that make sums: convolutions, products of matrices, windows, reductions, upsampling."""
+"""Lowers operators that compute sums.
+
+These are convolutions, matrix products, windows, reductions and upsampling.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from cml_engine.ir.graph import Array, Attrs, Node
 from cml_engine.ops.common.window import window_of
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
-#: makes the tensor of one pass: of the name of the words (or a part of them), and the pass
+#: emits the nodes of one pass from the name of its words, the pass and the name of its result
 Emit = Callable[[str, Part, str], None]
 
 
@@ -32,7 +35,7 @@ def _sum(
     axis: int,
     emit: Emit,
 ) -> Sum:
-    """The sums of all passes."""
+    """Emits one node per pass of ``found``, and returns their pending sum."""
     names = []
     for part in found.parts:
         name = making.fresh(f"{node.outputs[0]}.sum")
@@ -51,7 +54,10 @@ def _sum(
 
 
 def _bias(making: Making, node: Node, name: str, scales: Sequence[Fraction]) -> list[int]:
-    """The integers of a bias, whose scales are those of the sums."""
+    """Returns the integers of a bias, one per channel.
+
+    Raises :class:`ModelError` if its scales are not those of the sums.
+    """
     array = making.graph.constants.get(name)
     if array is not None and name not in making.lines and not array.any():
         return [0] * len(scales)
@@ -99,11 +105,14 @@ def _conv(
     rows: Callable[[Array], Array],
     back: Callable[[Array], Array],
 ) -> Sum:
-    """``rows`` brings a filter's output channels first, ``back`` is the way back."""
+    """Lowers a conv or a deconv.
+
+    ``rows`` permutes a filter so that its output channels come first; ``back`` is the inverse.
+    """
     words = making.words(node, node.inputs[0])
     filter, line = making.stored(node, node.inputs[1], "filter")
     scales = line.along(filter.shape, axis)
-    if len(scales) != shape.out_channels:  # a deconv's: those of a group are all groups'
+    if len(scales) != shape.out_channels:  # of a deconv: all groups share the scales
         scales = scales * shape.groups
     scales = tuple(words.scale * scale for scale in scales)
     bias = _bias(making, node, node.inputs[2], scales)
@@ -134,7 +143,8 @@ def _conv(
 def _whole_conv(
     making: Making, node: Node, words: Words, filter: Array, bias: Sequence[int]
 ) -> Node:
-    """A conv whose sums floats do not hold: its rounding is its first epilogue."""
+    """Returns a conv that sums in int32, for sums beyond float32; its first epilogue rounds
+    them."""
     name = node.outputs[0]
     filter_ = making.constant(f"{node.inputs[1]}.words", filter)
     bias_ = making.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
@@ -193,7 +203,10 @@ def _by_constant(making: Making, node: Node, a: str, b: str) -> Sum:
 
 
 def _counted(node: Node, words: Words, count: int) -> Carried:
-    """How sums of ``count`` words (or words times as much) are carried."""
+    """Returns the passes for sums of words whose absolute weights add up to ``count``.
+
+    Raises :class:`RangeError` if the words cannot be split into two parts whose sums fit.
+    """
     found = carried(node.title, np.array([[count]]), [0], words.range, node.source)
     if len(found.parts) == 2 and found.parts[0].take == "all":
         raise RangeError(
@@ -207,7 +220,8 @@ def _counted(node: Node, words: Words, count: int) -> Carried:
 def _plain_sum(
     making: Making, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
 ) -> Sum:
-    """A sum of ``count`` words by an operator that takes no weights."""
+    """Lowers a sum of ``count`` words to an operator that takes no weights; a mean divides its
+    scale."""
     words = making.words(node, node.inputs[0])
     found = _counted(node, words, count)
 
@@ -219,7 +233,7 @@ def _plain_sum(
 
 
 def reduced(making: Making, node: Node) -> list[Value]:
-    """``sum_reduce`` and ``mean_reduce``."""
+    """Lowers ``sum_reduce`` and ``mean_reduce``."""
     shape = making.graph.facts[node.inputs[0]].shape
     count = prod(shape[axis] for axis in node.attrs["axes"])
     mean = node.op == "mean_reduce" or bool(node.attrs.get("normalize", False))
@@ -228,7 +242,7 @@ def reduced(making: Making, node: Node) -> list[Value]:
 
 
 def box(making: Making, node: Node) -> list[Value]:
-    """``box`` and ``avg_pool``."""
+    """Lowers ``box`` and ``avg_pool``."""
     window = window_of(node.attrs, making.graph.facts[node.inputs[0]])
     mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
     past = any(
@@ -258,7 +272,8 @@ def area_downsample(making: Making, node: Node) -> list[Value]:
 
 
 def multilinear_upsample(making: Making, node: Node) -> list[Value]:
-    """A deconv of each channel by itself, whose weights are whole: 1, 3, 3, 1 for a factor of 2."""
+    """Lowers an upsampling to a depthwise deconv with integer weights, 1, 3, 3, 1 for a factor
+    of 2."""
     attrs, words = node.attrs, making.words(node, node.inputs[0])
     factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
     if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
@@ -276,7 +291,7 @@ def multilinear_upsample(making: Making, node: Node) -> list[Value]:
     around = [(0, 0), (0, 0)] + [(1, 1)] * len(factors)
     cropped = []
     for factor, taps in zip(factors, kernels, strict=True):
-        # the first source lies one before the map
+        # the padding adds one pixel before the map
         before = 3 * factor // 2 if method == "symmetric" else 2 * factor - 1
         cropped.append((before, factor + len(taps) - before))
 
@@ -302,7 +317,7 @@ def multilinear_upsample(making: Making, node: Node) -> list[Value]:
 
 
 def _tent(factor: int, method: str) -> list[int]:
-    """The weights of one axis, times as much as makes them whole."""
+    """Returns the interpolation weights along one axis, multiplied so that they are integers."""
     if factor == 1:
         return [1]
     if method == "symmetric":

@@ -1,4 +1,4 @@
-"""Rounding points: what is pending becomes words, by one node of the new graph."""
+"""Rounding points: one node of the new graph rounds a pending value to words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cml_engine.ir.integer_rule import (
 
 
 def rounded(making: Making, node: Node, name: str, pending: Pending, line: Line) -> Words:
-    """The words of ``pending``, whose rounding point is called ``name``."""
+    """Adds the rounding point ``name`` to the new graph, and returns the words of ``pending``."""
     with located(line.source):
         check_scale(name, line.scale)
     if line.bits == 32:
@@ -55,7 +55,7 @@ def rounded(making: Making, node: Node, name: str, pending: Pending, line: Line)
 
 
 def _ends(pending: Pending, line: Line) -> tuple[int, int]:
-    """The least and the largest word."""
+    """Returns the least and the largest word of a rounding point."""
     low, high = line.range.low, line.range.high
     if pending.low is not None:
         low = min(max(low, round_half_up(pending.low / line.scale)), high)
@@ -92,7 +92,7 @@ def _repeated(values: Sequence[Fraction], count: int) -> list[Fraction]:
 
 
 def _codes(making: Making, pending: Sum, words: Words, ratios: Sequence[Fraction]) -> str:
-    """The multipliers as a constant: one, or one for each channel."""
+    """Adds the encoded multipliers as a constant, one or one per channel, and returns its name."""
     found = [_multiplier(pending, ratio) for ratio in ratios]
     before = max(m.before for m in found)
     check_shift(pending.title, pending.bound, before, words.range, pending.source)
@@ -177,5 +177,5 @@ def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: W
 
 
 def of_words(making: Making, node: Node, words: Words) -> Pending:
-    """Words that get another scale."""
+    """Returns words as a pending value, so that they can be rounded to another scale."""
     return making.scaled(node, words, (Fraction(1),))

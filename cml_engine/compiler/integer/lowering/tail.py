@@ -1,5 +1,7 @@
-"""The end of a network that may be computed in floats: what has no integer form, and all that reads
-it. What comes of it may differ from machine to machine."""
+"""The float tail: the operators without an integer form at the end of a network, and their readers.
+
+Results of the tail may differ between machines.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from cml_engine.ir.graph import Node
 
 @dataclass
 class Tail:
-    """``floats`` are its tensors, ``first`` the operator that it begins with."""
+    """The part of a network that is computed in floats.
+
+    ``floats`` are its tensors; ``first`` is the title of its first operator.
+    """
 
     making: Making
     floats: set[str] = field(default_factory=set)
@@ -22,11 +27,14 @@ class Tail:
     _numbers: dict[str, str] = field(default_factory=dict)
 
     def reaches(self, node: Node) -> bool:
-        """Whether the node reads what is computed in floats."""
+        """Returns True if the node reads a tensor that is computed in floats."""
         return not self.floats.isdisjoint(node.inputs)
 
     def take(self, node: Node) -> None:
-        """The node itself, of real numbers."""
+        """Adds the node to the float tail, with its operands as real numbers.
+
+        Raises :class:`ModelError` if one of its results has a line in ``graph.quant``.
+        """
         self.first = self.first or node.title
         for name in node.outputs:
             if name in self.making.lines:
@@ -40,7 +48,8 @@ class Tail:
         self.floats.update(node.outputs)
 
     def _read(self, node: Node, name: str) -> str:
-        """A tensor's numbers."""
+        """Returns the name of a tensor's real numbers, and adds their conversion from words if
+        needed."""
         making = self.making
         if name in making.values:
             if name not in self._numbers:

@@ -1,5 +1,4 @@
-"""What a tensor of an integer network is while the network is made ready: words, or a sum that is
-yet to be rounded."""
+"""The values of tensors during lowering: words, or pending results that are not rounded yet."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from cml_engine.ir.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A tensor of the new graph: whole numbers ``q`` that stand for ``scale * q``."""
+    """A tensor of the new graph whose whole numbers ``q`` stand for ``scale * q``."""
 
     name: str
     scale: Fraction
@@ -23,14 +22,17 @@ class Words:
 
     @property
     def first(self) -> int:
-        """The word that a table's first entry is for."""
+        """The word of a table's first entry."""
         return -(1 << (self.bits - 1)) if self.signed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What becomes words at the next rounding point. ``low`` and ``high`` bound the numbers that it
-    stands for; ``base`` is the tensor that it is a function of, where it is one of a single one."""
+    """A value that the next rounding point turns into words.
+
+    ``low`` and ``high`` bound the real numbers. ``base`` is the tensor of words that the value is a
+    function of, or None if there are several.
+    """
 
     title: str
     source: Source | None = None
@@ -39,7 +41,7 @@ class Pending:
     base: Words | None = None
 
     def bounded(self, low: Fraction | None, high: Fraction | None) -> Pending:
-        """With bounds besides those it has."""
+        """Returns the value with these bounds in addition to its own."""
         lows = [b for b in (self.low, low) if b is not None]
         highs = [b for b in (self.high, high) if b is not None]
         return replace(self, low=max(lows, default=None), high=min(highs, default=None))
@@ -47,8 +49,11 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum(Pending):
-    """``2^bits * names[0] + names[1]``, or one tensor: whole numbers times ``scales``, one or one
-    for each index of ``axis``. ``negative`` multiplies what is below zero."""
+    """A sum of whole numbers: one tensor, or ``2^bits * names[0] + names[1]``.
+
+    ``scales`` has one scale, or one for each index of ``axis``. ``negative`` has the slopes that
+    multiply values below zero.
+    """
 
     names: tuple[str, ...]
     bits: int
@@ -56,14 +61,14 @@ class Sum(Pending):
     axis: int
     bound: int
     carrier: str
-    #: where they are not rounded apart from what makes them: that operator
+    #: the operator that computes the sum and rounds it in its first epilogue
     made_by: Node | None = None
     negative: tuple[Fraction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Two(Pending):
-    """``a + b`` or ``a - b`` of words."""
+    """The sum ``a + b`` or the difference ``a - b`` of words."""
 
     a: Words
     b: Words
@@ -72,7 +77,7 @@ class Two(Pending):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product(Pending):
-    """``a * b`` of words."""
+    """The product ``a * b`` of words."""
 
     a: Words
     b: Words
@@ -80,7 +85,7 @@ class Product(Pending):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(Pending):
-    """Any function of one tensor of words, as the table at its rounding point says."""
+    """A function of one tensor of words, evaluated by the table of its rounding point."""
 
     base: Words
 
@@ -90,7 +95,8 @@ Value = Words | Pending
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A rounding point: which tensor, made how, and what is proven of it."""
+    """A rounding point: its tensor, the operator that computes it, and the proven bound of its
+    sums."""
 
     name: str
     title: str

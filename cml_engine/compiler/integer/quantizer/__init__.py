@@ -1,1 +1,1 @@
-"""From a network of floats and samples of its inputs to an integer network (docs/integer.md)."""
+"""Quantizes a float network to an integer network with samples of its inputs (docs/integer.md)."""

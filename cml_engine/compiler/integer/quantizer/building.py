@@ -1,4 +1,4 @@
-"""The integer network: weights, lines and tables, for scales that have been chosen."""
+"""Builds the integer network (weights, lines and tables) for given scales."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cml_engine.ops.conv.shapes import deconv_shape
 
 @dataclass
 class Building:
-    """The parts of the integer network."""
+    """The nodes, constants and lines of the integer network under construction."""
 
     graph: Graph
     placement: Placement
-    #: of each group of tensors of one scale
+    #: the scale of each group of tensors, by the group's root
     scales: Mapping[str, Scale]
-    #: of the weights of each node, by its first result
+    #: the bits of each node's weights, by the node's first result
     weight_bits: Mapping[str, int]
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -88,7 +88,10 @@ class Building:
         return node
 
     def _products(self, node: Node, rows: Any, back: Any, axis: int | None) -> Node:
-        """The node with weights that are integers; scales lie along ``axis``, or are one."""
+        """Returns the node with integer weights and bias.
+
+        The weights have one scale for each index of ``axis``, or one scale if ``axis`` is None.
+        """
         weights = self._constant(node, node.inputs[1])
         bias = self._constant(node, node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
         given = self.scale(node.inputs[0])
@@ -124,7 +127,8 @@ class Building:
         return found
 
     def _named(self, name: str, value: Array) -> str:
-        """A constant by its name, or by another where two nodes have it."""
+        """Stores a constant under its name, or under an unused one if another node has it
+        already."""
         if not (name[0].isalpha() or name[0] == "_") or name in self.used:
             base = name if name[0].isalpha() or name[0] == "_" else "bias"
             name = unused_name(f"{base}_", self.constants, self.graph.facts)

@@ -1,5 +1,4 @@
-"""Where an integer network rounds: which tensors get a line in ``graph.quant``, and which of these
-must have one scale."""
+"""Places the rounding points of an integer network and groups the tensors that share one scale."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
-#: what leaves words words
+#: operators that give words for words
 _OF_WORDS = MOVES | frozenset("pad resize neg abs relu clamp".split())
 _BY_SIGN = frozenset({"leaky_relu", "prelu"})
 _BOUNDS = frozenset({"relu", "clamp"})
@@ -21,8 +20,11 @@ _BOUNDS = frozenset({"relu", "clamp"})
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a tensor is: words or pending (``role``: a sum, of two, a function), and which tensor of
-    words it is a function of, if of one."""
+    """The type of a tensor: words, or a pending result.
+
+    ``role`` is ``"words"``, ``"sum"``, ``"two"``, ``"product"`` or ``"function"``. ``base`` is the
+    tensor of words that it is a function of, or None if there are several.
+    """
 
     role: str
     base: str | None = None
@@ -35,19 +37,22 @@ class Kind:
 
 @dataclass
 class Placement:
-    """``points`` are the tensors that are rounded, inputs among them, with their roles; ``parent``
-    joins tensors of one scale."""
+    """The rounding points of a network.
+
+    ``points`` maps each rounded tensor, inputs included, to its role. ``parent`` is a union-find
+    forest of the tensors that share one scale.
+    """
 
     points: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     parent: dict[str, str] = field(default_factory=dict)
-    #: what is computed in floats
+    #: tensors that are computed in floats
     floats: set[str] = field(default_factory=set)
-    #: the tensor that a function is of
+    #: the argument tensor of each function
     bases: dict[str, str] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """The group of tensors of one scale."""
+        """Returns the tensor that identifies the group of ``name``; a group shares one scale."""
         while self.parent.get(name, name) != name:
             name = self.parent[name]
         return name
@@ -57,7 +62,7 @@ class Placement:
 
     @property
     def groups(self) -> Mapping[str, list[str]]:
-        """The points of each group."""
+        """The rounding points of each group."""
         found: dict[str, list[str]] = {}
         for name in self.points:
             found.setdefault(self.root(name), []).append(name)
@@ -65,8 +70,11 @@ class Placement:
 
 
 def placed(graph: Graph, float_tail: bool = False) -> Placement:
-    """The rounding points of a network; :class:`ModelError` names what has no integer form. With a
-    ``float_tail`` that is computed in floats, and so is all that reads it."""
+    """Returns the rounding points of a network.
+
+    Raises :class:`ModelError` for an operator that has no integer form. With ``float_tail`` that
+    operator and all its readers are computed in floats instead.
+    """
     placement, consumers = Placement(), graph.consumers()
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
@@ -94,7 +102,7 @@ def placed(graph: Graph, float_tail: bool = False) -> Placement:
 
 
 def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> Kind | None:
-    """What a node makes; None where that is of floats."""
+    """Returns the type of a node's results, or None if they are computed in floats."""
     if not placement.floats.isdisjoint(node.inputs):
         return None
     try:
@@ -106,7 +114,10 @@ def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> K
 
 
 def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
-    """What a node makes of what it reads; :class:`ModelError` where that has no integer form."""
+    """Returns the type of a node's results.
+
+    Raises :class:`ModelError` if the node has no integer form.
+    """
     spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     if spec.from_game:
         return _of_game(graph, node, placement, spec)
@@ -138,7 +149,10 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
 
 
 def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Kind:
-    """An exact operator's results are words, or sums; others are functions of one tensor."""
+    """Returns the type of the results of a game's operator.
+
+    An exact operator gives words or sums; any other must be a function of one tensor.
+    """
     read = [n for n in node.inputs if n in placement.kinds]
     if spec.exact and read and not any(placement.kinds[n].pending for n in read):
         for name in read[1:]:
@@ -156,7 +170,8 @@ def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Ki
 
 
 def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
-    """The one tensor that the node's result is a function of."""
+    """Returns the only tensor that the node's result is a function of, or None if there is no
+    such one."""
     bases = [placement.kinds[n].base for n in node.inputs if n in placement.kinds]
     if not bases or any(base is None or base != bases[0] for base in bases):
         return None
@@ -164,14 +179,15 @@ def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
 
 
 def _one_number(graph: Graph, node: Node) -> bool:
-    """Whether all constants of a node are numbers."""
+    """Returns True if each constant operand of the node has a single element."""
     return all(graph.facts[n].size == 1 for n in node.inputs if n in graph.constants)
 
 
 def _is_deferred(
     graph: Graph, name: str, kind: Kind, placement: Placement, readers: list[Node]
 ) -> bool:
-    """Whether all that read a tensor belong to its rounding."""
+    """Returns True if all readers of a tensor join its rounding, so that it needs no point of
+    its own."""
     if name in graph.roots or not readers:
         return False
     return all(_joins(graph, reader, name, kind, placement) for reader in readers)

@@ -1,4 +1,4 @@
-"""``cml.quantize``: an integer network of a network of floats, and what that costs."""
+"""``cml.quantize``: turns a float network into an integer network and reports the error."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cml_engine.ir.integer_rule import fraction_of
 Samples = Sequence[Mapping[str, Array]]
 
 _LEAST_SAMPLES = 8
-#: on how many of them a choice of bits is tried
+#: the number of samples on which a choice of bits is evaluated
 _TRIED = 4
-#: of the error that is wanted, what these may have: the others have a little more
+#: the share of the requested error allowed on those: the other samples have slightly more
 _TRIED_SHARE = 0.9
-#: the error that is sought where none is named: a share of the outputs' size
+#: the default error, a share of the outputs' RMS
 _USUAL_ERROR = 0.01
-#: stages of the compiler that an integer network is made before: they join, or are a game's own
+#: stages that run after quantization: they fuse nodes, or apply a game's own rules
 _LATER = frozenset({"rules", "fuse", "chains"})
 
 
@@ -43,15 +43,15 @@ def quantize(
     float_tail: bool = False,
     scales: Mapping[str, float] | None = None,
 ) -> tuple[Graph, QuantizeReport]:
-    """The integer network of a network of floats, and a report (docs/integer.md).
+    """Returns the integer network of a float network, and a report (docs/integer.md).
 
-    ``samples`` are at least 8 inputs, ``{name: array}`` each, as the network will meet them: ranges
-    come from them. Words have ``bits`` bits; ``sixteen`` names tensors whose words have 16, or is
-    ``"auto"``: as many of those that matter most as bring the error of the outputs below
-    ``max_error``, a share of their root mean square (0.01 if left out). With ``float_tail``
-    operators without an integer form are computed in floats, and so is what reads them: outputs of
-    these are not identical on all machines, and the report names them. ``scales`` are those of
-    tensors whose words the host makes or reads itself.
+    ``samples`` are at least 8 typical inputs, ``{name: array}`` each; the ranges are taken from
+    them. Words have ``bits`` bits. ``sixteen`` names the tensors whose words have 16 bits
+    instead. With ``"auto"`` the tensors that matter most get 16 bits until the error of the
+    outputs, a share of their root mean square, is below ``max_error`` (default 0.01). With
+    ``float_tail`` operators without an integer form and their readers are computed in floats;
+    outputs of these may differ between machines, and the report names them. ``scales`` fixes the
+    scales of tensors whose words the host writes or reads itself.
     """
     work = _Work.of(graph, samples, max_error, float_tail)
     for name, scale in (scales or {}).items():
@@ -74,7 +74,7 @@ def quantize(
 
 @dataclass
 class _Work:
-    """The network of floats as it is quantized, and what is known of it."""
+    """The state of quantizing one float network."""
 
     graph: Graph
     samples: Samples
@@ -83,7 +83,7 @@ class _Work:
     seen: Mapping[str, Seen]
     outputs: list[dict[str, Array]]
     alone: dict[str, float] = field(default_factory=dict)
-    #: scales that are not chosen, by group
+    #: scales fixed by the caller, by group
     given: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -114,8 +114,11 @@ class _Work:
 
     @property
     def able(self) -> frozenset[str]:
-        """The groups that may have 16 bits: not the second operand of a product of two computed
-        matrices, whose sums would not fit."""
+        """The groups that may have 16 bits.
+
+        The second operand of a product of two computed matrices is excluded: its sums would not
+        fit.
+        """
         computed = self.placement.kinds
         seconds = {
             self.placement.root(node.inputs[1])
@@ -125,7 +128,10 @@ class _Work:
         return frozenset(self.groups) - seconds
 
     def group_of(self, name: str, where: str = "sixteen") -> str:
-        """The group of a tensor that somebody named."""
+        """Returns the group of a tensor that the caller named.
+
+        Raises :class:`InputError` if the tensor is not rounded.
+        """
         if name in self.placement.kinds or name in self.placement.points:
             return self.placement.root(name)
         near = ", ".join(list(self.placement.points)[:8])
@@ -161,8 +167,8 @@ class _Work:
         return Seen().joined(self.seen[n] for n in members)
 
     def made(self, sixteen: frozenset[str]) -> Graph:
-        """The integer network where these groups have 16 bits, and so have the weights that make
-        them."""
+        """Returns the integer network in which these groups and the weights that produce them
+        have 16 bits."""
         weights = {
             name: 16 if self.placement.root(name) in sixteen else 8
             for name in self.placement.points
@@ -173,7 +179,10 @@ class _Work:
     # -- bits -----------------------------------------------------------------------------------
 
     def chosen(self) -> frozenset[str]:
-        """The groups that need 16 bits: those first whose 8 bits alone do most harm."""
+        """Returns the groups that need 16 bits to reach the requested error.
+
+        Groups whose 8 bits alone cause the largest error are taken first.
+        """
         every = self.able
         for root in every:
             self.alone[root] = self.error(every - {root})
@@ -188,7 +197,7 @@ class _Work:
         return frozenset(order[:low])
 
     def error(self, sixteen: frozenset[str]) -> float:
-        """Of the outputs, on some of the samples."""
+        """Returns the error of the outputs on some of the samples if these groups have 16 bits."""
         program = CpuProgram(lowered(self.made(sixteen)).graph)
         step = max(1, len(self.samples) // _TRIED)
         return self._error(
@@ -196,7 +205,8 @@ class _Work:
         )
 
     def _error(self, got: Sequence[Mapping[str, Array]], wanted: Sequence[Any]) -> float:
-        """The worst output's root mean square of the difference, over that of the output."""
+        """Returns the largest relative error of any output: the RMS of the difference over the
+        RMS."""
         worst = 0.0
         for name in self.graph.outputs:
             off = np.concatenate(
@@ -272,14 +282,14 @@ def _given(name: str, scale: float) -> float:
 
 
 def _words(graph: Graph, name: str) -> str:
-    """What the words of a point are called in the graph of whole numbers."""
+    """Returns the name of a rounding point's words in the graph of whole numbers."""
     found = f"{name}.words"
     made = {out for node in graph.nodes for out in node.outputs}
     return found if found in made else name
 
 
 def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
-    """The bits of each node's weights: those of the point that its sums become."""
+    """Returns the bits of each node's weights: those of the rounding point that its sums reach."""
     consumers = graph.consumers()
     found: dict[str, int] = {}
     for node in graph.nodes:
@@ -291,7 +301,7 @@ def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
 
 
 def _folded(graph: Graph) -> Graph:
-    """With everything in the weights that can be: what floats fold, they fold before."""
+    """Returns the graph after the passes that fold into weights, which work on floats only."""
     for name, stage, _ in STAGES:
         if name not in _LATER:
             graph = stage(graph)

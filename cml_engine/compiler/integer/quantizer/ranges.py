@@ -1,4 +1,4 @@
-"""Which numbers the tensors of a network have, of samples; and scales by which words hold them."""
+"""The value ranges of a network's tensors on samples, and the scales derived from them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from cml_engine.cpu.cpu import CpuProgram
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array, Graph, Node
 
-#: digits of a scale: of the product of two, a double holds all
+#: significant digits of a scale: a double holds all digits of the product of two
 _DIGITS = 7
-#: values of a tensor that are looked at, of each sample
+#: values of a tensor kept from each sample
 _LOOKED_AT = 4096
-#: what unseen inputs may have besides, where words have digits to spare
+#: the margin for inputs beyond the samples, if words have bits to spare
 _HEADROOM = 1.1
-#: ends of words that are tried: shares of the largest value
+#: candidates for the largest representable value, as shares of the largest value
 _SHARES = np.linspace(0.25, 1.0, 31)
 _QUANTILE = 99.99
 
 
 @dataclass
 class Seen:
-    """The numbers of a tensor, in all samples."""
+    """The range of a tensor over all samples, and a subset of its values."""
 
     low: float = 0.0
     high: float = 0.0
@@ -57,7 +57,10 @@ class Seen:
 def seen_of(
     graph: Graph, samples: Sequence[Mapping[str, Array]], names: Iterable[str]
 ) -> dict[str, Seen]:
-    """What the network of floats computes; :class:`InputError` where that is not finite."""
+    """Runs the float network on all samples, and returns the ranges of the named tensors.
+
+    Raises :class:`InputError` if a result is not finite.
+    """
     found = {name: Seen() for name in names}
     program = CpuProgram(graph)
 
@@ -79,28 +82,30 @@ def seen_of(
 
 
 def decimal(value: float) -> float:
-    """A number of few digits."""
+    """Returns a number rounded to ``_DIGITS`` significant digits."""
     return float(f"{value:.{_DIGITS}g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a tensor's words stand for its numbers."""
+    """The scale, size and signedness of a tensor's words."""
 
     scale: float
     bits: int
     signed: bool
 
     def clipped(self, values: Array) -> float:
-        """The share of the values that the words cannot hold."""
+        """Returns the share of the values that the words cannot represent."""
         ends = word_range(self.bits, self.signed)
         words = np.floor(values / self.scale + 0.5)
         return float(np.mean((words < ends.low) | (words > ends.high)))
 
 
 def scale_of(seen: Seen, bits: int, given: float | None = None) -> Scale:
-    """The scale that is given, else the one with the least squared error: of 8 bits that cuts off
-    rare large values."""
+    """Returns ``given`` as the scale, or the scale with the least squared error.
+
+    With 8 bits the best scale may clip rare large values.
+    """
     signed = seen.low < 0 or bits == 16
     if given is not None:
         return Scale(given, bits, signed)

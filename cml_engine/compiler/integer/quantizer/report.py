@@ -1,4 +1,4 @@
-"""What quantizing did to a network, node by node."""
+"""The report of a quantization, node by node."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A rounding point. Errors are against the network of floats, on the samples: ``largest`` and
-    ``rms`` of the tensor's numbers; ``alone`` at the outputs, as a share of their size, where this
-    one has 8 bits and all others 16. ``clipped`` is the share of numbers that its words cut off;
-    ``carrier`` and ``bound`` are what is proven of its sums."""
+    """The error of one rounding point against the float network, on the samples.
+
+    ``largest`` and ``rms`` are errors of the tensor's values. ``alone`` is the relative error of
+    the outputs if this point has 8 bits and all others have 16. ``clipped`` is the share of
+    values that its words cannot represent. ``carrier`` and ``bound`` are the proven type and
+    bound of its sums.
+    """
 
     name: str
     title: str
@@ -28,25 +31,28 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """``error`` is the root mean square of the outputs' difference over that of the outputs, the
-    worst of them."""
+    """The result of a quantization.
+
+    ``error`` is the largest relative error of any output: the RMS of the difference over the RMS of
+    the output.
+    """
 
     model: str
     samples: int
     error: float
     wanted: float
     nodes: tuple[NodeReport, ...]
-    #: outputs that are computed in floats
+    #: the outputs that are computed in floats
     not_identical: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the error is what was asked for."""
+        """True if the error is not above the requested one."""
         return self.error <= self.wanted
 
     @property
     def data(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """The whole report as a JSON object."""
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:

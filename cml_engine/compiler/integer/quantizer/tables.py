@@ -12,7 +12,7 @@ from cml_engine.ir.integer_rule import LARGE_TABLE, SMALL_TABLE
 
 
 def words_of_table(bits: int, signed: bool) -> Array:
-    """The words that a table's entries are for: each of 8 bits, every 64th of 16."""
+    """Returns the word of each table entry: every word of 8 bits, every 64th word of 16 bits."""
     first = -(1 << (bits - 1)) if signed else 0
     if bits == 16:
         return first + 64 * np.arange(LARGE_TABLE)
@@ -20,7 +20,8 @@ def words_of_table(bits: int, signed: bool) -> Array:
 
 
 def table_of(graph: Graph, base: str, name: str, numbers: Array, to: Scale) -> list[int]:
-    """The words of a tensor that is a function of ``base``, where that has these numbers."""
+    """Returns the words of tensor ``name``, a function of ``base``, if ``base`` has these
+    numbers."""
     values = _computed(graph, base, name, numbers.astype(np.float32))
     ends = word_range(to.bits, to.signed)
     with np.errstate(invalid="ignore"):
@@ -40,7 +41,7 @@ def _computed(graph: Graph, base: str, name: str, numbers: Array) -> Array:
 
 
 def nodes_between(graph: Graph, base: str, name: str) -> list[Node]:
-    """The nodes that compute ``name`` of ``base``, in running order."""
+    """Returns the nodes that compute ``name`` from ``base``, in execution order."""
     producers = {out: node for node in graph.nodes for out in node.outputs}
     wanted, pending = set[str](), [name]
     while pending:

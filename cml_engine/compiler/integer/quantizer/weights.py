@@ -1,4 +1,4 @@
-"""Weights and biases as integers, so that every sum can be proven to fit."""
+"""Converts weights and biases to integers whose sums provably fit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from cml_engine.ir.graph import Array
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 
 _TYPES = {8: np.int8, 16: np.int16}
-#: of what fits, what is used: the scales are rounded, and the bias comes on top
+#: the used share of the range that fits: the scales are rounded, and the bias is added
 _MARGIN = 0.45
-#: two passes take so much of absolute weights: of words of 16 bits, of 8
+#: the largest sum of absolute weights for two passes, by whether the words have 16 bits
 _MOST_WEIGHT = {True: 60_000, False: 900_000}
 
 
 def quantized_weights(
     rows: Array, bias: Array, words: Range, scale: float, bits: int
 ) -> tuple[Array, list[float]]:
-    """The integers of each row, an output channel's weights, and the scale of each. A row whose sum
-    would not fit gets fewer digits."""
+    """Returns the integer weights and the scale of each row, which is one output channel.
+
+    A row whose sum would not fit gets a larger scale and therefore fewer digits.
+    """
     most = (1 << (bits - 1)) - 1
     flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
     total = min(_MARGIN * INT_BOUND / max(words.most, 1), _MOST_WEIGHT[words.most > 255])
@@ -39,7 +41,7 @@ def quantized_weights(
 
 
 def quantized_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
-    """The bias as integers of 32 bits, and their scales: the products of two scales, exactly."""
+    """Returns the bias as int32, and its scales: the exact products of the two scales."""
     exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
     values = np.broadcast_to(bias.reshape(-1), (len(scales),))
     whole = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
