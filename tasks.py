@@ -69,8 +69,7 @@ def say(text: str) -> None:
 
 
 def prepare(*extras: str, gpu: bool = True) -> None:
-    """Installs the project and its ``extras`` in ``.venv``, and a GPU driver if the machine can
-    have one."""
+    """Installs the project and its ``extras`` in ``.venv``, and a GPU driver where possible."""
     stamp = read_stamp()
     missing = [e for e in ("", "compiler", *extras) if e not in stamp.installed]
     if missing:
@@ -90,8 +89,7 @@ def fingerprint() -> str:
 
 
 def read_stamp() -> Stamp:
-    """Returns the stored stamp; an empty one if nothing is installed yet or the requirements
-    have changed."""
+    """Returns the stored stamp; an empty one if the requirements have changed since."""
     empty = Stamp(fingerprint())
     try:
         fields = json.loads(STAMP.read_text(encoding="utf-8"))
@@ -146,8 +144,7 @@ def pip_install(extras: Sequence[str]) -> None:
 
 
 def find_gpu() -> str:
-    """Returns the name of the adapter that the engine uses; "none", with a message, if there is
-    none."""
+    """Returns the name of the engine's adapter; "none", with a message, if there is none."""
     name = probe_gpu()
     # Mesa's drivers, one of which runs in software
     linux = platform.system() == "Linux"
@@ -175,8 +172,7 @@ def probe_gpu() -> str:
 
 
 def install_debian(what: str, packages: Sequence[str]) -> bool:
-    """Installs Debian packages; returns False if apt is missing, the user is not root, or apt
-    fails."""
+    """Installs Debian packages; returns False without apt, without root, or if apt fails."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         return False
@@ -212,8 +208,7 @@ def setup(arguments: Sequence[str]) -> int:
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """fly through a world made by networks; without a display, write a report and a picture to
-    out/"""
+    """fly through a world made by networks; without a display, a report and a picture in out/"""
     prepare("game")
     return python("-m", "demo_game", *arguments)
 
@@ -342,7 +337,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def call(
     command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
 ) -> int:
-    """Runs a command in the project's folder and returns its exit code; ``quiet`` drops all but
+    """Runs a command in the project's folder; returns its exit code. ``quiet`` drops all but
     errors."""
     sink = subprocess.DEVNULL if quiet else None
     try:

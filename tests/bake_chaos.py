@@ -1,12 +1,12 @@
-"""A bake whose workers are killed, started again, and whose client is interrupted.
+"""A bake whose workers are killed and restarted, and whose client is interrupted.
 
-``python -m tests.bake_chaos`` bakes a region of the demo's world twice: undisturbed, and on hosts
-(a scheduler and workers, each a process of its own, started as on several machines) of which some
-are killed at random moments and one is started again, and whose client gets a Ctrl-C halfway and is
-started once more. The two stores must be equal, tile by tile. What was made again is counted, and
-must have been in flight: begun by a worker and not written when that was killed, or when the client
-was interrupted. With ``--namespaces`` each host is a network namespace, with an address and a name
-of its own (Linux, as root).
+``python -m tests.bake_chaos`` bakes a region of the demo's world twice. The first bake is
+undisturbed. The second runs on several hosts (a scheduler and workers, each a process of its own,
+started as on several machines): some workers are killed at random moments, one is restarted, and
+the client gets a Ctrl-C halfway and is started again. The two stores must be equal, tile by tile.
+The program counts the tiles that were made twice; each must have been in flight when its worker was
+killed or the client was interrupted: begun and not yet written. With ``--namespaces`` each host is
+a network namespace with an address and a name of its own (Linux, as root).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEVELS = "0:0"
 
 def main() -> int:
     options = parser().parse_args()
-    # in the background of a shell it is ignored, and would be by every client
+    # a shell's background job ignores SIGINT, and every client would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
@@ -58,8 +58,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Hosts:
-    """A scheduler and workers, as on several machines, each in a folder and with a cache of its
-    own; workers note each tile that they begin. The first host has the scheduler and the client."""
+    """A scheduler and workers as on several machines, each with its own folder and cache.
+
+    Workers log each tile that they begin. The first host runs the scheduler and the client.
+    """
 
     def __init__(self, folder: Path, count: int, net: Alone) -> None:
         self.folder, self.log, self.net = folder, folder / "begun.log", net
@@ -72,7 +74,7 @@ class Hosts:
             self.start_worker()
 
     def start_worker(self) -> None:
-        """On one more host."""
+        """Starts a worker on one more host."""
         started = self._start(len(self.workers) + 1, "worker", self.address, "--nthreads", "1",
                               "--no-nanny", "--no-dashboard", "--local-directory", "dask",
                               "--preload", "tests.fixtures.bake.log")  # fmt: skip
@@ -89,7 +91,7 @@ class Hosts:
             return subprocess.Popen(command, cwd=own, stdout=quiet, stderr=quiet, env=env)
 
     def kill(self, number: int) -> list[str]:
-        """What it was making."""
+        """Kills a worker and returns the tiles that it had begun and not written."""
         worker = self.workers[number]
         worker.kill()
         worker.wait()
@@ -149,7 +151,7 @@ def run(folder: Path, options: argparse.Namespace, net: Alone) -> dict[str, Any]
 
 
 class Bake:
-    """The command, in a process of its own."""
+    """The bake command, in a process of its own."""
 
     def __init__(self, place: Path, side: int, hosts: Hosts) -> None:
         self.place, self.interrupts = place, 0
@@ -164,12 +166,12 @@ class Bake:
         self.process = subprocess.Popen(self._words, cwd=ROOT)
 
     def wait_for(self, tiles: float, log: Path) -> None:
-        """Until so many were begun."""
+        """Waits until ``tiles`` tiles have been begun or the command has ended."""
         while len(begun(log)) < tiles and self.process.poll() is None:
             time.sleep(0.1)
 
     def interrupt(self, log: Path) -> list[str]:
-        """Ctrl-C, and the same command again; what was being made between the two."""
+        """Sends Ctrl-C and starts the command again; returns the tiles that were in flight."""
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait() == 130
         self.interrupts += 1
@@ -183,7 +185,7 @@ class Bake:
 
 
 def digests(place: Path) -> bytes:
-    """Every tile's digest, and what each chunk says of its values, all looked at."""
+    """Reads the whole store and returns every tile's digest and each chunk's checksum."""
     import zarr
 
     from cml_engine.distributed import Store

@@ -1,10 +1,10 @@
-"""What a fresh machine takes: every cache empty, the driver's too.
+"""Measures a fresh machine: every cache is empty, the driver's too.
 
     python -m tests.cold              # the demo's first picture, then the whole suite
     python -m tests.cold demo         # or one of them
 
-Prints seconds of the wall clock and of the processor, and the most memory that all processes took
-together (Linux).
+Prints the wall-clock seconds, the processor seconds, and the peak memory of all processes together
+(Linux).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: commands of tasks.py, and what they are to take at most on two cores: seconds, MB
+#: commands of tasks.py, and their limits on two cores: seconds, MB
 COMMANDS: dict[str, tuple[list[str], float | None, float | None]] = {
     "demo": (["demo", "--headless", "--frames", "60"], None, None),
     "suite": (["test"], 600, 2560),
@@ -29,14 +29,14 @@ _EVERY_S = 0.5
 
 
 def empty_caches(folder: Path) -> dict[str, str]:
-    """The environment of a machine that has run nothing yet."""
+    """Returns the environment of a machine on which nothing has run yet."""
     places = ("CML_CACHE_DIR", "CML_DATA_DIR", "CML_TUNING_DIR", "MESA_SHADER_CACHE_DIR",
               "XDG_CACHE_HOME", "XDG_DATA_HOME")  # fmt: skip
     return {**os.environ, **{name: str(folder / name) for name in places}}
 
 
 class PeakMemory:
-    """The most memory that a process and its descendants took together, sampled; MB."""
+    """Samples the peak memory, in MB, of a process and its descendants together."""
 
     def __init__(self, pid: int) -> None:
         self.most_mb = 0.0
@@ -55,10 +55,10 @@ class PeakMemory:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants, as /proc knows them."""
+    """Returns the ids of a process and its descendants, from /proc."""
     parents: dict[int, int] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):  # it may have ended since
+        with suppress(OSError, ValueError, IndexError):  # the process may have ended since
             parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
     found = [pid]
     for one in found:
@@ -67,7 +67,7 @@ def family(pid: int) -> list[int]:
 
 
 def resident_mb(pid: int) -> float:
-    """What a process has in memory; shared pages count where they are shared by none else."""
+    """Returns the resident memory of a process in MB, without its shared pages."""
     with suppress(OSError, IndexError, ValueError):
         pages = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -75,8 +75,10 @@ def resident_mb(pid: int) -> float:
 
 
 def measure(name: str) -> bool:
-    """Run one of :data:`COMMANDS` with empty caches and say what it took; whether it succeeded
-    within its bounds."""
+    """Runs one of :data:`COMMANDS` with empty caches and prints its time and memory.
+
+    Returns True if it succeeded within its limits.
+    """
     command, most_s, most_mb = COMMANDS[name]
     with tempfile.TemporaryDirectory(prefix="cml-cold-") as folder:
         before, started = os.times(), time.perf_counter()

@@ -1,7 +1,7 @@
-"""Rules for the whole suite: folders say what a test needs, and what is missing is skipped by name.
+"""Rules for the whole suite: folders declare what a test needs, and tests without it are skipped.
 
 A test under ``tests/gpu`` needs a GPU adapter, one under ``tests/oracles`` another implementation.
-Where the need is not met the test still appears, skipped and counted, with the reason.
+If the requirement is missing, the test still appears, skipped and counted, with the reason.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TESTS = Path(__file__).resolve().parent
 
 #: pipelines that a device keeps from one test to the next, some 2 MB each
 _MOST_PIPELINES = 40
-#: MB that a process may grow by until it is looked for what can be let go
+#: MB that a process may grow by before unused memory is released
 _MOST_GROWTH = 64
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # each worker has a core: there is none for a second compiler or for threads of NumPy's
+    # each worker has one core, so a second compiler or NumPy threads would only compete
     os.environ.setdefault("CML_COMPILERS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -51,7 +51,7 @@ with contextlib.suppress(ImportError):
 
 @functools.cache
 def open_gpu() -> Gpu | str:
-    """The suite's one device, or why there is none."""
+    """Returns the suite's only device, or the reason why there is none."""
     if importlib.util.find_spec("wgpu") is None:
         return "wgpu is not installed"
     from cml_engine import DeviceError, Gpu
@@ -64,7 +64,7 @@ def open_gpu() -> Gpu | str:
 
 @pytest.fixture(scope="session")
 def gpu() -> Gpu:
-    """The device that GPU tests share: pipelines built by one test serve the next."""
+    """The device that GPU tests share, so that pipelines built by one test serve the next."""
     found = open_gpu()
     if isinstance(found, str):
         pytest.skip(found)
@@ -72,20 +72,19 @@ def gpu() -> Gpu:
 
 
 def seed_of(node_id: str) -> int:
-    """A test's own seed: the same whatever else runs, and in whatever order."""
+    """Returns a seed for the test that does not depend on other tests or on their order."""
     return zlib.crc32(node_id.encode())
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random numbers of this test's own."""
+    """A random generator with the test's own seed."""
     return np.random.default_rng(seed_of(request.node.nodeid))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels are chosen by the engine's rules and the tables that it ships, whatever was tuned on
-    the machine that the tests run on."""
+    """Makes kernels depend only on the engine's rules and shipped tables, not on local tuning."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CML_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
         yield
@@ -93,7 +92,7 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def own_operators() -> Iterator[None]:
-    """What a test registers is gone after it; the engine's own operators are there before."""
+    """Loads the engine's operators, and unregisters after the test those that it has registered."""
     from cml_engine import unregister
     from cml_engine.ops import load_families, registered
 
@@ -105,7 +104,7 @@ def own_operators() -> Iterator[None]:
 
 
 class _Memory:
-    """What tests no longer use is let go: a suite's worth of pipelines is 5 GB."""
+    """Releases memory that tests no longer use: the pipelines of a whole suite take 5 GB."""
 
     def __init__(self) -> None:
         self._least = _resident_mb()
@@ -128,7 +127,7 @@ class _Memory:
 
 
 def _resident_mb() -> float:
-    """What this process has in memory; 0 where the system does not say."""
+    """Returns the resident memory of this process in MB; 0 if the system does not report it."""
     with contextlib.suppress(OSError):
         pages = Path("/proc/self/statm").read_text().split()
         return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -146,7 +145,7 @@ def _little_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Global generators are seeded too, for code that uses them."""
+    """Seeds the global generators too, for code that uses them."""
     seed = seed_of(request.node.nodeid)
     random.seed(seed)
     np.random.seed(seed)
@@ -154,7 +153,7 @@ def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class _SkippedTest(pytest.Item):
-    """A test whose file cannot be imported here: its name and the reason are all there is."""
+    """A test whose file cannot be imported here; it has only a name and a reason."""
 
     def runtest(self) -> None:
         reason = open_gpu()
@@ -162,7 +161,7 @@ class _SkippedTest(pytest.Item):
 
 
 class _NamesOnly(pytest.Module):
-    """A test file read but not imported: it may import wgpu, which is not here."""
+    """A test file that is parsed but not imported, because it may import the missing wgpu."""
 
     def collect(self) -> Iterable[pytest.Item]:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
@@ -172,8 +171,10 @@ class _NamesOnly(pytest.Module):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that is of the long proof as a whole is not even imported where that is left out: its
-    cases take seconds to list, in every process."""
+    """Skips the import of files that belong to the long proof as a whole, if the proof is not run.
+
+    Listing their cases takes seconds in every process.
+    """
     if config.option.markexpr != "not long" or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
@@ -183,7 +184,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    """Files under tests/gpu are not imported where wgpu is not installed."""
+    """Avoids importing files under tests/gpu if wgpu is not installed."""
     if _folder(module_path) == "gpu" and importlib.util.find_spec("wgpu") is None:
         return _NamesOnly.from_parent(parent, path=module_path)
     return None
@@ -200,8 +201,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What stays until the end (modules, nine thousand tests) is not looked through by every
-    collection that comes, nor by those that tests ask for."""
+    """Freezes objects that live until the end (modules, nine thousand tests).
+
+    Garbage collections, including those that tests request, then do not traverse them.
+    """
     gc.collect()
     gc.freeze()
 
@@ -214,8 +217,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Skipped tests counted by file and reason, and named (a test of many cases once), so that a
-    suite which skips half of itself shows it."""
+    """Prints skipped tests, counted by file and reason and with their names.
+
+    A parametrized test is named once. A suite that skips half of its tests thereby shows it.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for report in terminalreporter.stats.get("skipped", []):
         file, _, name = report.nodeid.partition("::")
@@ -232,6 +237,6 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _folder(path: Path) -> str:
-    """The folder right under ``tests`` that holds the file."""
+    """Returns the name of the folder directly under ``tests`` that contains the file."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
     return parts[0] if len(parts) > 1 else ""

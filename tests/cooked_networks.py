@@ -1,17 +1,17 @@
-"""Real networks, cooked: they load without a compiler and give the bits that they gave before.
+"""Cooks real networks: they must load without a compiler and give bit-identical results.
 
-    python -m tests.cooked_networks                  # all that can be had here
+    python -m tests.cooked_networks                  # all networks available here
     python -m tests.cooked_networks upres texture    # or some
     python -m tests.cooked_networks --keep out/cooked
     python -m tests.cooked_networks --in-c           # in the C player alone
 
-Each is cooked twice (the bytes must be the same), run from its file in a process that has no
-compiler, no cache and no operator of the demo's, and compared to the bit with a session of the
-model, on the GPU and on the CPU. ``--keep`` leaves the files in a folder, for other players.
-``--in-c`` plays each file with the C player instead, in small slices, in larger ones, and with a
-whole run in a frame: that must give the same bits, and agree with the session of the model to 1e-4
-of 1 and of the value, integer networks to the bit. Networks of published packages are downloaded
-at the first run. Exit code 1 where any differs.
+Each network is cooked twice, and the bytes must be identical. It is then run from its file in a
+process without a compiler, a cache or the demo's operators, and its outputs must be bit-identical
+to those of a session on the model, on the GPU and on the CPU. ``--keep`` leaves the files in a
+folder, for other players. ``--in-c`` plays each file with the C player instead: in small slices, in
+larger slices, and in one frame. All three must be bit-identical, and agree with the session of the
+model to 1e-4 (absolute plus relative); integer networks must be bit-identical to it. Networks of
+published packages are downloaded at the first run. Exit code 1 if any network differs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tests.players.building import build
 from tests.players.playing import play_in_slices
 
 Array = np.ndarray[Any, Any]
-#: what the C player's numbers may differ from a session's, of 1 and of the value
+#: the accepted difference of the C player from a session, absolute plus relative
 TOLERANCE = 1e-4
-#: milliseconds of a frame that each is played with
+#: frame budgets in milliseconds that each network is played with
 BUDGETS = ("0.5", "8", "1e9")
 BUDGETS_OF_LARGE = ("8", "64", "1e9")
 LARGE = ("diffusion", "stylegan2")
@@ -46,14 +46,14 @@ INTEGER_AGENTS = ("upres", "texture", "population")
 
 
 def agent(name: str) -> cml.Graph:
-    """A network of the demo's."""
+    """Returns a network of the demo game."""
     from demo_game.chain import MODELS
 
     return cml.load(MODELS / f"{name}.nnef")
 
 
 def animevideo() -> cml.Graph:
-    """The upscaler of a published package, for pictures of 64 x 64."""
+    """Returns the upscaler of a published package, for pictures of 64 x 64."""
     from examples.upscale import assets
 
     assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN)
@@ -61,7 +61,7 @@ def animevideo() -> cml.Graph:
 
 
 def diffusion() -> cml.Graph:
-    """The terrain of a diffusion network, of a published package."""
+    """Returns the terrain diffusion network of a published package."""
     from examples.terrain_diffusion.network import MODEL, SHAPES
     from examples.upscale import assets
 
@@ -70,7 +70,7 @@ def diffusion() -> cml.Graph:
 
 
 def stylegan2() -> cml.Graph:
-    """The generator for 256 x 256, with random weights."""
+    """Returns the generator for 256 x 256, with random weights."""
     from examples.stylegan2.network import build
     from examples.stylegan2.parameters import Config, random_parameters
 
@@ -87,7 +87,7 @@ NETWORKS: dict[str, Callable[[], cml.Graph]] = {
 
 
 def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
-    """Whether the network is right in every way; a line of it is printed."""
+    """Cooks and runs the network, prints a line, and returns True if every check passes."""
     model = NETWORKS[name]()
     start = time.perf_counter()
     data = cook(model)
@@ -117,7 +117,7 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
 
 
 def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
-    """Whether the C player computes the network as its session does; a line of it is printed."""
+    """Plays the network in C, prints a line, and returns True if it agrees with its session."""
     model = NETWORKS[name]()
     file = folder / f"{name}.cml"
     file.write_bytes(cook(model, guesses=cooked_guesses()))
@@ -139,7 +139,7 @@ def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
 
 
 def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
-    """Whether all tensors have the same bits."""
+    """Returns True if all tensors are bit-identical."""
     return a.keys() == b.keys() and all(
         a[n].shape == b[n].shape and a[n].tobytes() == b[n].tobytes() for n in a
     )

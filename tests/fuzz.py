@@ -1,4 +1,4 @@
-"""Random graphs on every backend, with passes left out or in: all must agree.
+"""Random graphs on every backend, with random passes disabled: all must agree.
 
     python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
     python -m tests.fuzz --cases 20 --backends cpu
@@ -6,19 +6,18 @@
     python -m tests.fuzz --integer --cases 200  # integer networks
     python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
 
-A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the passes that are
-left out. The reference is the graph as it is, node by node in NumPy. Compared with it are NumPy and
-the GPU after the passes, and the graph after it was written and loaded; every node on the GPU is
-compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. To the bit are compared the whole
-run, any partition of its workgroups, a run in which no memory is used twice, and one whose larger
-tensors are bound in parts. How far results
-of other roundings may be off is measured: the reference is run again with every result moved by
-the tolerance that its operator declares.
+A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the disabled
+passes. The reference is the unoptimized graph, node by node in NumPy. NumPy and the GPU after the
+passes are compared with it, and so is the graph after it was written and loaded. Every node on the
+GPU is compared with NumPy on the GPU's own inputs, in 32 and in 16 bits. These runs must be
+bit-identical: the whole run, any partition of its workgroups, a run without reuse of memory, and
+one whose larger tensors are bound in parts. The accepted rounding error is measured: the reference
+runs again with every result moved by the tolerance that its operator declares.
 
-Integer networks (fixtures/integer/random_networks.py) may not differ from the reference by a bit:
-from a session, from a file, cooked, in slices, in parts, and tensor by tensor.
+Integer networks (fixtures/integer/random_networks.py) must be bit-identical to the reference: from
+a session, from a file, cooked, in slices, in parts, and tensor by tensor.
 
-A failure is made smaller, node by node, and written as a folder. Exit code 1 where there is one.
+A failure is minimized, node by node, and written as a folder. Exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ from tests.fixtures.integer.random_networks import random_integer_case
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
-#: passes that may be left out; "infer" may not
+#: passes that may be disabled; "infer" may not
 PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "views")
-#: of each run with moved results, how much of what a GPU may make NaN of is one
+#: for each run with moved results, the share of possible NaNs of a GPU that are set
 _SPREAD = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
-#: how many times the distance of moved results is allowed
+#: the accepted multiple of the distance of moved results
 _ALLOWED = 4.0
-#: how a case with a fault ends
+#: the outcome of a case with a fault
 FAILS = "FAILS"
 #: runs of a graph with variables
 _RUNS = 2
@@ -78,7 +77,8 @@ _RUNS = 2
 
 @dataclass(frozen=True)
 class FuzzReference:
-    """What every run gives, and how far another right answer may be from it (NaN: any is right)."""
+    """The reference outputs of every run, and their accepted differences (NaN: any value is
+    right)."""
 
     values: list[Values]
     allowed: list[Values]
@@ -86,7 +86,7 @@ class FuzzReference:
 
 @dataclass(frozen=True)
 class Failure:
-    """``check`` is the name in :data:`CHECKS` of what failed."""
+    """A failed case; ``check`` is the name of the failed check in :data:`CHECKS`."""
 
     check: str
     problem: str
@@ -100,8 +100,11 @@ class Failure:
 def evaluate(
     graph: Graph, inputs: Values, rng: np.random.Generator | None = None, spread: float = 0.0
 ) -> list[Values]:
-    """The outputs of every run, node by node in NumPy; with ``rng`` every result is moved by its
-    operator's tolerance, up or down, and of what a GPU may make NaN of that share is."""
+    """Returns the outputs of every run, node by node in NumPy.
+
+    With ``rng`` every result is moved up or down by its operator's tolerance, and the share
+    ``spread`` of the values that a GPU may turn into NaN is set to NaN.
+    """
     if graph.integer:
         graph = lowered(graph).graph
     state = {name: graph.constants[name] for name, _ in graph.updates}
@@ -135,7 +138,8 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
 
 
 def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
-    """Of the graph as it is; ``spread``: as a GPU may run it."""
+    """Returns the reference of the unoptimized graph; with ``spread`` a GPU's additional NaNs
+    are accepted."""
     values = evaluate(case.graph, case.inputs)
     if case.graph.integer:
         return FuzzReference(values, [{n: np.zeros(a.shape) for n, a in v.items()} for v in values])
@@ -150,7 +154,8 @@ def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
 
 
 def _allowed(value: Array, moved: list[Array]) -> Array:
-    """How far a value may be off; NaN where roundings decide whether it is a number, or which."""
+    """Returns the accepted difference of each value; NaN if rounding decides its value or its
+    class."""
     if value.dtype.kind != "f":
         stays = np.all([m == value for m in moved], 0)
         return np.where(stays, 0.0, np.nan)
@@ -160,19 +165,19 @@ def _allowed(value: Array, moved: list[Array]) -> Array:
         spread = np.max([np.abs(m - exact) for m in moved], 0)
         largest = np.abs(np.where(np.isfinite(exact), exact, 0)).max(initial=0)
         limit = _ALLOWED * spread + 2e-6 * (np.abs(exact) + largest) + 1e-6
-        # what moves by its own size says nothing any more; past this a sum may overflow or not
+        # a value that moves by its own size carries no information; above 1e30 sums may overflow
         vague = (spread > 0.1 * (1 + np.abs(exact))) | (np.abs(exact) > 1e30)
         limit = np.where(np.isfinite(exact), limit, 0.0)
         return np.where(stays & ~(vague & np.isfinite(exact)), limit, np.nan)
 
 
 def _kind(value: Array) -> Array:
-    """0 for a number, 1 for NaN, 2 and 3 for the infinities."""
+    """Returns 0 for a number, 1 for NaN, 2 and 3 for the infinities."""
     return np.where(np.isnan(value), 1, 0) + np.isposinf(value) * 2 + np.isneginf(value) * 3
 
 
 def difference(runs: Sequence[Values], right: FuzzReference) -> str:
-    """Where results are further from the reference than is allowed; "" where they are not."""
+    """Describes the first output that exceeds the accepted difference; "" if there is none."""
     for run, (found, wanted, allowed) in enumerate(
         zip(runs, right.values, right.allowed, strict=True)
     ):
@@ -196,7 +201,7 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
         return np.asarray((got != wanted) & ~np.isnan(allowed))
     with np.errstate(invalid="ignore"):
         far = np.abs(got.astype(np.float64) - wanted) > allowed
-    exact = (allowed == 0) & ~np.isnan(wanted)  # to the bit: 0 has a sign
+    exact = (allowed == 0) & ~np.isnan(wanted)  # bit-identical, because 0 has a sign
     far |= exact & (np.signbit(got) != np.signbit(wanted))
     return np.asarray(((_kind(got) != _kind(wanted)) | far) & ~np.isnan(allowed))
 
@@ -206,7 +211,7 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
 
 @dataclass
 class FuzzBench:
-    """A case on its way through the checks; what several of them need is made once."""
+    """A case during its checks; results that several checks need are computed once."""
 
     case: FuzzCase
     without: frozenset[str]
@@ -235,7 +240,7 @@ def _on_cpu(bench: FuzzBench) -> str:
 
 
 def _written(bench: FuzzBench) -> str:
-    """Bit for bit: nothing is lost in the files."""
+    """Checks that saving and loading the graph keeps its results bit-identical."""
     save(bench.case.graph, bench.folder, overwrite=True)
     graph = cml.load(bench.folder)
     given = dict(zip(graph.inputs, bench.case.inputs.values(), strict=True))
@@ -254,7 +259,7 @@ def _on_gpu(bench: FuzzBench) -> str:
 
 
 def _any_slices(bench: FuzzBench) -> str:
-    """The whole run's bits, from any partition of the workgroups and from memory of their own."""
+    """Checks that random slices, and unshared memory, give bit-identical results."""
     session = bench.session(bench.gpu)
     program = session.program
     assert isinstance(program, GpuProgram) and session.plan is not None
@@ -276,7 +281,7 @@ def _any_slices(bench: FuzzBench) -> str:
 
 
 def _in_parts(bench: FuzzBench) -> str:
-    """The whole run's bits on a device that binds no more than a part of the larger tensors."""
+    """Checks that binding the larger tensors in parts gives bit-identical results."""
     session = bench.session(bench.gpu)
     assert session.plan is not None
     wanted = session.run(bench.case.inputs)
@@ -295,7 +300,8 @@ def _in_parts(bench: FuzzBench) -> str:
 
 
 def _same_bits(a: Array, b: Array) -> bool:
-    """NaN are equal: a driver may make others."""
+    """Returns True if the arrays are bit-identical; all NaNs are equal, as drivers differ in
+    them."""
     if a.dtype.kind != "f":
         return np.array_equal(a, b)
     return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
@@ -319,7 +325,7 @@ def _shadow(bench: FuzzBench, storage: Any) -> str:
 
 
 def _each_tensor(bench: FuzzBench) -> str:
-    """Every tensor of an integer network, each in memory of its own."""
+    """Checks every tensor of an integer network, each in memory of its own."""
     return check_bits(bench.case.graph, bench.gpu, bench.case.inputs).first
 
 
@@ -340,7 +346,7 @@ ON_CPU = ("cpu", "written")
 
 
 def problem_of(check: str, bench: FuzzBench) -> str:
-    """What a check says; an error that it raises is one too."""
+    """Returns the problem that a check finds, or the error that it raises; "" if it passes."""
     try:
         return {**CHECKS, **INTEGER_CHECKS}[check](bench)
     except Exception as error:
@@ -348,7 +354,7 @@ def problem_of(check: str, bench: FuzzBench) -> str:
 
 
 def runs_at_all(case: FuzzCase) -> bool:
-    """Whether NumPy takes the case: an index may be in no axis."""
+    """Returns True if NumPy can run the case; a drawn index may be out of range."""
     try:
         reference(case)
     except cml.CmlError:
@@ -360,7 +366,7 @@ def runs_at_all(case: FuzzCase) -> bool:
 
 
 def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -> Failure:
-    """The failure without the nodes, passes and odd values that it does not need."""
+    """Removes the nodes, passes and odd values that the failure does not need."""
     end = time.monotonic() + seconds
     shrunk = True
     while shrunk and time.monotonic() < end:
@@ -378,7 +384,7 @@ def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -
 
 
 def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
-    """One change each: an output, an update, a pass left out or a node less."""
+    """Yields the failure with one change each: without an output, update, disabled pass or node."""
     case, without, graph = failure.case, failure.without, failure.case.graph
     for name in graph.outputs if len(graph.outputs) > 1 else ():
         yield _swept(case, outputs=tuple(n for n in graph.outputs if n != name)), without
@@ -396,7 +402,7 @@ def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
 
 
 def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
-    """The node's results are inputs instead, with the values that they have."""
+    """Returns the case with the node's results as inputs that have the same values."""
     values: Values = {**case.graph.constants, **case.inputs}
     for other in case.graph.nodes:
         found = run_node(other, [values[n] for n in other.reads])
@@ -409,7 +415,7 @@ def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
 
 
 def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
-    """The changed graph with what it needs, and with the inputs that are read."""
+    """Returns the changed case without nodes and inputs that nothing reads."""
     swept = eliminate_dead_code(case.graph.with_(**changes))
     read = {n for node in swept.nodes for n in node.reads} | set(swept.roots)
     inputs = tuple(n for n in swept.inputs if n in read)
@@ -420,7 +426,7 @@ def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
 
 
 def write(failure: Failure, folder: Path) -> None:
-    """All that :func:`replay` needs; the text of the model shows what failed."""
+    """Writes all that :func:`replay` needs; the model's text shows the failed check."""
     save(failure.case.graph, folder / "model", overwrite=True)
     values = list(failure.case.inputs.values())
     np.savez(folder / "inputs.npz", *values)
@@ -434,7 +440,7 @@ def write(failure: Failure, folder: Path) -> None:
 
 
 def replay(folder: Path, gpu: Any) -> str:
-    """What the check that failed says now."""
+    """Runs the failed check of a written case again and returns its problem; "" if it passes."""
     said = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     graph = cml.load(folder / "model")
     with np.load(folder / "inputs.npz") as arrays:
@@ -449,8 +455,10 @@ def replay(folder: Path, gpu: Any) -> str:
 def drawn(
     seed: int, number: int, nodes: int, integer: bool = False
 ) -> tuple[FuzzCase, frozenset[str]]:
-    """A case by its number: the same in every run. Every fourth has odd values, every third integer
-    network is read from ONNX."""
+    """Returns the case of a number, which is the same in every run.
+
+    Every fourth case has odd values; every third integer network is read from ONNX.
+    """
     rng = np.random.default_rng([seed, number])
     odd = number % 4 == 3
     if integer:
@@ -509,9 +517,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, str]]]) -> int:
-    """Runs cases by their numbers until the time is up, and prints those that fail.
+    """Runs cases by their numbers until the time is up, and prints the failures.
 
-    ``run`` returns how a case ended, ``FAILS`` or another word, with what is said of it.
+    ``run`` returns the outcome of a case (``FAILS`` or another word) and its description.
     """
     end, number, counts = time.monotonic() + 60 * a.minutes, a.first, Counter[str]()
     while number - a.first < a.cases if a.cases else time.monotonic() < end:
@@ -526,7 +534,7 @@ def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, st
 
 
 def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[tuple[str, str]]:
-    """Runs the checks on a graph. A failure is made smaller and written."""
+    """Runs the checks on a graph; minimizes and writes a failure."""
     known = INTEGER_CHECKS if a.integer else CHECKS
     able = [c for c in known if gpu is not None or c in ON_CPU]
     checks = [c for c in able if c in (a.checks or able)]

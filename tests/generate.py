@@ -25,7 +25,7 @@ class Chooser(Protocol):
 
 
 class Numbers:
-    """Choices by a seed."""
+    """A chooser that draws from a seeded generator."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class Numbers:
 
 
 class Draw:
-    """What the makers of calls ask for."""
+    """Random shapes, attributes and tensors, drawn from a :class:`Chooser`."""
 
     def __init__(self, chooser: Chooser) -> None:
         self.integer = chooser.integer
@@ -47,14 +47,14 @@ class Draw:
         return bool(self.integer(0, 1))
 
     def shape(self, rank: int, high: int = 5, low: int = 1) -> list[int]:
-        """Extents; now and then one is 0."""
+        """Returns random extents; occasionally one is 0."""
         found = [self.integer(low, high) for _ in range(rank)]
         if rank and low == 1 and self.integer(0, 24) == 0:
             found[self.integer(0, rank - 1)] = 0
         return found
 
     def axes(self, rank: int, least: int = 0) -> list[int]:
-        """Some axes, in any order."""
+        """Returns some axes in random order."""
         left = list(range(rank))
         found = []
         for _ in range(self.integer(least, rank)):
@@ -73,7 +73,7 @@ class Draw:
         return self.integers(shape, 2).astype(np.bool_)
 
     def any(self, shape: Sequence[int]) -> Array:
-        """Of any type."""
+        """Returns a random tensor of a random type."""
         kind = self.integer(0, 3)
         if kind < 2:
             return self.scalars(shape)
@@ -141,7 +141,7 @@ _BORDERS = ["constant", "replicate", "reflect", "reflect-even"]
 def _geometry(
     d: Draw, shape: Sequence[int], size: Sequence[int], pad: bool = True
 ) -> dict[str, Any]:
-    """Stride, dilation and a padding with which the window fits."""
+    """Returns a random stride, dilation and padding with which the window fits."""
     n = len(shape)
     found: dict[str, Any] = {}
     if d.flag():
@@ -188,7 +188,7 @@ def _debox_of(op: str, d: Draw) -> SampleCall:
 
 def _reverse(d: Draw, shape: Sequence[int], size: Sequence[int]) -> dict[str, Any]:
     found = _geometry(d, shape, size, pad=False)
-    if d.flag():  # crops less than there is
+    if d.flag():  # crops less than the extent
         found["padding"] = [(d.integer(-1, min(f - 1, 1)), d.integer(-1, 0)) for f in size]
     return found
 
@@ -511,7 +511,7 @@ assert set(MAKERS) == set(OPERATORS), set(MAKERS) ^ set(OPERATORS)
 
 
 def random_call(op: str, chooser: Chooser) -> SampleCall:
-    """A legal call of an operator."""
+    """Returns a random legal call of an operator."""
     call = MAKERS[op](op, Draw(chooser))
     params = SIGNATURES[op].params
     order = [p.name for p in params if p.name in call.attrs]

@@ -1,7 +1,7 @@
-"""Models of ours as ONNX: written, checked, run in ONNX Runtime, and read back.
+"""Exports the engine's models to ONNX, checks them, runs them in ONNX Runtime and reads them back.
 
 ``python -m tests.onnx_export`` writes the table of operators into docs/onnx_operators.md; with
-``--calls 20`` it makes so many random calls of every operator. The declared cases are in
+``--calls 20`` it makes 20 random calls of every operator. The declared cases are in
 tests/oracles/onnx/test_onnx_export.py; ``python -m tests.onnx_nodes --round-trip`` takes ONNX's own
 cases through NNEF and back.
 """
@@ -33,7 +33,7 @@ TOLERANCE = 1e-5
 
 
 def exported(graph: Graph, opset: int = 20) -> bytes:
-    """The file's bytes, which the onnx package has checked."""
+    """Returns the bytes of the ONNX file, checked by the onnx package."""
     import onnx
 
     data = b"".join(onnx_parts(graph, opset))
@@ -42,7 +42,7 @@ def exported(graph: Graph, opset: int = 20) -> bytes:
 
 
 def run_onnx(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What ONNX Runtime makes of it, without what it would optimize first."""
+    """Returns the outputs of ONNX Runtime with its graph optimizations disabled."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -55,7 +55,7 @@ def run_onnx(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def reference(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What the onnx package's own evaluator makes of it."""
+    """Returns the outputs of the onnx package's reference evaluator."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
@@ -64,7 +64,7 @@ def reference(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
-    """In what results differ by more than 1e-5 of the largest value; nothing where they agree."""
+    """Describes outputs that differ by more than 1e-5 of the largest value; "" if they agree."""
     if list(got) != list(wanted):
         return f"outputs are {list(got)}, wanted {list(wanted)}"
     for name, want in wanted.items():
@@ -85,14 +85,14 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
 
 
 def on_cpu(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Our own results."""
+    """Returns the engine's outputs on the CPU."""
     with np.errstate(all="ignore"):
         found = cml.Session(graph, "cpu").run(dict(inputs))
     return {name: found[name] for name in graph.outputs}
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
-    """Numbers of 0 to 1, and a few small integers."""
+    """Returns random inputs: floats from 0 to 1, or a few small integers."""
     random = np.random.default_rng(seed)
     return {
         name: (random.random(fact.shape) * (1 if fact.dtype == "scalar" else 3)).astype(
@@ -102,13 +102,13 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
     }
 
 
-# -- what docs/onnx_operators.md says
+# -- the table of docs/onnx_operators.md
 
 EXPORTED, FUNCTION, EXPANDED, GRAPH = "operators", "function", "expanded", "graph"
 
 
 def class_of(op: str) -> str:
-    """How an operator is written; an ``AssertionError`` for one that nobody has thought of."""
+    """Returns the way an operator is exported; raises ``AssertionError`` if none is defined."""
     if op in GRAPH_LEVEL:
         return GRAPH
     row = export_rows().get(op)
@@ -119,7 +119,7 @@ def class_of(op: str) -> str:
 
 
 def export_table() -> str:
-    """A line for each operator of NNEF and of the extensions."""
+    """Returns a table with a row for each operator of NNEF and of the extensions."""
     lines = ["| operator | written as | of |", "|---|---|---|"]
     for op in SIGNATURES:
         row = export_rows().get(op)
@@ -136,8 +136,10 @@ _UNROWED = {GRAPH: "inputs, initializers, state", EXPANDED: "what it is made of"
 
 
 def random_calls(count: int) -> int:
-    """So many random calls of each operator; how many are wrong, in ONNX Runtime and in ONNX's own
-    evaluator (the one has its faults where the other has not)."""
+    """Runs ``count`` random calls of each operator and returns the number of wrong ones.
+
+    A call is wrong if both ONNX Runtime and ONNX's own evaluator disagree, because each has faults.
+    """
     wrong = 0
     for op, seed in product(OPERATORS, range(count)):
         call = random_call(op, Numbers(seed))

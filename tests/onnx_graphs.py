@@ -38,13 +38,13 @@ from tests.fixtures.onnx_models import model, value
 from tests.onnx_nodes import cases, data_sets, model_of
 
 Array = np.ndarray[Any, Any]
-#: the newest opset that ONNX Runtime is meant for
+#: the newest opset that ONNX Runtime supports
 LAST_OPSET = 23
 _MAX_SIZE = 4096
 #: largest magnitude: beyond it one operator's rounding decides the next one's result
 _MAX_VALUE = 1e4
 TYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "int8", "int16", "bool")
-#: the input of a network of constants
+#: the unused input of a network that has only constants
 UNUSED: Mapping[str, Array] = {"unused": np.zeros(1, np.float32)}
 #: what ONNX Runtime does otherwise than ONNX says, by operator: a pattern in the importer's
 #: message, or in what is said of the difference
@@ -87,7 +87,7 @@ LEFT_OUT = frozenset(operators.CONTROL) | {"Dropout"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One node of ONNX's own cases, and its inputs; ``None`` for one that is left out."""
+    """One node of ONNX's own cases and its inputs; an omitted input is ``None``."""
 
     node: Any
     inputs: tuple[Array | None, ...]
@@ -95,7 +95,7 @@ class Sample:
 
 @cache
 def samples() -> Mapping[str, Sequence[Sample]]:
-    """The cases of one node, by operator."""
+    """Returns ONNX's cases of a single node, by operator."""
     found: dict[str, list[Sample]] = {}
     for case in cases().values():
         made = model_of(case)
@@ -112,7 +112,7 @@ def samples() -> Mapping[str, Sequence[Sample]]:
 
 
 def rows_at(opset: int) -> list[OnnxRow]:
-    """ONNX's own rows that an opset has, and that have samples."""
+    """Returns the importer's rows for ONNX operators that exist in the opset and have samples."""
     names = {row.name for row in all_rows() if not row.domain} - LEFT_OUT
     found = [row_for("", name, opset) for name in sorted(names) if name in samples()]
     return [row for row in found if row is not None and _schema(row.name, opset) is not None]
@@ -132,7 +132,7 @@ def _run_here(data: bytes, feeds: Mapping[str, Array]) -> Any:
     options.intra_op_num_threads = 1
     try:
         return ort.InferenceSession(data, options).run(None, feeds)
-    except Exception:  # it does not take the node
+    except Exception:  # it refuses the node
         return None
 
 
@@ -142,7 +142,7 @@ def _worker() -> ProcessPoolExecutor:
 
 
 def run_in_onnxruntime(network: Any, feeds: Mapping[str, Array]) -> Any:
-    """Returns its results; ``None`` where it refuses the network, or dies of it."""
+    """Returns ONNX Runtime's outputs; ``None`` if it refuses the network or crashes."""
     try:
         return _worker().submit(_run_here, network.SerializeToString(), feeds).result()
     except BrokenProcessPool:
@@ -155,14 +155,14 @@ def run_in_onnxruntime(network: Any, feeds: Mapping[str, Array]) -> Any:
 
 @dataclass
 class Draft:
-    """A node that may be right: its attributes and the values of its inputs."""
+    """A candidate node: its attributes and the values of its inputs."""
 
     rng: np.random.Generator
     row: OnnxRow
     opset: int
 
     def make(self, mutate: bool) -> tuple[dict[str, Any], list[Array | None]]:
-        """Attributes and inputs of a random sample, changed at random."""
+        """Takes the attributes and inputs of a random sample and changes them at random."""
         found = samples()[self.row.name]
         sample = found[self.rng.integers(len(found))]
         attrs = {a.name: helper.get_attribute_value(a) for a in sample.node.attribute}
@@ -180,7 +180,7 @@ class Draft:
         return made, arrays
 
     def _types(self, inputs: Sequence[Array | None]) -> dict[int, str]:
-        """Another element type for all inputs that have one type variable in common."""
+        """Draws a new element type for all inputs that share a type variable."""
         schema, found = _schema(self.row.name, self.opset), {}
         allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
         chosen: dict[str, str] = {}
@@ -198,7 +198,7 @@ class Draft:
         return found
 
     def _extents(self, inputs: Sequence[Array | None]) -> dict[int, int]:
-        """Another extent for each that the sample has."""
+        """Draws a new value for each extent of the sample."""
         had = {n for x in inputs if x is not None for n in x.shape if n}
         return {n: int(self.rng.integers(1, 7)) for n in had if self.rng.random() < 0.5}
 
@@ -240,7 +240,7 @@ class Draft:
         return known
 
     def _attribute(self, attr: Attr, given: Any) -> Any:
-        """A value that the row allows; ``None`` where the row does not say enough."""
+        """Returns a value that the row allows; ``None`` if the row does not specify enough."""
         if attr.among:
             chosen = self.rng.choice(np.array(list(attr.among)))
             return str(chosen) if attr.kind is str else int(chosen)
@@ -265,7 +265,7 @@ _ONNX_NAMES = {"float32": "float", "float64": "double"}
 
 @dataclass
 class Growing:
-    """The graph so far, with the values that its names have."""
+    """A graph under construction, with the values of its tensors."""
 
     rng: np.random.Generator
     opset: int
@@ -286,7 +286,7 @@ class Growing:
                 attrs, arrays = Draft(self.rng, row, self.opset).make(attempt < 7)
                 if self._add(row, attrs, arrays):
                     return True
-            except (ValueError, TypeError, OverflowError):  # what ONNX's helpers refuse
+            except (ValueError, TypeError, OverflowError):  # ONNX's helpers refuse the draft
                 continue
         return False
 
@@ -295,7 +295,7 @@ class Growing:
         known: dict[str, Array] = {}
         names = [self._name(x, feeds, known) for x in arrays]
         schema = _schema(row.name, self.opset)
-        most = min(schema.max_output, 3)  # of operators that have any number
+        most = min(schema.max_output, 3)  # for operators with a variable number of outputs
         count = int(self.rng.integers(max(schema.min_output, 1), most + 1))
         outputs = [f"t{len(self.nodes)}_{i}" for i in range(count)]
         node = helper.make_node(row.name, names, outputs, **attrs)
@@ -322,13 +322,13 @@ class Growing:
         self.weights |= known
         self.values |= {**feeds, **known, **dict(zip(outputs, found, strict=True))}
         fixed = not any(name.endswith("_count") for name in graph.outputs)
-        exact = all(array.dtype != np.float16 for array in found)  # others are rounded there
+        exact = all(array.dtype != np.float16 for array in found)  # ONNX Runtime rounds other types
         self.usable |= {*feeds} | ({*outputs} if fixed and exact else set())
         self.rows[row.name] += 1
         return True
 
     def _name(self, x: Array | None, feeds: dict[str, Array], known: dict[str, Array]) -> str:
-        """A tensor of that type and shape: one that is there, a constant, or an input."""
+        """Returns a tensor of that type and shape: an existing one, a constant, or an input."""
         if x is None:
             return ""
         same = [n for n in sorted(self.usable)
@@ -371,13 +371,13 @@ class Growing:
 
 
 def imported(network: Any) -> Any:
-    with warnings.catch_warnings():  # of integers that are not proven to fit
+    with warnings.catch_warnings():  # warns of integers that are not proven to fit
         warnings.simplefilter("ignore", cml.nnef.NnefWarning)
         return cml.load(network.SerializeToString())
 
 
 def grown(seed: int, steps: int = 6) -> Growing:
-    """A graph of some nodes, of one opset."""
+    """Returns a random graph of ``steps`` nodes in one opset."""
     rng = np.random.default_rng(seed)
     g = Growing(rng, int(rng.integers(FIRST_OPSET, LAST_OPSET + 1)))
     rows = rows_at(g.opset)
@@ -389,7 +389,10 @@ def grown(seed: int, steps: int = 6) -> Growing:
 
 
 def differences(g: Growing, backend: Any = "cpu") -> Iterator[str]:
-    """What differs from ONNX Runtime in a graph, node by node; nothing where all agrees."""
+    """Yields the nodes whose outputs differ from ONNX Runtime.
+
+    Nodes that read an already differing tensor are skipped.
+    """
     yield from g.wrong
     if not g.nodes:
         return
@@ -415,8 +418,10 @@ def differences(g: Growing, backend: Any = "cpu") -> Iterator[str]:
 
 
 def _follows(g: Growing, node: Any, name: str, got: Mapping[str, Array]) -> bool:
-    """Returns True if ONNX Runtime gives this result too, of the inputs as they are here: what they
-    are off by then decides the result."""
+    """Returns True if ONNX Runtime agrees when it is given the engine's inputs of the node.
+
+    The small difference of the inputs then causes the difference of the result.
+    """
     used = {n: g.values[n] for n in node.input if n}
     known = {n: a for n, a in used.items() if n in g.weights}
     given = {n: got.get(n, a).astype(a.dtype) for n, a in used.items() if n not in known}
@@ -448,7 +453,7 @@ def _difference(have: Array, want: Array) -> str:
 
 
 def compare(seed: int, backend: Any = "cpu") -> Growing:
-    """One graph on the engine and on ONNX Runtime."""
+    """Compares one graph on the engine and on ONNX Runtime."""
     g = grown(seed)
     for said in differences(g, backend):
         raise AssertionError(f"seed {seed}: {said}")

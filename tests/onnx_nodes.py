@@ -1,8 +1,8 @@
-"""ONNX's own backend node tests on the engine: ``python -m tests.onnx_nodes --backend gpu``.
+"""Runs ONNX's own backend node tests on the engine: ``python -m tests.onnx_nodes --backend gpu``.
 
-Every case within floats, integers and truth values is one of three: PASS (the results agree
-within the case's own tolerance), UNSUPPORTED (the import refuses it, by name and with the reason),
-FAIL (anything else). With ``--write`` the tables of docs/onnx_operators.md are made anew.
+Every case of floats, integers and truth values ends as one of three: PASS (the results agree within
+the case's own tolerance), UNSUPPORTED (the import refuses it, with the operator and the reason),
+FAIL (anything else). ``--write`` regenerates the tables of docs/onnx_operators.md.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.onnx_wheels import StoredCase, stored_cases
 
 Array = np.ndarray[Any, Any]
 
-#: where the tests of older versions lie once they are downloaded; ignored by git
+#: the folder of the downloaded tests of older versions; ignored by git
 WHEELS = Path(__file__).resolve().parents[1] / "out" / "onnx_wheels"
 
-#: the types of inputs and outputs that fit; other floats are computed in 32 bits
+#: the supported types of inputs and outputs; other floats are computed in 32 bits
 FITTING = frozenset(
     f"tensor({name})"
     for name in (
@@ -40,13 +40,13 @@ FITTING = frozenset(
         *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     )
 )
-#: operators that are for training, or make random numbers: out of scope
+#: operators for training or for random numbers: out of scope
 LEFT_OUT = re.compile(r"^test_(adagrad|adam|momentum|nesterov|gradient|training|random)")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case."""
+    """The outcome of a case."""
 
     name: str
     operator: str
@@ -58,7 +58,7 @@ class Verdict:
 
 @cache
 def cases(version: str = "") -> dict[str, Any]:
-    """All cases that fit, by name: those of the package that is installed, or of an older one."""
+    """Returns all supported cases by name, from the installed onnx package or an older version."""
     found = stored_cases(version, WHEELS) if version else _installed()
     return {case.name: case for case in found if _fits(case)}
 
@@ -98,12 +98,12 @@ def _types(model: Any) -> set[str]:
 
 
 def with_model(case: Any, model: Any) -> StoredCase:
-    """The case with another model."""
+    """Returns the case with another model."""
     return StoredCase(case.name, case.model_dir, model, case.data_sets, case.rtol, case.atol)
 
 
 def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
-    """Inputs and expected outputs."""
+    """Yields the inputs and the expected outputs of each data set."""
     if case.data_sets:
         for inputs, outputs in case.data_sets:
             yield [_array(x) for x in inputs], [_array(y) for y in outputs]
@@ -132,17 +132,17 @@ def _arrays(folder: Path, what: str) -> list[Array]:
     return found
 
 
-#: what is done with a graph before it runs: outputs of a graph, a backend and inputs
+#: runs a graph on a backend with inputs, possibly after a conversion; returns the outputs
 Through = Callable[[Graph, Any, Mapping[str, Array]], Mapping[str, Array]]
 
 
 def directly(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The graph as it was imported."""
+    """Runs the imported graph unchanged."""
     return cml.Session(graph, backend).run(inputs)
 
 
 def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The graph as NNEF files, read back and written as ONNX, in ONNX Runtime."""
+    """Writes the graph as NNEF, reads it back, exports it to ONNX and runs that in ONNX Runtime."""
     from tests.onnx_export import exported, run_onnx
 
     with TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mappi
 
 
 def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
-    """One case on a backend."""
+    """Runs one case on a backend and returns its verdict."""
     model = model_of(case)
     ops = Counter(node.op_type for node in model.graph.node)
     operator = case.name if not ops else ops.most_common(1)[0][0]
@@ -180,8 +180,8 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
 def outputs_of(
     model: Any, inputs: Sequence[Array], backend: Any, through: Through = directly
 ) -> tuple[Mapping[str, Array], tuple[str, ...], bool]:
-    """The outputs, which inputs had to be known when the model was loaded, and whether nothing was
-    left to compute then."""
+    """Returns the outputs, the inputs bound as constants, and True if loading computed
+    everything."""
     data = model.SerializeToString()
     given = dict(zip([value.name for value in model.graph.input], inputs, strict=False))
     constants: dict[str, Array] = {}
@@ -189,7 +189,7 @@ def outputs_of(
         rest = {name: array for name, array in given.items() if name not in constants}
         shapes = {name: array.shape for name, array in rest.items()}
         try:
-            with warnings.catch_warnings():  # of integers that are not proven to fit
+            with warnings.catch_warnings():  # warns of integers that are not proven to fit
                 warnings.simplefilter("ignore", cml.nnef.NnefWarning)
                 graph = cml.load(data, shapes=shapes, constants=constants)
             break
@@ -208,7 +208,7 @@ _BINDABLE = 64
 
 
 def _found(name: str, got: Mapping[str, Array], want: Array) -> Array:
-    """A result; of one with room for more than was found, what was found."""
+    """Returns a result, cut to its valid part if it has room for more than was found."""
     have, count = got[name], got.get(f"{name}_count")
     if count is None:
         return have
@@ -220,7 +220,7 @@ def _found(name: str, got: Mapping[str, Array], want: Array) -> Array:
 
 
 def _is_bfloat16(model: Any, name: str) -> bool:
-    """Whether an output is of that type, which NumPy lacks."""
+    """Returns True if the output is of type bfloat16, which NumPy lacks."""
     found = next(value for value in model.graph.output if value.name == name)
     return bool(found.type.tensor_type.elem_type == 16)
 
@@ -244,20 +244,20 @@ def run(
     through: Through = directly,
     version: str = "",
 ) -> list[Verdict]:
-    """The cases of these names, or all."""
+    """Runs the cases with these names, or all."""
     found = cases(version)
     wanted = found if names is None else names
     return [run_case(found[name], backend, through) for name in wanted]
 
 
-# -- what docs/onnx_operators.md says
+# -- the tables of docs/onnx_operators.md
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx_operators.md"
 MARK = "<!-- {} -->"
 
 
 def operator_table() -> str:
-    """The rows of the importer, a line for each operator and range of opsets."""
+    """Returns the importer's rows as a table, one line for each operator and range of opsets."""
     from cml_engine.formats.onnx import operators  # noqa: F401
     from cml_engine.formats.onnx.rows import all_rows
 
@@ -266,7 +266,7 @@ def operator_table() -> str:
 
 
 def conformance(verdicts: Sequence[Verdict]) -> str:
-    """How many cases pass, and which are unsupported."""
+    """Returns a summary: the number of passing cases, and a table of the unsupported ones."""
     counts = Counter(v.verdict for v in verdicts)
     share = 100 * counts["PASS"] / len(verdicts)
     by_operator: dict[str, list[str]] = {}
@@ -290,7 +290,7 @@ def conformance(verdicts: Sequence[Verdict]) -> str:
 
 
 def page(parts: Mapping[str, str], text: str) -> str:
-    """The page with what stands between those marks and the next headings made anew."""
+    """Returns the page with new text between each given mark and the next heading."""
     for name, made in parts.items():
         first, mark, rest = text.partition(MARK.format(name))
         _, heading, rest = rest.partition("\n## ")
@@ -299,7 +299,7 @@ def page(parts: Mapping[str, str], text: str) -> str:
 
 
 def write() -> int:
-    """Run every case on both backends and write the page."""
+    """Runs every case on both backends and writes the page."""
     verdicts, on_gpu = run("cpu"), run(cml.Gpu())
     differ = [
         f"{a}, but {b}" for a, b in zip(verdicts, on_gpu, strict=True) if a.verdict != b.verdict

@@ -30,14 +30,15 @@ Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/onnx_operators.md"
 BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
-#: of the largest value
+#: relative to the largest value
 _MOST_APART = 1e-4
 _EXPORTERS = ("torchscript", "dynamo")
 
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What became of a file: the class, and of PASS how far apart, of others why."""
+    """The outcome of a file: its class, and a note with the difference (PASS) or the reason
+    (others)."""
 
     kind: str
     note: str = ""
@@ -47,7 +48,8 @@ class FileOutcome:
 
 
 def export(python: str, folder: Path, only: Sequence[str]) -> dict[str, str]:
-    """The networks' files lie in the folder; tells why those that could not be written were not."""
+    """Exports the networks into the folder; returns the reasons of those that could not be
+    written."""
     command = [python, "-m", "tests.fixtures.onnx_torch_models", str(folder), *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -57,7 +59,7 @@ def export(python: str, folder: Path, only: Sequence[str]) -> dict[str, str]:
 
 
 def judge(folder: Path, why: str, gpu: cml.Gpu | None) -> FileOutcome:
-    """Import one file, and run it against ONNX Runtime."""
+    """Imports one file and compares it with ONNX Runtime."""
     if why:
         return FileOutcome("NO EXPORT", why)
     model, inputs = folder / "m.onnx", dict(np.load(folder / "inputs.npz"))
@@ -100,7 +102,7 @@ def table(outcomes: Mapping[str, Mapping[str, FileOutcome]]) -> str:
 
 
 def write(text: str) -> None:
-    """The table in the page, between its marks."""
+    """Writes the table into the page, between its marks."""
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]

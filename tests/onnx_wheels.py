@@ -1,7 +1,7 @@
-"""The backend node tests that older versions of the package ``onnx`` bring, from their wheels.
+"""Reads the backend node tests of older versions of the package ``onnx`` from their wheels.
 
-They have the forms that operators had in older opsets. Nothing is installed and no code of theirs
-is run: a wheel is downloaded and the tests' files are read out of it.
+These tests use older opsets' versions of the operators. Nothing is installed and no code from a
+wheel is run: the wheel is downloaded and the tests' files are extracted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 _DATA = "onnx/backend/test/data/node/"
-#: a wheel is for one Python, which need not be this one: its tests are data
+#: a wheel may be for another Python than this one, because its tests are only data
 _PYTHONS = ("311", "310", "39", "38", "37", "36")
 
 
 @dataclass(frozen=True)
 class StoredCase:
-    """A case as the loader of ``onnx`` gives them, with all its data in files."""
+    """A case with the attributes of ``onnx``'s own test cases, whose data is all in files."""
 
     name: str
     model_dir: str
@@ -31,7 +31,7 @@ class StoredCase:
 
 
 def stored_cases(version: str, folder: Path) -> list[StoredCase]:
-    """The cases of that version, whose files lie in the folder afterwards."""
+    """Extracts the cases of that version into the folder and returns them."""
     unpacked = folder / version
     if not unpacked.is_dir():
         _unpack(_downloaded(version, folder), unpacked)

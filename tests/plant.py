@@ -32,11 +32,11 @@ from queue import SimpleQueue
 from tests.fixtures.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
-#: a test that does not end by then has not said what is wrong
+#: seconds; a test that takes longer does not count as noticing the fault
 SECONDS = 180
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "shared")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider")
-#: what a program is made of, in every language here
+#: the tokens of a program, in every language of the project
 _TOKEN = re.compile(r"\w+(?:\.\d+)*|[<>=!+\-*/|&%]=|<<|>>|\*\*|->|&&|\|\||\S")
 _HLSL_FUNCTION = re.compile(r"^[\w<>,\[\]: ]*?\b(\w+)\s*\([^;{}]*\)[^;{}()]*\{", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
@@ -53,7 +53,8 @@ class FaultOutcome:
 
 
 def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
-    """Returns where the fault's tokens stand in its file: one place, or it does not fit."""
+    """Returns the positions of the fault's tokens in its file; a fault that fits has exactly
+    one."""
     text = (root / fault.file).read_text(encoding="utf-8")
     function = fault.place.partition(":")[2]
     spans = [(0, len(text))]
@@ -102,7 +103,7 @@ def planted(fault: Fault, root: Path) -> Iterator[None]:
     file = root / fault.file
     before, stamp = file.read_text(encoding="utf-8"), file.stat().st_mtime
     ((start, end),) = places(fault, root)
-    # compiled Python is told apart by size and time: every text has a time of its own
+    # Python finds stale .pyc files by size and time, so every text gets its own time
     try:
         file.write_text(before[:start] + fault.new + before[end:], encoding="utf-8")
         os.utime(file, (stamp + 7, stamp + 7))
@@ -113,7 +114,7 @@ def planted(fault: Fault, root: Path) -> Iterator[None]:
 
 
 def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
-    """Exit code, failed tests and last lines of a run in that tree."""
+    """Runs tests in that tree; returns the exit code, the failed tests and the last lines."""
     try:
         done = subprocess.run(
             [*_PYTEST, *tests], cwd=root, capture_output=True, text=True, timeout=SECONDS
@@ -124,7 +125,7 @@ def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
 
 
 def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
-    """Whether the tests notice the fault."""
+    """Plants the fault, runs its tests and returns whether they notice it."""
     start = time.monotonic()
     if (count := len(places(fault, root))) != 1:
         return FaultOutcome(fault, 0.0, why=f"its tokens stand {count} times in {fault.place}")
@@ -139,7 +140,7 @@ def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
 
 @contextmanager
 def copies(count: int) -> Iterator[SimpleQueue[Path]]:
-    """Trees to plant in."""
+    """Yields a queue of ``count`` copies of the tree to plant faults in."""
     free: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="cml-plant-") as folder:
         for i in range(count):
@@ -149,7 +150,7 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
 
 
 def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[FaultOutcome]:
-    """All of them; those that are noticed without the fault too are counted as surviving."""
+    """Judges all faults; one that its tests report even without the fault counts as surviving."""
     with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
 
         def one(fault: Fault) -> FaultOutcome:

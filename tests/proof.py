@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: of pytest, as for the suite
+#: pytest's options, as for the suite
 _WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "variants": (("pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),

@@ -1,10 +1,10 @@
-"""Every operator, thousands of calls, both backends: the answers beside the formulas'.
+"""Checks thousands of calls of every operator on both backends against the formulas.
 
     python -m tests.prove        # some five thousand calls each, writes docs/operators.md
     python -m tests.prove --random 100 --backends cpu --no-write
 
-Every call goes the way of a user's: NNEF text in a folder, ``cml.load``, a session, a run. Half of
-the runs have weights in files instead of inputs. Exit code 1 where an answer is wrong.
+Every call takes the path of a user: NNEF text in a folder, ``cml.load``, a session, a run. In half
+of the runs the operands are weights in files instead of inputs. Exit code 1 if an answer is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RANDOM = 20
 
 @dataclass
 class Tally:
-    """What one operator did on one backend; ``worst`` is a share of the tolerance."""
+    """The results of one operator on one backend; ``worst`` is a share of the tolerance."""
 
     cases: int = 0
     worst: float = 0.0
@@ -50,14 +50,14 @@ class Tally:
 
 
 def calls_of(op: str, count: int) -> Iterator[SampleCall]:
-    """The declared calls, then random ones: the same in every run."""
+    """Returns the declared calls, then random ones that are the same in every run."""
     yield from declared_calls(op)
     for seed in range(count):
         yield random_call(op, Numbers(1000 * seed + OPERATORS.index(op)))
 
 
 def prove(op: str, count: int, backend: Any, folder: Path) -> Tally:
-    """All calls of an operator."""
+    """Checks all calls of an operator."""
     tally = Tally()
     if op in GRAPH_LEVEL:
         for seed in range(count):
@@ -89,7 +89,8 @@ def shown(call: SampleCall) -> str:
 
 
 def graph_level(op: str, seed: int, folder: Path, backend: Any) -> list[tuple[Any, Any]]:
-    """What the four operators do that make no node: pairs of got and wanted."""
+    """Runs one of the four operators that make no node; returns pairs of results and expected
+    values."""
     draw = Draw(Numbers(seed))
     x = draw.any(draw.shape(draw.integer(0, 5), 4))
     if op == "update":
@@ -110,7 +111,7 @@ def graph_level(op: str, seed: int, folder: Path, backend: Any) -> list[tuple[An
 
 
 def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str:
-    """``docs/operators.md``."""
+    """Returns the text of ``docs/operators.md``."""
     support = {row.name: row for row in operator_support()}
     totals = {b: sum(t.cases for t in of.values()) for b, of in tallies.items()}
     wrong = sum(len(t.wrong) for of in tallies.values() for t in of.values())

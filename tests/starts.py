@@ -1,8 +1,8 @@
-"""The demo started again and again: does it ever hang?  ``python -m tests.starts --count 200``
+"""Starts the demo repeatedly to find hangs: ``python -m tests.starts --count 200``.
 
-Every other start has a process beside it that keeps a core busy. A start is a flight of a few
-frames without a window; it fails where it ends in an error or does not end in time, and then says
-what its tiles waited for. Exit code 1 where one fails.
+Every other start runs beside a process that keeps a core busy. A start is a flight of a few frames
+without a window. It fails if it ends in an error or exceeds its time limit; the program then prints
+what its tiles were waiting for. Exit code 1 if one fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def start(frames: int, limit_s: float) -> str:
-    """One start; why it failed, or ""."""
+    """Runs one start; returns the reason why it failed, or ""."""
     with tempfile.TemporaryDirectory(prefix="cml-start-") as folder:
         command = [sys.executable, "-m", "demo_game", "--headless", "--frames", str(frames)]
         command += ["--report", str(Path(folder, "report.json"))]
