@@ -1,4 +1,4 @@
-"""A cooked file gives the bits of the session that it was cooked from, and compiles nothing."""
+"""Tests that a cooked file gives bit-identical results to its model and compiles nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 
 HALF = cml.CompileOptions(storage="half")
-#: for files of one's own: the bits are those of a session of the model
+#: loads a file from a trusted source, which is bit-identical to a session of the model
 own = partial(cml.load_cooked, trusted=True)
 
 
@@ -68,7 +68,7 @@ def test_any_slices_give_the_same_bits(cooked, gpu):
 
 
 def test_the_costs_are_those_of_the_model(model, cooked, gpu):
-    """Learned costs count for both."""
+    """The cooked plan has the model's step costs, so learned costs apply to both."""
     plans = [cml.Session(graph, gpu, deferred=True).plan for graph in (model, cooked)]
     assert plans[0].step_costs() == plans[1].step_costs()
     assert [s.title for s in plans[0].steps] == [s.title for s in plans[1].steps]
@@ -127,7 +127,7 @@ def test_16_bits_are_cooked(gpu):
         same_bits(got.run(x), wanted)
         assert got.plan.weights_bytes == session.plan.weights_bytes
     full = own(cook(model, ["software"]))
-    same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned again
+    same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned from the graph
 
 
 def test_files_of_strangers_run_with_checks(data, cooked, gpu):
@@ -160,11 +160,11 @@ def test_integer_networks_have_one_result_everywhere(gpu):
         cook(model, half=True)
 
 
-# --- which plan
+# --- selection of a plan
 
 
 def planned(cooked, limits, **more):
-    """The plan that a device of these limits gets."""
+    """Returns the plan that a device with these limits gets."""
 
     def lowered():
         graph = optimize(small_model())
@@ -178,7 +178,9 @@ def test_what_asks_for_more_comes_first(cooked):
     steps = {p.profile: p.steps for p in cooked.ready.plans}
     assert list(steps) == ["discrete", "portable", "software"]
     assert planned(cooked, large).steps == steps["discrete"]
-    assert planned(cooked, Limits()).steps == steps["discrete"]  # it needs no more than that here
+    assert (
+        planned(cooked, Limits()).steps == steps["discrete"]
+    )  # this plan needs no more than the default limits
     software = replace(large, software=True, subgroup_size=8)
     assert planned(cooked, software).steps == steps["software"]
     assert (
@@ -215,7 +217,7 @@ def test_a_file_for_players_has_no_graph(model, data, gpu):
 
 
 def test_tools_plan_anew(model, cooked, gpu):
-    """What was not cooked is made of the graph."""
+    """A session with options that were not cooked is planned from the graph."""
     options = cml.CompileOptions(keep=("active",))
     session = cml.Session(cooked, gpu, options)
     session.run(small_inputs())
@@ -242,7 +244,8 @@ def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):
 
 
 def test_code_of_a_stranger_that_is_no_code_is_an_error_of_ours(model, gpu):
-    """WGSL that does not compile, and that binds other things than it says."""
+    """Untrusted WGSL that does not compile, or that binds other resources, raises a
+    ``CmlError``."""
     data = cook(model, ["software"], golden=False)
     for text in ("fn main( {", "@compute @workgroup_size(1) fn main() { var x: i32 = 1.5; }",
                  "@group(0) @binding(0) var t: texture_2d<f32>; @compute @workgroup_size(1) "
@@ -286,7 +289,7 @@ def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
         cml.Session(cooked, "cpu")
 
 
-# --- where there is no compiler
+# --- without a compiler
 
 
 def test_neither_the_compiler_nor_a_cache_nor_hlsl_is_needed(model, data, gpu, tmp_path):

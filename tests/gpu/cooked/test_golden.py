@@ -1,4 +1,5 @@
-"""The golden pair: inputs over the network's ranges, a tolerance that fits its conditioning."""
+"""Tests of the golden pair: inputs over the network's ranges and a tolerance for its
+conditioning."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from tests.fixtures.integer.networks import IntegerNet, line
 
-#: networks that magnify rounding errors, each by another operator
+#: networks that magnify rounding errors, each in a different operator
 MAGNIFYING = {
     "a mean of equal terms": """
         x = external<scalar>(shape = [2, 512]);
@@ -85,7 +86,10 @@ def test_indices_reach_every_row(rows, gpu):
 
 
 def test_a_float_network_may_choose_another_class_here_and_there(gpu):
-    """Of 10 000 places some lie on an edge: the share is bounded, not each."""
+    """A float network may give another class at 1 of 10,000 positions, but not at 20.
+
+    Some positions lie on a class boundary, so the golden pair bounds the share of differences.
+    """
     text = """
         x = external<scalar>(shape = [1, 2, 100, 100]);
         y = argmax_reduce(x, axes = [1]);"""

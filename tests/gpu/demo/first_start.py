@@ -1,10 +1,10 @@
-"""What the first start of the demo's agents takes, with every cache of ours empty.
+"""Measures the first start of the demo's agents, with all caches of the engine empty.
 
     python -m tests.gpu.demo.first_start
 
-Two processes, each with a ``CML_CACHE_DIR`` that is empty: one has the models, one the cooked set
-(made before, if it is not there). Columns are seconds of the wall clock; code and driver are added
-up over the threads that build pipelines.
+Two processes start with an empty ``CML_CACHE_DIR``. One loads the models, the other the cooked set,
+which is built first if it is missing. The columns are seconds of wall-clock time; ``code`` and
+``driver`` are summed over the threads that build pipelines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS = ("load", "sessions", "code", "driver", "all")
 
 
 class Stopwatch:
-    """Seconds in some functions, of all threads together."""
+    """The seconds spent in wrapped functions, summed over all threads."""
 
     def __init__(self) -> None:
         self.seconds, self._lock = 0.0, Lock()
@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 def measure(cooked: bool) -> dict[str, float]:
-    """In this process: the agents until they could run."""
+    """Returns the seconds until the agents can run, measured in this process."""
     import cml_engine as cml
     from cml_engine.compiler.plan import KernelCode
     from cml_engine.gpu import device
@@ -75,7 +75,7 @@ def measure(cooked: bool) -> dict[str, float]:
 
 
 def in_a_process(what: str) -> dict[str, float]:
-    """The same in a process with an empty cache."""
+    """Runs ``measure`` in a new process with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             [sys.executable, "-m", "tests.gpu.demo.first_start", what],

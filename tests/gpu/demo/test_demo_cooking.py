@@ -1,4 +1,5 @@
-"""The demo's networks as cooked files: when they are taken, and who makes them."""
+"""Tests of the demo's networks as cooked files: when they are used, and which process builds
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from demo_game.chain import MODELS, load_chain
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A checkout of one small network, and a place for its set."""
+    """Creates a checkout with one small network and returns the folder of its cooked set."""
     shutil.copytree(MODELS / "surface.nnef", tmp_path / "models" / "surface.nnef")
     monkeypatch.setattr(cooking, "MODELS", tmp_path / "models")
     monkeypatch.setattr(cooking, "COOKED", tmp_path / "cooked")
@@ -50,7 +51,7 @@ def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch)
     started, said = [], []
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
     cooking.make_behind(said.append)
-    cooking.make_behind(said.append)  # another one is at it
+    cooking.make_behind(said.append)  # another process builds it already
     assert len(started) == len(said) == 1 and "in the background" in said[0]
     monkeypatch.setattr("os.nice", lambda _: 0)
     cooking._make_behind()

@@ -1,4 +1,5 @@
-"""The game without a window: a world that depends on nothing but its seed, and a steady state."""
+"""Tests of the game without a window: its world depends only on the seed, and memory stays
+constant."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ NEAR = Settings(
 
 @pytest.fixture(scope="module")
 def runs(gpu: cml.Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same flight in every mode, and under another budget and clock."""
+    """Flies the same route in several modes and budgets and returns the reports by name."""
     folder = tmp_path_factory.mktemp("demo")
 
     def fly(name: str, **options: Any) -> Any:
@@ -74,7 +75,8 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
     as_trained = weights.read_bytes()
 
     def follow(changed: str, end: str, weight: bytes = b"") -> str:
-        """Change the files, fly on the spot until something is said of it, and hash the world."""
+        """Writes the files, runs frames in place until a message ends with ``end``, and hashes
+        the world."""
         graph.write_text(changed, encoding="utf-8")
         weights.write_bytes(weight or as_trained)
         until = time.perf_counter() + 300
@@ -120,7 +122,7 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(
 
 
 def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
-    """Drafts are the first picture; when all is loaded none is left, and the slots are free."""
+    """The first picture shows drafts; after loading, no draft is left and its slots are free."""
     gc.unfreeze()
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
@@ -134,7 +136,7 @@ def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
         assert not streaming.drafts and not flown.game.loading
         pool = flown.game.renderer.tiles
         assert pool.free_slots == pool.slots - len(streaming.shown)
-        # nor does a frame of the flight wait until the collector has looked through all of it
+        # frozen objects: no frame waits for a full garbage collection
         assert gc.get_freeze_count() > 10_000
     finally:
         flown.close()
@@ -146,7 +148,7 @@ def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: c
     try:
         eye = flown._pose(0).position
         assert len(needed(eye, NEAR.seed, NEAR.detail)) > 30
-        flown.load()  # it used to go on for ever
+        flown.load()  # ends although not all tiles fit
         counts = flown.game.streaming.counts
         assert flown.game.complete and counts.finished <= 20
         assert len(flown.game.selection.draw) > 4
@@ -155,10 +157,12 @@ def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: c
 
 
 def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The largest change of a block of pixels from one frame to the next, of 255, while tiles
-    arrive before a camera that stands still."""
+    """Returns the largest change, of 255, of a block of pixels between two consecutive frames.
+
+    Tiles arrive meanwhile, and the camera stands still.
+    """
     monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
-    # however long a frame takes here, its picture is the same, and all is done in it
+    # makes the picture and the work of a frame independent of its duration
     monkeypatch.setattr(DrawingPace, "took", lambda pace, ms: None)
     for name in ("_LEARNING_S", "_LOOKING_S"):
         monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
@@ -182,7 +186,7 @@ def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> flo
 
 
 def blocks(flown: HeadlessRun) -> Any:
-    """Means of the picture's squares of ten pixels."""
+    """Returns the mean colours of the picture's squares of 10 x 10 pixels."""
     width, height = flown.quality.width, flown.quality.height
     data = flown.gpu.queue.read_texture(
         {"texture": flown.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
@@ -212,7 +216,7 @@ def test_a_report_has_what_it_promises(runs: dict[str, Any]) -> None:
 
 
 def test_unsliced_frames_are_longer_than_sliced_ones(runs: dict[str, Any]) -> None:
-    """Whole networks in a frame exceed the budget that the slices keep to."""
+    """A whole network in one frame exceeds the budget that slices keep."""
     assert runs["unsliced"].tiles > 3
     assert runs["unsliced"].inference_ms["max"] > 2 * runs["sliced"].inference_ms["p50"] > 0
 
@@ -222,7 +226,7 @@ def test_the_picture_is_a_picture(runs: dict[str, Any]) -> None:
     assert pixels.shape == (90, 160, 3)
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 500
     magenta = (pixels[..., 0] > 250) & (pixels[..., 1] < 5) & (pixels[..., 2] > 250)
-    assert not magenta.any()  # what the target is cleared with
+    assert not magenta.any()  # the clear colour of the target
 
 
 def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -> None:
@@ -231,7 +235,7 @@ def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -
     try:
         flown.load()
         flown.options = replace(flown.options, mode="unsliced")
-        flown.fly()  # tiles come and go, pools reach their size
+        flown.fly()  # tiles are replaced, and pools reach their final size
         held, counted = held_bytes(gpu), native_objects()
         peak_slots = len(flown.game.streaming.shown)
         flown.fly()
@@ -239,13 +243,13 @@ def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -
         assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
         assert held_bytes(gpu) <= held + (64 << 10)
         grown = native_objects() - counted
-        assert sum(grown.values()) <= 40, grown  # staging of readbacks that are on their way
+        assert sum(grown.values()) <= 40, grown  # staging buffers of pending readbacks
     finally:
         flown.close()
 
 
 def native_objects() -> Counter[str]:
-    """wgpu's objects that are alive, by class."""
+    """Returns the number of live wgpu objects by class."""
     gc.collect()
     return Counter(
         type(o).__name__
@@ -281,7 +285,8 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
 
 
 def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
-    """The order that hardware has, also where a software driver runs this test."""
+    """A frame on hardware has one submit and no wait; a software driver is treated as hardware
+    here."""
     coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
     worlds = []
     for kind in ("as it is", "as a GPU"):
@@ -313,7 +318,8 @@ def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
 
 
 def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> None:
-    """Less time for it, that is: on a quick GPU it stays as it is."""
+    """Drawing gets a smaller time limit while tiles are missing; a fast GPU draws the same
+    within it."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
@@ -335,7 +341,8 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> No
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cpu: bool) -> None:
-    """Before, its memory may be another's, or a driver's again, when they run."""
+    """A tile's memory is released only after its copies are submitted, since others may reuse
+    it."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))
@@ -371,7 +378,7 @@ def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cp
 def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
     gpu: cml.Gpu, frame_ms: float, looks: int
 ) -> None:
-    """And where none leaves any, within some frames."""
+    """Deferrable work runs in a frame's spare time, or every few frames if no frame has any."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
@@ -392,7 +399,10 @@ def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
 
 
 def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> None:
-    """Timestamps make its frames longer, and the wait for a picture says how long it took."""
+    """On a software driver few frames have timestamps, which make them longer.
+
+    The wait for a picture gives the render time of the other frames.
+    """
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is timed")
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))

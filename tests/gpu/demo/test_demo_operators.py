@@ -1,4 +1,4 @@
-"""The demo game's own operators: every case against NumPy in any partition, and tiles that meet."""
+"""Tests of the demo's own operators against NumPy in any partition, and of matching tile edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The overlay draws whatever there is to show, obeys the mouse, and creates nothing in a frame."""
+"""Tests that the overlay draws all its data, obeys the mouse and creates no GPU object in a
+frame."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def full(gpu, agents, rng) -> FrameView:
 
 
 class Screen:
-    """A target, and an overlay over it."""
+    """A render target with an overlay."""
 
     def __init__(
         self, gpu, view: FrameView, width=1280, height=720, fmt=_FORMAT, scale=1.0, opened=True
@@ -128,7 +129,7 @@ class Screen:
         return np.frombuffer(data, np.uint8).reshape(height, width, 4)[..., :3]
 
     def click(self, at: tuple[float, float]) -> bool:
-        """Whether the overlay took it."""
+        """Clicks at a position and returns True if the overlay used the click."""
         x, y = at
         self.overlay.input({"type": "mouse_move", "x": x, "y": y})
         self.frames(2)
@@ -142,14 +143,14 @@ class Screen:
 
 @pytest.fixture
 def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
-    """Where every widget was drawn last, by its label."""
+    """Returns the last drawn position of every widget by its label."""
     places: dict[str, tuple[float, float]] = {}
 
     def watched(original):
         def widget(label, *args):
             result = original(label, *args)
             low, high = imgui.get_item_rect_min(), imgui.get_item_rect_max()
-            # near its left end, where a checkbox has its box
+            # near the left end, the position of a checkbox's box
             places[label] = low.x + 8, 0.5 * (low.y + high.y)
             return result
 
@@ -232,7 +233,7 @@ def test_a_target_that_converts_to_srgb_looks_the_same(gpu, empty):
     plain, converting = Screen(gpu, empty), Screen(gpu, empty, fmt="rgba8unorm-srgb")
     for screen in (plain, converting):
         screen.frames(3)
-    # a point of an opaque panel title, where blending plays no part
+    # a pixel of an opaque panel title, without blending
     apart = plain.pixels()[24, 300].astype(int) - converting.pixels()[24, 300]
     assert np.abs(apart).max() <= 2
 
@@ -245,7 +246,7 @@ def test_a_window_that_grows_is_laid_out_again(gpu, full):
     other = Screen(gpu, full, 1280, 720, opened=False)
     other.frames(3)
     same = (screen.pixels() == other.pixels()).all(axis=2)
-    assert same.mean() > 0.97  # it says what it costs, and that differs
+    assert same.mean() > 0.97  # the displayed cost differs
 
 
 def test_clicks_change_the_controls(gpu, full, widgets):

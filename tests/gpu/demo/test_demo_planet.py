@@ -1,4 +1,4 @@
-"""A game over a planet that was baked before: the same world to the bit, and no seam in it."""
+"""Tests that a game over a baked planet shows a bit-identical world without seams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEAR = Settings(
 
 
 def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
-    """A planet, made without a cluster."""
+    """Bakes a planet in this process, without a cluster."""
     chain = load_chain()
     layers = layers_of(region, chain)
     prepare(str(place), layers, {**manifest(region, chain, seed), "device": gpu.name})
@@ -52,7 +52,10 @@ def settled(gpu: cml.Gpu, settings: Settings) -> tuple[HeadlessRun, str]:
 
 
 def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> None:
-    """Half of what is seen is baked; one of its tiles is damaged, one was never made."""
+    """The world is identical over a planet that covers half of the view.
+
+    One of its tiles is damaged, and one is missing.
+    """
     plain, world = settled(gpu, NEAR)
     tiles = sorted(tile for tile in plain.digests.of if tile.level == 1)
     plain.close()

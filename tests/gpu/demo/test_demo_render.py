@@ -1,4 +1,4 @@
-"""The demo game's renderer, on tiles made in NumPy (``tests/fixtures/landscape.py``)."""
+"""Tests of the demo's renderer on tiles made in NumPy (``tests/fixtures/landscape.py``)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SMALL = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=160)
 SRGB = "rgba8unorm-srgb"
 GOLDEN = Path(__file__).parents[2] / "golden" / "demo_coast.png"
 EYE = (-11520.0, 1186.0, -5886.0)
-#: few tiles, of several levels
+#: a few tiles of several levels
 COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)
 
 
 class Screen:
-    """A renderer with a texture to draw to."""
+    """A renderer with a texture as its target."""
 
     def __init__(self, gpu: cml.Gpu, quality: Quality = SMALL, form: str = SRGB) -> None:
         self.gpu, self.renderer = gpu, Renderer(gpu, form, quality)
@@ -50,7 +50,7 @@ class Screen:
         self.view = self.target.create_view()
 
     def picture(self, camera: Camera, visible: list[VisibleTile], time_s: float = 0.0) -> Any:
-        """(height, width, 3) of bytes."""
+        """Draws the tiles and returns the picture as bytes of shape (height, width, 3)."""
         encoder = self.gpu.device.create_command_encoder()
         self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
         self.gpu.queue.submit([encoder.finish()])
@@ -69,14 +69,14 @@ def screen(gpu: cml.Gpu) -> Iterator[Screen]:
 
 
 def coast(screen: Screen) -> tuple[Camera, list[VisibleTile]]:
-    """Mountains, forest and sea in one picture."""
+    """Returns a camera and the visible tiles of a view of mountains, forest and sea."""
     land = Landscape(screen.gpu, screen.renderer, SEED)
     camera = screen.renderer.camera(EYE, 2.15, -0.13)
     return camera, land.visible(land.complete(EYE, COARSE), COARSE, camera)
 
 
 def red(tile: TileId, seed: int) -> Made:
-    """Mountains high above the sea, all of them red and evenly lit."""
+    """Returns a tile of evenly lit, red mountains high above the sea."""
     first_x, first_z = tile.first_cell
     k = np.arange(FINE, dtype=np.int32) - 4
     gz, gx = np.meshgrid(k + first_z, k + first_x, indexing="ij")
@@ -89,7 +89,8 @@ def red(tile: TileId, seed: int) -> Made:
 
 
 def is_land(picture: Any) -> Any:
-    """Where the red land is; the air and what is behind it are blue."""
+    """Returns a mask of the pixels that show red land; the sky and the clear colour are not
+    land."""
     return picture[..., 0] > picture[..., 2] + 40
 
 
@@ -120,7 +121,8 @@ def test_picture_is_the_golden_one(screen: Screen) -> None:
 
 
 def is_golden(picture: np.ndarray[Any, Any]) -> bool:
-    """Whether it shows the same: drivers blend and round in ways of their own."""
+    """Returns True if the picture equals the golden one up to the drivers' blending and
+    rounding."""
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     if picture.shape != golden.shape:
         return False
@@ -151,7 +153,7 @@ def test_a_target_without_gamma_shows_the_same(gpu: cml.Gpu, screen: Screen) -> 
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("tilt", [-0.5, -1.2])
 def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
-    """From above, there is land everywhere, whatever level lies beside whatever other."""
+    """Land covers every pixel of a view from above, for all combinations of adjacent levels."""
     screen = Screen(gpu, replace(SMALL, mesh_step=step))
     land = Landscape(gpu, screen.renderer, SEED, red)
     eye = (-9230.0, 4300.0, -5176.0)
@@ -163,13 +165,13 @@ def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
         picture = screen.picture(camera, visible)
         assert len({v.tile.level for v in visible}) >= 2
         assert is_land(picture).all()
-    # a missing tile would be seen
+    # a missing tile is visible
     assert not is_land(screen.picture(camera, visible[::2])).all()
     screen.renderer.close()
 
 
 def test_a_skirt_hides_a_step_between_neighbours(screen: Screen) -> None:
-    """Two plains, one 25 m higher: from the lower one no gap is seen under the other's edge."""
+    """No gap is visible under the edge of a plain that lies 25 m higher than its neighbour."""
     low, high = TileId(2, 0, 1), TileId(2, 0, 0)
 
     def plain(tile: TileId, seed: int) -> Made:
@@ -253,7 +255,7 @@ def test_plants_stand_on_the_land(screen: Screen) -> None:
 
 
 def test_far_from_the_origin_nothing_is_lost(screen: Screen) -> None:
-    """The same land, once at the origin and once 11 000 km away."""
+    """The same land looks the same at the origin and 11,000 km away."""
     pictures = []
     for x in (0, 49152):
         here = TileId(0, x, 0)
@@ -363,7 +365,7 @@ def test_a_target_of_any_size_is_filled(
     width, height = size
     screen = Screen(gpu, replace(SMALL, width=width, height=height))
     camera, visible = coast(screen)
-    while screen.renderer.effort != effort:  # its pipeline may still be on its way
+    while screen.renderer.effort != effort:  # its pipeline may still be under construction
         screen.renderer.effort = effort
     screen.renderer.resize(width, height)
     picture = screen.picture(camera, visible)
@@ -380,6 +382,6 @@ def test_a_smaller_picture_is_the_same_one_but_less_sharp(screen: Screen) -> Non
     soft = screen.picture(camera, visible)
     away = np.abs(sharp - soft)
     assert 0.5 < away.mean() < 8.0
-    # not shifted: what is wider than its pixels lies where it did
+    # not shifted: features wider than a pixel keep their position
     blocks = [p.reshape(9, 12, 16, 12, 3).mean((1, 3)) for p in (sharp, soft)]
     assert np.abs(blocks[0] - blocks[1]).mean() < 2.5

@@ -1,4 +1,4 @@
-"""What only the richer presets draw: the land in the sea, and grass near the eye."""
+"""Tests of the richer presets: the land under the sea, and grass near the camera."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TILE = TileId(0, 0, 0)
 
 
 def made(heights: Any, texels: Any) -> Made:
-    """An evenly lit tile without plants."""
+    """Returns an evenly lit tile without plants."""
     shading = np.full((FINE, FINE, 4), 255, np.uint8)
     shading[..., :2] = 128
     grown = np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32)
@@ -32,7 +32,7 @@ def made(heights: Any, texels: Any) -> Made:
 
 
 def coast(tile: TileId, seed: int) -> Made:
-    """A slope that falls to the south: red land, green under water."""
+    """Returns a slope that falls to the south: red land, green under water."""
     row = np.arange(FINE) - 4.0
     heights = np.repeat((28 - row)[:, None], FINE, 1)
     under = np.arange(PAINTED)[:, None, None] / 2 - 4.25 > 28
@@ -41,7 +41,7 @@ def coast(tile: TileId, seed: int) -> Made:
 
 
 def meadow(tile: TileId, seed: int) -> Made:
-    """A green plain, and rock in its western half."""
+    """Returns a green plain whose western half is rock."""
     west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
     texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
     return made(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
@@ -60,7 +60,7 @@ def screen(gpu: cml.Gpu) -> Iterator[Screen]:
 def pictures(
     screen: Screen, maker: Any, eye: tuple[float, float, float], pipeline: str
 ) -> tuple[Any, Any]:
-    """What is seen of a tile, and the same without what one pipeline draws."""
+    """Returns a picture of a tile, and the same picture without the draw of one pipeline."""
     land = Landscape(screen.gpu, screen.renderer, 7, maker)
     land.add([TILE])
     slot = land.slots[TILE]

@@ -1,4 +1,4 @@
-"""Networks in bands of rows have the bits that they have as a whole."""
+"""Tests that networks run in bands of rows are bit-identical to whole runs."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.gpu.live.test_taps import read
 from tests.pure.planning.test_bands import WIDE
 
 INTEGER = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "integer" / "upres.nnef"
-#: residuals, a pixel shuffle as a transpose, an odd height; the third is one for Winograd's tiles
+#: residuals, a pixel shuffle as a transpose, an odd height; the third conv can use Winograd
 UPSCALER = """\
 version 1.0;
 graph net(image) -> (result)
@@ -38,7 +38,7 @@ graph net(image) -> (result)
     result = add(shuffled, larger);
 }
 """
-#: strides, dilation, one channel each, windows back, and what skips all of it
+#: strides, dilation, depthwise and transposed convs, and a skip connection
 CODER = """\
 version 1.0;
 graph net(image) -> (result)
@@ -62,7 +62,11 @@ graph net(image) -> (result)
 
 
 def same_bits(graph, gpu, share, **options):
-    """The session in bands, if it can take that share of the whole's memory."""
+    """Checks that a banded session within ``share`` of the whole's memory is bit-identical to the
+    whole.
+
+    Returns the session, its inputs and the expected outputs.
+    """
     whole = cml.Session(graph, gpu, cml.CompileOptions(**options))
     limit = int(share * whole.plan.memory.peak)
     session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit, **options))

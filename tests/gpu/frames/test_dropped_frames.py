@@ -1,5 +1,8 @@
-"""A host throws the encoder of one frame away without a word, whichever frame it is: no number that
-is read of a job is wrong, before the loss is noticed and after it."""
+"""Tests of a host that drops the encoder of one frame without notice.
+
+For every choice of the frame, no number read from a job is wrong, before and after the loss is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from cml_engine.gpu.gpu import Gpu
 from scheduler.jobs.job import Job
 from scheduler.tools.operators_per_frame import operators_per_frame
 
-#: small numbers and their halves: every backend gives the same bits
+#: small numbers and their halves, which are bit-identical on every backend
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
 graph net(x, z) -> (y)
@@ -41,14 +44,15 @@ def graph(decay: float, recurrent: bool) -> cml.Graph:
 
 @dataclass
 class Memory:
-    """What the variable and the inputs of one network on the device are, as events go on."""
+    """A model of the variable and the inputs that one network keeps on the device."""
 
     decay: float
     recurrent: bool
     values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
 
     def run(self, given: dict[str, float], done: bool) -> float:
-        """A job begins; one that is done has given the variable its value."""
+        """Returns the output of a job with these inputs; a job that is done also updates the
+        variable."""
         self.values |= given
         x, z, s = (np.float32(self.values[name]) for name in "xzs")
         t = np.float32(max(x * np.float32(0.5), z - np.float32(8)) + s * np.float32(self.decay))
@@ -58,7 +62,7 @@ class Memory:
 
 
 class Network:
-    """A session, and what it has in memory."""
+    """A session and the model of its memory."""
 
     def __init__(self, trial: Trial, recurrent: bool, retain: bool, decay: float = 0.5) -> None:
         self.trial, self.recurrent, self.retain = trial, recurrent, retain
@@ -67,7 +71,7 @@ class Network:
         self.session = cml.Session(made, trial.gpu, OPTIONS, retain=retain)
 
     def replace(self) -> None:
-        """Jobs that were submitted before run on the old one."""
+        """Replaces the session's network; jobs that were submitted before run on the old one."""
         self.session.replace(graph(0.25, self.recurrent))
         self.session.take_replacement()
         old, new = self.memory, Memory(0.25, self.recurrent)
@@ -81,7 +85,7 @@ class Network:
 
 
 class Entry:
-    """A job, and what was read of it."""
+    """A job and the values that were read from it."""
 
     def __init__(self, trial: Trial, job: Job, memory: Memory, inputs: dict[str, Any]) -> None:
         self.trial, self.job, self.memory, self.inputs = trial, job, memory, inputs
@@ -94,7 +98,7 @@ class Entry:
             self.seen |= set() if found is None else set(found.tolist())
 
     def check(self) -> None:
-        """What was read is right, and of a job that failed nothing was."""
+        """Asserts that all values read are right, and that none was read from a failed job."""
         by_job = {id(entry.job): entry.made for entry in self.trial.entries}
         given = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
         done = self.job.state == "done"
@@ -112,19 +116,19 @@ class Trial:
         self.schedulers: list[FrameScheduler] = []
         self.entries: list[Entry] = []
         self.begun: set[Job] = set()
-        #: the beginnings of jobs, and what else changes a memory, in their order
+        #: the starts of jobs and all other changes of a memory, in order
         self.events: list[Callable[[], None]] = []
 
     def scheduler(self) -> FrameScheduler:
         made = FrameScheduler(self.gpu, budget_ms=20.0)
         made.planner = operators_per_frame(1)
-        if not self.timed:  # as where the host tells whole frames: receipts come in bundles
+        if not self.timed:  # as in a host that reports whole frames: receipts come in bundles
             made.pacing.times = lambda frame, budget: frame % 8 == 0  # type: ignore[method-assign]
             made.cost_model.samples = lambda key: 100  # type: ignore[method-assign]
         return made
 
     def submit(self, network: Network, where: int = 0, options: Any = None, **inputs: Any) -> Job:
-        """Inputs are numbers, or jobs whose output is taken."""
+        """Submits a job; each input is a number, or a job whose output is read."""
         while len(self.schedulers) <= where:
             self.schedulers.append(self.scheduler())
         values = {
@@ -138,7 +142,7 @@ class Trial:
         return job
 
     def fate(self) -> str:
-        """What becomes of the frame that is being encoded."""
+        """Returns the fate of the frame that is being encoded: "dropped" or "submitted"."""
         return "dropped" if self.count == self.drop else "submitted"
 
     def frame(self) -> None:
@@ -161,7 +165,7 @@ class Trial:
             entry.read()
 
     def until(self, *jobs: Job) -> bool:
-        """Frames until these jobs have ended. Returns whether all are done."""
+        """Runs frames until these jobs have ended. Returns True if all are done."""
         for _ in range(3000):
             if all(job.ended for job in jobs):
                 break
@@ -170,7 +174,8 @@ class Trial:
         return all(job.state == "done" for job in jobs)
 
     def settle(self) -> set[str]:
-        """Frames until everything has ended and is read, and every loss is noticed."""
+        """Runs frames until all jobs have ended and every loss is noticed. Returns the jobs'
+        errors."""
         self.until(*(entry.job for entry in self.entries))
         for _ in range(14):
             self.frame()
@@ -183,7 +188,7 @@ def in_order(trial: Trial, network: Network) -> None:
 
 
 def one_by_one(trial: Trial, network: Network) -> None:
-    """Each begins as soon as the one before has ended, and so before its loss is noticed."""
+    """Submits each job as soon as the previous one has ended, so before its loss is noticed."""
     for turn in range(4):
         trial.until(trial.submit(network, x=turn, z=2 * turn))
 
@@ -209,7 +214,7 @@ def replaced(trial: Trial, network: Network) -> None:
 
 
 def fed(trial: Trial, network: Network) -> None:
-    """By another job's output before that is done, and by a tensor of it afterwards."""
+    """Submits jobs that read another job's output before it is done, and its tensor afterwards."""
     maker = Network(trial, recurrent=False, retain=False)
     trial.submit(network, x=trial.submit(maker, x=1, z=2), z=3)
     other = trial.submit(maker, x=9, z=4)
@@ -230,7 +235,7 @@ def of_two_schedulers(trial: Trial, network: Network) -> None:
 
 NETWORKS = {"plain": (False, False), "recurrent": (True, False), "retaining": (False, True)}
 NETWORKS["both"] = True, True
-#: the others are of the long proof
+#: the other combinations run in the long suite
 SHORT = {
     (in_order, "recurrent", "timed"),
     (one_by_one, "recurrent", "bundled"),
@@ -267,7 +272,7 @@ def test_whichever_frame_is_dropped_no_number_is_wrong(
         found = trial.settle()
         assert drop >= 0 or not found
         errors |= found
-        # and it goes on
+        # the network still works
         trial.drop = -1
         if not trial.until(trial.submit(network, x=3, z=4)):
             errors.add(trial.entries[-1].job.error)

@@ -1,4 +1,4 @@
-"""The numbers shipped for a device are nearer to its first frames than none at all."""
+"""Tests that a device's shipped first guess predicts its first frames better than the default."""
 
 import math
 from statistics import fmean, median
@@ -19,8 +19,10 @@ load_families()
 
 
 def network(channels, size):
-    """Convolutions of two kinds, a pool, an upsampling and functions of one element: of a size
-    that the shipped numbers were not made from."""
+    """Returns a graph of convolutions, a pool, an upsampling and elementwise functions.
+
+    The shipped numbers were measured at other sizes.
+    """
     c = channels
     parts = [
         ("conv", {}, [(c, c, 3, 3), (1, c)]),
@@ -49,7 +51,7 @@ def network(channels, size):
 
 
 def errors(session, guess, took_ms):
-    """How far each step's first prediction is off, as a logarithm."""
+    """Returns the absolute log ratio between each step's first prediction and its time."""
     model = CostModel(guess=guess)
     return [
         abs(math.log(model.predict_ms(cost, cost.groups) / ms))

@@ -1,4 +1,4 @@
-"""The frame scheduler on a real device: same bits, nothing created in a frame, no waiting."""
+"""Tests of the scheduler on a real device: bit-identical results, no new objects, no waiting."""
 
 import gc
 import time
@@ -63,7 +63,7 @@ def test_timings_arrive_and_are_learned(gpu, image):
 
 
 def resident_bytes():
-    """Memory of this process; 0 where the system does not say."""
+    """Returns the resident memory of this process, or 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -83,7 +83,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
             job.release()
 
     work(4)
-    gc.collect()  # what other tests left must not go meanwhile
+    gc.collect()  # frees objects of other tests before the measurement
     objects, memory = native_objects(), resident_bytes()
     created = creations(gpu, monkeypatch)
     host.count = 0
@@ -164,7 +164,7 @@ def test_a_deferred_session_prepares_itself_over_frames(gpu, image):
 
 
 def test_the_host_s_own_device_without_any_feature(image):
-    """What an engine asks for that knows nothing of us: no timestamps, the default limits."""
+    """The scheduler works on a host's device without timestamps and with default limits."""
     from cml_engine.gpu.native import limit_instance
 
     limit_instance()

@@ -1,4 +1,4 @@
-"""The host's own passes are timed without waiting, and nothing is created in a frame."""
+"""Tests that the host's passes are timed without waiting and without new objects in a frame."""
 
 import gc
 
@@ -24,8 +24,10 @@ override rounds: u32;
 
 @pytest.fixture
 def gpu():
-    """A device that has drawn nothing: on another, llvmpipe writes the timestamp at a compute
-    pass's beginning too late."""
+    """Returns a device that has drawn nothing.
+
+    After a draw, llvmpipe writes the timestamp at the beginning of a compute pass too late.
+    """
     return cml.Gpu()
 
 
@@ -37,7 +39,7 @@ def timer(gpu):
 
 
 class Passes:
-    """A host that draws into a texture and computes a loop of so many rounds."""
+    """A host that draws into a texture and runs a compute loop of ``rounds`` rounds."""
 
     def __init__(self, gpu):
         self.gpu = gpu
@@ -74,14 +76,14 @@ def submit(gpu, encoder):
 
 
 def ended(gpu, timer, encoder):
-    """What arrives at the end of a frame."""
+    """Ends a frame and returns the times that arrive."""
     timer.resolve(encoder)
     submit(gpu, encoder)
     return timer.end_frame()
 
 
 def drained(gpu, timer, frames=SLOTS + 4):
-    """What arrives in frames without any pass."""
+    """Runs frames without passes and returns the times that arrive."""
     arrived = []
     for _ in range(frames):
         encoder = gpu.device.create_command_encoder()
@@ -101,7 +103,7 @@ def test_every_frame_s_passes_arrive_once_and_in_order(gpu, timer):
     arrived += drained(gpu, timer)
     assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
-    assert ratios[15] > 2  # twenty times the work, on however busy a machine
+    assert ratios[15] > 2  # twenty times the work; low, since the machine may be busy
 
 
 def test_a_render_pass_is_timed(gpu, timer):
@@ -160,7 +162,7 @@ def test_passes_of_one_name_are_added_up(gpu, timer):
 
 
 def test_frames_that_are_thrown_away_are_not_told(gpu, timer):
-    """One said so, one did not resolve, one was dropped without a word."""
+    """A frame that is abandoned, not resolved, or dropped without notice reports no times."""
     host = Passes(gpu)
     kernel = host.kernel(1000)
 
@@ -213,7 +215,7 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
     frames(50)
     created = creations(gpu, monkeypatch)
     gc.collect()
-    gc.collect()  # what other tests left must not go meanwhile
+    gc.collect()  # frees objects of other tests before the measurement
     before = wgpu.diagnostics.object_counts.get_dict()
     frames(1000)
     gc.collect()

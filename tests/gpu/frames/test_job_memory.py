@@ -1,5 +1,7 @@
-"""What jobs take and leave on a real device: inputs checked and kept, outputs waited for, nothing
-left behind."""
+"""Tests of a job's memory on a real device.
+
+Inputs are checked and kept, a job waits for output memory, and none is left behind.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def image(rng):
 
 @pytest.fixture
 def own_gpu():
-    """A device whose budget a test may change."""
+    """Returns a device whose budget a test may change."""
     return cml.Gpu(device=open_device())
 
 
@@ -68,7 +70,7 @@ def test_what_cannot_run_here_is_refused_at_submit(gpu, own_gpu, image):
         maker.tensor("z")
 
 
-# --- what is given may change or go
+# --- inputs may change or be deleted after submit
 
 
 def test_an_array_is_taken_as_it_was_at_submit(gpu, image):
@@ -162,8 +164,11 @@ def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3, 4])
 def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames):
-    """Whether the copy was only encoded, is asked for, or has arrived; and the next who gets the
-    buffer can use it."""
+    """A scheduler dropped in any phase of a readback releases its memory, and the buffer is
+    reusable.
+
+    The copy was only encoded, its mapping was requested, or its data has arrived.
+    """
     session = cml.Session(conv_net(layers=1), own_gpu)
     wanted = session.run({"x": image})["y"]
     gc.collect()
@@ -203,21 +208,20 @@ def test_a_frame_timer_dropped_with_times_on_their_way_leaves_nothing(own_gpu):
 
 
 def whole_budget(gpu, more):
-    """Only so much more than is reserved now."""
+    """Sets the budget to the memory reserved now plus ``more`` bytes."""
     gpu.memory._trim()
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + more
 
 
 def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
-    """It is there once another job's outputs are released, which the host does when it has read
-    them."""
+    """A job starts once the host releases another job's outputs and so frees enough memory."""
     size = 128
     session = cml.Session(conv_net(layers=1, size=size), own_gpu)
     nbytes = 4 * 8 * size * size
     image = np.ones((1, 8, size, size), np.float32)
     host = Host(own_gpu, budget_ms=50.0)
     first, beside = (host.scheduler.submit(session, {"x": image}) for _ in range(2))
-    done(host, first, beside)  # which fill a heap
+    done(host, first, beside)  # their outputs fill a heap
     whole_budget(own_gpu, nbytes // 2)
     second = host.scheduler.submit(session, {"x": image})
     for _ in range(20):
@@ -229,7 +233,7 @@ def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
 
 
 def test_outputs_that_can_never_fit_fail_their_job(own_gpu):
-    """No job has any, so nothing will come."""
+    """A job fails if its outputs do not fit and no other job could release memory."""
     size = 128
     session = cml.Session(conv_net(layers=1, size=size), own_gpu)
     host = Host(own_gpu, budget_ms=50.0)

@@ -1,4 +1,4 @@
-"""``cml frames``: what it reports is of the run that it made."""
+"""Tests that ``cml frames`` reports the run that it made."""
 
 import json
 
@@ -43,15 +43,18 @@ def test_runs_of_a_network_with_variables_begin_alike(gpu):
 
 def test_the_gpu_times_are_of_the_same_work(measured):
     report, _ = measured
-    # beside other programs a run is held up for many times what it takes
+    # on a busy machine a run may take many times longer
     assert 0.02 < report.sliced_over_unsliced_best < 50
     assert 0.02 < report.sliced_over_unsliced < 50
     assert report.slices_ms.p50 > 0 and report.layers_ms.p50 > 0 and report.unsliced_ms.p50 > 0
 
 
 def test_every_kind_of_frame_is_waited_for(measured):
-    """Else the host's Python would run on the cores of a software GPU meanwhile, for some kinds
-    of frame more than for others."""
+    """The benchmark waits for every type of frame.
+
+    Otherwise the host's Python would compete for the cores of a software GPU, more in some types of
+    frame than in others.
+    """
     report, waits = measured
     of_ours = report.jobs * report.frames_per_job
     assert waits >= 2 * of_ours, "ours, and as many of the control dispatch"

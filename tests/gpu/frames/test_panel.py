@@ -1,4 +1,4 @@
-"""The panel in a host's imgui: what networks cost, and sliders that move."""
+"""Tests of the panel in a host's imgui: the networks' costs, and working sliders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def drawn(panel, count=2):
 
 
 def watched(host, panel):
-    """A frame of the host, seen by the panel."""
+    """Runs a frame of the host and passes its reports to the panel."""
     before = len(host.measured)
     host.frame()
     panel.watch(host.reports[-1], host.measured[before:])
@@ -117,7 +117,7 @@ def test_another_network_in_its_place_begins_at_nothing(gpu, load):
     assert sum(o.total_ms for o in times.operators.values()) == len(report.slices)
     session.replace(load(SCALED.replace("add(scaled, 0.25)", "exp(scaled)")))
     session.take_replacement()
-    report.slices[0].title = "what the old network did"  # its time may come late
+    report.slices[0].title = "what the old network did"  # its time may arrive later
     times.add(report)
     assert [o.total_ms for o in times.operators.values()] == [0.0] * len(session.plan.steps)
 

@@ -1,5 +1,8 @@
-"""Hosts that do everything that a scheduler offers, in random order: no number that is read is ever
-wrong, no error is any but ours, every job ends, and the memory is back when they are gone."""
+"""Tests of hosts that use the whole scheduler interface in random order.
+
+No number read is ever wrong, all errors are the engine's own, every job ends, and all memory is
+released in the end.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from tests.fixtures.frames.host import open_device
 from tests.fixtures.memory import held_bytes
 from tests.gpu.frames.test_dropped_frames import NETWORKS, Network, Trial
 
-#: of the frames of a host, how many are dropped without a word, and how many are abandoned
+#: shares of frames that are dropped without notice and that are abandoned
 DROPPED, ABANDONED = 0.03, 0.08
 
 
 class RandomHost(Trial):
-    """One host with two schedulers, and a network of each kind."""
+    """A host with two schedulers and a network of each type."""
 
     def __init__(self, gpu: Gpu, seed: int) -> None:
         super().__init__(gpu, drop=-1, timed=bool(seed % 2))
@@ -39,7 +42,7 @@ class RandomHost(Trial):
         dropped = "dropped" if chance < DROPPED else "submitted"
         return "abandoned" if DROPPED <= chance < DROPPED + ABANDONED else dropped
 
-    # --- what it does
+    # --- actions
 
     def some_job(self) -> Job | None:
         return self.rng.choice(self.entries[-12:]).job if self.entries else None
@@ -113,10 +116,10 @@ class RandomHost(Trial):
         except cml.CmlError as error:
             assert str(error)
 
-    # --- its end
+    # --- end
 
     def finish(self) -> None:
-        """Every job ends, whatever it waited for, and what was read is right."""
+        """Runs frames until every job has ended, then checks all values that were read."""
         self.calm = True
         self.do_resume()
         self.settle()
@@ -124,7 +127,7 @@ class RandomHost(Trial):
             event()
 
 
-#: what it does, and how often
+#: the actions and their relative frequencies
 DEEDS = {
     "frame": 60, "submit": 24, "pause": 3, "resume": 3, "cancel": 3, "release": 4, "read": 2,
     "replace": 1, "reset": 3, "evict": 2, "run": 2, "look": 2,
@@ -161,7 +164,7 @@ def test_whenever_the_device_is_lost_every_job_ends_with_our_error(seed: int) ->
         host.step()
     gpu.device.destroy()
     for _ in range(60):
-        with contextlib.suppress(wgpu.GPUError):  # of the host's own encoder
+        with contextlib.suppress(wgpu.GPUError):  # an error of the host's own encoder
             host.step()
         for scheduler in host.schedulers:
             scheduler.end_frame()

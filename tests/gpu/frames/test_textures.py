@@ -1,4 +1,4 @@
-"""Textures as inputs, outputs into textures: every format at odd sizes, within the budget."""
+"""Tests of texture inputs and outputs in every format, at odd sizes, within the budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
 
 
 def negative(shape, name="negative"):
-    """x -> y = -x: what a scale of -1 undoes."""
+    """Returns the graph y = -x, which a scale of -1 undoes."""
     nodes = (Node("neg", ("x",), ("y",), Attrs()),)
     return infer_facts(Graph(name, ("x",), ("y",), nodes, {"x": Fact("scalar", shape)}))
 
@@ -37,7 +37,7 @@ def texture(gpu, name, width, height, *, usage=ALL, layers=1, mips=1):
 
 
 def texels(gpu, rng, name, width, height, **options):
-    """A texture of random texels, and these as the format stores them."""
+    """Returns a texture of random texels, and the texels as the format stores them."""
     form = FORMATS[name]
     shape = (height, width, len(form.order))
     if form.encoding == "unorm8":
@@ -60,7 +60,7 @@ def put(gpu, into, data, layer=0, mip=0):
 
 
 def stored(gpu, source, data, origin=(0, 0, 0)):
-    """What a texture has, as an array like ``data``."""
+    """Reads a texture's content as an array with the shape and type of ``data``."""
     height, width, _ = data.shape
     row = width * data.shape[2] * data.itemsize
     pitch = -(-row // 256) * 256
@@ -72,7 +72,7 @@ def stored(gpu, source, data, origin=(0, 0, 0)):
 
 
 def numbers(data, name):
-    """What a shader reads of texels."""
+    """Returns the float values that a shader reads from these texels."""
     form = FORMATS[name]
     value = data.astype(np.float32) / (255 if form.encoding == "unorm8" else 1)
     if form.order == "bgra":
@@ -96,7 +96,7 @@ def planes(data):
 
 
 def finished(host, job, then):
-    """Frames until the job is done; in that frame ``then`` appends to the encoder."""
+    """Runs frames until the job is done; in the last one ``then`` adds commands to the encoder."""
     for _ in range(2000):
         encoder = host.gpu.device.create_command_encoder()
         host.reports.append(host.scheduler.encode(encoder))
@@ -132,7 +132,7 @@ def test_a_texture_s_numbers_are_what_a_shader_reads(gpu, rng, name):
         {"x": cml.TextureInput(source, scale=-2.0, shift=0.5)}
     )["y"]
     wanted = 2 * numbers(data, name) - 0.5
-    # how exactly colours are decoded is the driver's: less than half a step of a byte
+    # drivers may decode colours with an error of less than half an 8-bit step
     atol = 2 * 0.5 / 255 if FORMATS[name].srgb else 1e-5
     np.testing.assert_allclose(found, planes(wanted), rtol=1e-5, atol=atol)
 
@@ -145,7 +145,7 @@ def test_every_byte_comes_back(gpu, name, srgb):
     put(gpu, source, data)
     session = cml.Session(negative((1, 4, 1, 256)), gpu)
     host = Host(gpu, budget_ms=5.0)
-    # alpha is not a colour: its numbers are the same either way
+    # alpha is never decoded from sRGB
     job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0, srgb=srgb)})
     finished(host, job, lambda e: job.copy_to_texture(e, "y", target, srgb=srgb))
     np.testing.assert_array_equal(stored(gpu, target, data), data)
@@ -193,7 +193,7 @@ def test_channels_colours_and_layouts(gpu, rng):
 
 
 def resized(value, width, height, how):
-    """By definition, in double precision."""
+    """Resizes a picture by the method's definition, in double precision."""
     rows, columns, _ = value.shape
 
     def weights(count, many):
@@ -242,7 +242,7 @@ def test_layers_and_mips_of_input_and_output(gpu, rng):
 
 
 def copied(gpu, value, name, shape, **options):
-    """What a texture has after a copy of ``value`` as ``y``."""
+    """Returns the content of a texture after a job's output ``value`` is copied into it."""
     session = cml.Session(negative(value.shape), gpu)
     target = texture(gpu, name, shape[1], shape[0])
     host = Host(gpu, budget_ms=5.0)

@@ -1,4 +1,4 @@
-"""Times of computation stay right on a device that has drawn something."""
+"""Tests that compute times stay right on a device that has drawn before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.tools.operators_per_frame import operators_per_frame
 
 @pytest.fixture
 def drawn_on(gpu: cml.Gpu) -> cml.Gpu:
-    """The device after a render pass."""
+    """Returns the device after a render pass."""
     texture = gpu.device.create_texture(
         size=(64, 64, 1), format="rgba8unorm", usage=wgpu.TextureUsage.RENDER_ATTACHMENT
     )
@@ -34,7 +34,7 @@ def drawn_on(gpu: cml.Gpu) -> cml.Gpu:
 
 
 def session(gpu: cml.Gpu) -> cml.Session:
-    """A network of some milliseconds."""
+    """Returns a session whose run takes some milliseconds."""
     rng = np.random.default_rng(0)
     text = (
         "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [1, 32, 64, 64]); "
@@ -54,8 +54,10 @@ def _loaded(text: str, rng: np.random.Generator) -> cml.Graph:
 
 
 def wall_ms(ran: cml.Session, x: np.ndarray) -> float:
-    """Of a whole run, by the wall clock. Runs and what they are compared with take turns: a machine
-    that is busy with something else is so for both."""
+    """Returns the wall-clock milliseconds of a whole run.
+
+    Tests alternate such runs with timed ones, so that other load on the machine slows both.
+    """
     start = time.perf_counter()
     ran.run({"x": x})
     return 1e3 * (time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Tuning on a device: one-node networks, the report, and sessions that take the table."""
+"""Tests of tuning on a device: one-node networks, the report, and sessions that use the table."""
 
 import json
 import threading
@@ -37,7 +37,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def net(layers=2, channels=8, size=12):
-    """x [1,channels,size,size] -> y: equal 3x3 convolutions, a depthwise one, a sum over all."""
+    """Returns x [1,channels,size,size] -> y: equal 3x3 convolutions, a depthwise one, a sum over
+    all."""
     rng = np.random.default_rng(0)
     facts = {"x": Fact("scalar", (1, channels, size, size))}
     constants, nodes, at = {}, [], "x"
@@ -86,7 +87,8 @@ def test_a_session_can_ignore_the_table(gpu):
 
 
 def test_a_node_alone_is_the_node_in_the_plan(gpu):
-    """Same key, same kernels with the same parameters, its tensors in the same layouts."""
+    """A node planned alone has the same key, kernels, parameters and layouts as in the whole
+    plan."""
     session = cml.Session(net(), gpu)
     bench = Bench(session)
     keys = {choice.key for choice in session.plan.choices}
@@ -190,7 +192,7 @@ def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, caps
 
 @pytest.fixture
 def game(gpu):
-    """Frames that run a scheduler and a tuning, and their reports."""
+    """Returns a frame loop with a scheduler and a tuning, and its reports."""
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
     session = cml.Session(net(layers=1, size=16), gpu)
@@ -204,7 +206,7 @@ def game(gpu):
         gpu.queue.submit([encoder.finish()])
         ended = scheduler.end_frame()
         measured.extend(ended)
-        time.sleep(1e-3)  # the rest of a frame: threads have the word
+        time.sleep(1e-3)  # the rest of a frame, in which other threads run
         return tuning.observe(ended)
 
     return SimpleNamespace(
@@ -213,8 +215,10 @@ def game(gpu):
 
 
 def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypatch):
-    """Every pipeline is built by another thread, nothing is waited for, no frame is planned to
-    take more than it may; then a new session takes what was found."""
+    """Tuning never blocks the game's thread, and a new session uses the chosen variants.
+
+    Another thread builds every pipeline, no call waits, and no frame is planned beyond its budget.
+    """
     builders, waits = set(), []
     build, read = gpu._build, gpu.queue.read_buffer
 
@@ -258,7 +262,8 @@ void kernel(uint thread) {
 
 
 def test_a_game_s_own_operator_takes_part(gpu, rng):
-    """Its ``lower`` states a choice: all options are right, and the tuner measures them."""
+    """A choice stated by an operator's ``lower`` is measured by the tuner, and all its options
+    are right."""
 
     def lower_scale(op):
         size = op.inputs[0].size

@@ -1,4 +1,4 @@
-"""The code in docs/in_your_engine.md runs as it stands there."""
+"""Tests that the code in docs/in_your_engine.md runs unchanged."""
 
 from __future__ import annotations
 

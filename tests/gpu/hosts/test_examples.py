@@ -1,4 +1,5 @@
-"""The host examples draw what the network computes: the texture to the bit, the picture by eye."""
+"""Tests that the host examples draw the network's output: a bit-identical texture, a similar
+picture."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ needs_pygfx = pytest.mark.skipif(
 
 
 def frames_until_shown(game, canvas, limit=3000):
-    """The pixels of the first frame that shows a result, and of the one after it."""
+    """Returns the pixels of the first frame that shows the same result as the frame before."""
     canvas.request_draw(game.frame)
     for _ in range(limit):
         canvas.draw()
@@ -142,7 +143,7 @@ def test_pygfx_shows_the_network_s_output_on_a_mesh():
     texture = ensure_wgpu_object(game.scene.texture)
     picture = wanted(game)
     np.testing.assert_array_equal(texture_of(game.gpu.device, texture), picture)
-    # the box covers the middle, and has the picture's colours
+    # the box covers the middle and shows the picture's colours
     covered = np.abs(pixels - without).max(-1) > 8
     assert covered[40:80, 60:100].mean() > 0.9
     np.testing.assert_allclose(
@@ -151,7 +152,7 @@ def test_pygfx_shows_the_network_s_output_on_a_mesh():
 
 
 def canvas_of(scene):
-    """A frame of the scene without the network's slices."""
+    """Returns a frame of the scene without the network's effect pass."""
     passes, scene.renderer.effect_passes = scene.renderer.effect_passes, []
     scene.canvas.request_draw(scene.draw)
     pixels = scene.canvas.draw()

@@ -1,4 +1,4 @@
-"""Hosts that render with OpenGL: the picture in their texture is the network's."""
+"""Tests that hosts that render with OpenGL show the network's output in their texture."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def needs(*packages):
 
 
 def blocks(*starts):
-    """The page's blocks of Python that begin with these words, one after the other."""
+    """Returns the page's Python blocks that begin with these words, in this order."""
     found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return [next(text for text in found if text.startswith(start)) for start in starts]
 
 
 def run_page(tmp_path, monkeypatch, host):
-    """The page's code for a host, as it stands there."""
+    """Runs the page's code for a host unchanged."""
     folder = tmp_path / "cartoon.nnef"
     folder.mkdir()
     (folder / "graph.nnef").write_text(cartoon.CARTOON, encoding="utf-8")
@@ -90,7 +90,7 @@ def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch
 
 @needs("panda3d")
 def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
-    """In a process of its own: an engine like it is one for the whole process."""
+    """Panda3D shows the network's output, in a process of its own because it is a global engine."""
     import subprocess
     import sys
 

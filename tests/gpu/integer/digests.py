@@ -1,9 +1,9 @@
-"""The digests of the demo's integer agents on every device of this machine: all are the committed
-ones.
+"""Checks the digests of the demo's integer agents on every device of this machine.
 
-``python -m tests.gpu.integer.digests`` computes them in NumPy, on the GPU that is found, and on
-SwiftShader where Chromium brings it (``--icd FILE.json`` names another Vulkan driver), each in a
-process of its own. Exit code 1 where one differs. ``--here`` is one such process.
+``python -m tests.gpu.integer.digests`` computes them in NumPy, on the default GPU, and on
+Chromium's SwiftShader if it is installed (``--icd FILE.json`` names another Vulkan driver), each
+in a process of its own. The exit code is 1 if one differs from the committed digest. ``--here``
+runs one such process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 
 ROOT = Path(__file__).resolve().parents[3]
-#: where Chromium lays its driver down, on Debian and others
+#: paths of Chromium's driver on Debian and other systems
 SWIFTSHADER = (
     Path("/usr/lib/chromium/vk_swiftshader_icd.json"),
     Path("/usr/lib64/chromium-browser/vk_swiftshader_icd.json"),
@@ -31,12 +31,12 @@ SWIFTSHADER = (
 
 
 def swiftshader() -> Path | None:
-    """The file that names SwiftShader to Vulkan's loader, where there is one."""
+    """Returns the Vulkan ICD file of Chromium's SwiftShader, if it is installed."""
     return next((path for path in SWIFTSHADER if path.is_file()), None)
 
 
 def digests(backend: str | cml.Gpu, names: Sequence[str]) -> dict[str, str]:
-    """Those of the committed networks, on a backend."""
+    """Returns the digests of the committed networks on a backend, by network name."""
     found = {}
     for name in names:
         graph = cml.load(INTEGER / f"{name}.nnef")
@@ -46,7 +46,8 @@ def digests(backend: str | cml.Gpu, names: Sequence[str]) -> dict[str, str]:
 
 
 def on_driver(icd: Path | None, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The device's name and the digests, in a process that has that Vulkan driver alone."""
+    """Returns the device's name and the digests from a process that uses only this Vulkan
+    driver."""
     more = {} if icd is None else {"VK_ICD_FILENAMES": str(icd), "VK_DRIVER_FILES": str(icd)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.integer.digests", "--here", *names],
@@ -59,7 +60,7 @@ def on_driver(icd: Path | None, names: Sequence[str]) -> tuple[str, dict[str, st
 
 
 def _told(device: str, found: Mapping[str, str]) -> bool:
-    """Print what a device gave; whether all of it is as committed."""
+    """Prints a device's digests and returns True if all of them equal the committed ones."""
     right = True
     for name, digest in found.items():
         same = digest == DIGESTS[name]

@@ -1,4 +1,4 @@
-"""The demo's agents as integer networks: what is committed gives the same digest everywhere."""
+"""Tests that the demo's committed integer agents have the same digest on every device."""
 
 import pytest
 
@@ -44,6 +44,9 @@ def makers(gpu):
 @LONG
 @pytest.mark.skipif(ICD is None, reason="no SwiftShader: it comes with Chromium")
 def test_another_driver_gives_the_same():
-    """SwiftShader, in a process of its own; python -m tests.gpu.integer.digests has all agents."""
+    """SwiftShader, in its own process, gives the same digest.
+
+    ``python -m tests.gpu.integer.digests`` checks all agents.
+    """
     device, found = on_driver(ICD, ["population"])
     assert "SwiftShader" in device and found == {"population": DIGESTS["population"]}

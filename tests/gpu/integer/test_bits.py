@@ -1,5 +1,7 @@
-"""Integer networks on the GPU: zero bits off what Python's integers say, by every kernel variant
-and in any partition of the work."""
+"""Tests that integer networks on the GPU are bit-identical to Python's integers.
+
+This holds for every kernel variant and for any partition of the work.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from tests.fixtures.integer.networks import IntegerNet, line, random_words
 
 
 def proven(family, count):
-    """The first calls of a family that can be proven."""
+    """Returns the first ``count`` random calls of a family whose ranges can be proven."""
     found = []
     for seed in range(20):
         try:
@@ -32,11 +34,12 @@ def test_no_bit_differs(family, gpu):
     for call, graph in proven(family, 3):
         got = call.words(cml.Session(call.graph, gpu).run(call.inputs))
         np.testing.assert_array_equal(got, call.wanted)
-        check_graph(graph, call.inputs, gpu)  # guard bands, and any partition
+        check_graph(graph, call.inputs, gpu)  # with guard bands and random partitions
 
 
 def forced(graph, inputs, gpu, kernel):
-    """A network's results with that kernel wherever it is possible, and where that was."""
+    """Runs a network with ``kernel`` in all nodes that allow it; returns the outputs and these
+    choices."""
     choices = cml.Session(graph, gpu, deferred=True).plan.choices
     picks = {c.key: Pick(o) for c in choices for o in c.options if o.startswith(kernel)}
     options = PlanOptions(variants=VariantTable(picks), guard=256)
@@ -45,8 +48,10 @@ def forced(graph, inputs, gpu, kernel):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_products_of_bytes_at_their_extremes(signed, gpu):
-    """Every input and weight the largest and the smallest there is, at the border too, in channels
-    that fill no block, in groups; sums that floats hold, and in a second conv those they do not."""
+    """Convolutions of extreme inputs and weights are exact, at the border and in groups too.
+
+    The channels fill no block. The first conv's sums fit into floats; the second one's do not.
+    """
     rng = np.random.default_rng(signed)
     net, ends = IntegerNet(), [-127, 127] if signed else [0, 255]
     x = net.input("x", (1, 10, 5, 7), STEP, signed=signed)
@@ -67,7 +72,7 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
 
 
 def net_of(bits):
-    """Two convs, of blocks of channels, with all that follows a conv."""
+    """Returns two blocked convs with all operators that can follow a conv, and its inputs."""
     rng = np.random.default_rng(bits)
     net = IntegerNet()
     x = net.input("x", (1, 16, 12, 12), STEP, bits=bits)
@@ -85,7 +90,7 @@ def net_of(bits):
     ("bits", "step"), [(8, 9), *(pytest.param(b, 1, marks=pytest.mark.long) for b in (8, 16))]
 )
 def test_every_variant_gives_the_same_bits(bits, step, gpu):
-    """Some of them; in a long run all."""
+    """Kernel variants are bit-identical: a sample of them here, all in the long suite."""
     graph, inputs = net_of(bits)
     session = cml.Session(graph, gpu)
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
@@ -101,7 +106,8 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
 
 
 def test_rounding_is_done_by_the_conv(gpu):
-    """One rounding point is one kernel's last step, and its maps lie in blocks."""
+    """Requantization is the epilogue of the conv's kernel, and its maps are stored in packed
+    blocks."""
     graph, _ = net_of(8)
     plan = cml.Session(graph, gpu).plan
     fused = {step.title: step.fused for step in plan.steps if step.op == "conv"}
@@ -117,7 +123,7 @@ def test_half_storage_is_refused(gpu):
 
 
 def test_zero_has_no_sign_in_an_output(gpu):
-    """An input of -0 is the integer 0, whose real number is +0 on every device."""
+    """An input of -0 is the integer 0, whose output is +0 on every device."""
     net = IntegerNet()
     x = net.input("x", (1, 4, 3, 5), STEP)
     graph = net.graph(net.op("copy", x, to=line(STEP)))

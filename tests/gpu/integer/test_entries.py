@@ -1,4 +1,4 @@
-"""Inputs of integer networks lie in the arena as words: the same bits, whoever makes them."""
+"""Tests that the inputs of integer networks are packed bit-identically on every path."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line
 
 SHAPE = (2, 6, 3, 5)
-#: halves, ends and what lies beyond them, and what is no number
+#: halves, range ends, values beyond them, and NaN
 ODD = [0.5, -0.5, 1.5, 254.5, 255.5, 1e9, -1e9, np.nan, np.inf, -np.inf, -0.0, 1e-42, 65535.5]
 
 
 def network(shape=SHAPE, **how):
-    """A conv that hands its input's words on."""
+    """Returns a conv that passes its quantized input on."""
     net = IntegerNet()
     x = net.input("x", shape, 0.3, **how)
     one = net.weight("one", np.eye(shape[1]).reshape(shape[1], shape[1], 1, 1), 1.0)
@@ -30,7 +30,7 @@ def numbers(shape=SHAPE):
 
 
 def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
-    """A tensor that begins where no device binds one."""
+    """Returns a tensor at an offset that no device can bind."""
     data = np.concatenate([np.full(3, 7, np.float32), array.reshape(-1)])
     usage |= wgpu.BufferUsage.COPY_SRC
     buffer = gpu.device.create_buffer_with_data(data=data, usage=usage)
@@ -39,7 +39,8 @@ def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
 
 @pytest.mark.parametrize("how", [{"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}])
 def test_words_are_the_same_whoever_makes_them(how, gpu):
-    """The host, a kernel that reads a tensor where it lies or where it waits, or a step."""
+    """Inputs packed by the host, by a kernel from a buffer or a copy, or by a step are
+    identical."""
     graph, x = network(**how), numbers()
     (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
     assert len(np.unique(wanted)) > 50

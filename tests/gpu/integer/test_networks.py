@@ -1,4 +1,5 @@
-"""Whole integer networks: one digest on both backends, and a difference is found where it is."""
+"""Tests of whole integer networks: one digest on both backends, and the location of a
+difference."""
 
 import re
 
@@ -28,7 +29,7 @@ def network():
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_one_digest_everywhere(bits, gpu):
-    """These are committed: a machine that gives another one computes something else."""
+    """Both backends give the committed digest."""
     graph, inputs = net_of(bits)
     found = {run_digest(graph, cml.Session(graph, b).run(inputs)) for b in ("cpu", gpu)}
     assert found == {DIGESTS[bits]}
@@ -41,7 +42,7 @@ def test_no_bit_differs(network, gpu):
 
 
 def test_the_first_difference_is_named(network, gpu, monkeypatch):
-    """One multiplier is larger in NumPy: the check says at which node."""
+    """If NumPy uses another multiplier, the check names the node where the results first differ."""
     real = check.CpuProgram
 
     def changed(graph):
@@ -59,7 +60,7 @@ def test_slices_give_the_same_bits(network, gpu):
 
 
 def test_words_are_whole_in_every_tensor(network):
-    """No float that is no whole number, and none that a float32 does not hold exactly."""
+    """Every intermediate value is a whole number that a float32 holds exactly."""
     graph = optimize(network)
     values = {}
     run = check.CpuProgram(graph).run

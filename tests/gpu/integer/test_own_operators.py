@@ -1,4 +1,4 @@
-"""A game's operators in integer networks: those that are exact join, others are refused by name."""
+"""Tests of a game's operators in integer networks: exact ones work, others are refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def own(source: str, function: Any, name: str = "own", **more: Any) -> None:
-    """An operator of one tensor."""
+    """Registers an operator of one tensor."""
     given: dict[str, Any] = {
         "infer": cml.same_as(0),
         "cpu": lambda attrs, x: function(x),
@@ -55,7 +55,7 @@ def test_an_exact_operator_joins(gpu: cml.Gpu) -> None:
 
 
 def test_words_stay_words() -> None:
-    """Without bounds results are of the operand's scale, and no rounding point is wanted."""
+    """An operator without bounds keeps the operand's scale and needs no rounding point."""
     own("x[x_size - 1 - i]", lambda x: x[::-1, ::-1], exact=True)
     graph = one()
     x = np.arange(-5, 5, dtype=np.float32).reshape(2, 5) / 4
@@ -81,7 +81,7 @@ def test_one_in_the_place_of_the_engines_is_refused() -> None:
     cml.unregister("relu")
 
 
-#: what is said of an operator that does not keep its word, by check() and by validate --integer
+#: messages of check() and of validate --integer about an operator that breaks its declaration
 WRONG = {
     "fractions": ({}, "0.5 * x[i]", lambda x: np.float32(0.5) * x, "whole numbers"),
     "too large": ({}, "x[i] + 2.0", lambda x: x + 2, r"wanted -\d+ to \d+"),

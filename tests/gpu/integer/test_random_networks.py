@@ -1,6 +1,6 @@
-"""Random integer networks on both backends: no bit may differ.
+"""Tests that random integer networks are bit-identical on both backends.
 
-`python -m tests.fuzz --integer --cases 2000` goes on from here.
+`python -m tests.fuzz --integer --cases 2000` runs more of them.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from cml_engine.compiler.planning.lower import PlanOptions
 from tests import fuzz
 
 CASES = 36
-#: what is done to the input before a convolution or a matrix product reads it
+#: operators between the input and a convolution or a matrix product
 VIEWS = ("reshape(x, shape = [1, 64])", "squeeze(x, axes = [0])", "unsqueeze(x, axes = [1])",
          "transpose(x, axes = [0, 2, 3, 1])")  # fmt: skip
 PROLOGUES = (
@@ -38,13 +38,14 @@ def test_no_bit_differs(number, gpu, tmp_path):
 
 @pytest.mark.parametrize("number", range(CASES, CASES + 3))
 def test_in_no_form_of_a_network(number, gpu, tmp_path):
-    """From a file, cooked, in slices, in parts, and tensor by tensor."""
+    """Results are identical from a file, cooked, in slices, in parts, and tensor by tensor."""
     checks = tuple(fuzz.INTEGER_CHECKS)
     assert fuzz.failures_of(0, number, 6, gpu, tmp_path, checks, integer=True) == []
 
 
 def quantized(lines):
-    """The integer network of those lines, behind them a convolution or a matrix product."""
+    """Returns the integer network of ``lines`` with a convolution or matrix product, and a
+    sample."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((8, 64)).astype(np.float32)
     filters = rng.standard_normal((8, 4, 3, 3)).astype(np.float32)
@@ -81,7 +82,7 @@ def test_elementwise_operators_before_a_convolution(lines, gpu):
 
 @pytest.mark.parametrize("lines", ["y = copy(x);", "y = neg(x);", "y = relu(x);"])
 def test_outputs_of_zero_have_no_sign(lines, gpu):
-    """Wherever the words of the output lie, packed or not."""
+    """A zero output is +0, packed or not."""
     graph, sample = quantized(lines)
     zeros = {"x": np.where(sample["x"] > 0, np.float32(-0.0), np.float32(0.0))}
     for keep in (False, True):

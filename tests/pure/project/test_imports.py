@@ -120,8 +120,7 @@ def test_dependencies_run_one_way() -> None:
 
 
 def test_graph_and_plan_know_no_gpu() -> None:
-    """Nothing from parsing to planning needs a device, so no such package imports the GPU
-    backend."""
+    """The packages from parsing to planning need no device and do not import the GPU backend."""
     for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
         assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
 
