@@ -1,5 +1,4 @@
-"""GPU time that hosts ask for besides: copies of outputs into textures, which the frame's budget
-pays for."""
+"""GPU time of copies of outputs into textures, which counts in the frame's budget."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from scheduler.planning.first_guess import FirstGuess
 
 
 class Charges:
-    """The predicted time of host requests (copies into textures) since the last frame was planned.
+    """The predicted time of the copies into textures since the last frame was planned.
 
-    Their costs are learned apart from the networks', because a host asks for a copy at any time and
-    no plan depends on it.
+    Their costs are learned apart from the networks' costs, because a host requests a copy at any
+    time and no plan depends on it.
     """
 
     def __init__(self, guess: FirstGuess) -> None:
@@ -22,11 +21,11 @@ class Charges:
         self._model = CostModel(guess=guess)
 
     def add(self, cost: StepCost) -> None:
-        """A copy is appended to this frame's commands, or the next one's."""
+        """Adds the predicted time of a copy that is encoded in this frame or the next one."""
         self.pending_ms += self._model.predict_ms(cost, cost.groups)
 
     def take(self) -> float:
-        """Milliseconds that the next frame has to leave."""
+        """Returns the milliseconds to subtract from the next frame's budget, and resets them."""
         taken, self.pending_ms = self.pending_ms, 0.0
         return taken
 

@@ -1,7 +1,7 @@
 """Checks of the numbers that a scheduler accepts.
 
-Values at set-up that make no sense are refused. Values that come with every frame are ignored and
-counted instead, because a game does not catch errors in its frame loop.
+Invalid values at set-up are refused. Invalid values that arrive with every frame are ignored and
+counted, because a game does not catch errors in its frame loop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 
 
 def refused(why: str) -> InputError:
-    """The error for what a caller handed in. Its module is loaded when it is needed: the scheduler
-    comes without NumPy."""
+    """Returns the :class:`InputError` for an invalid argument.
+
+    Its module is imported here, because the scheduler itself must work without NumPy.
+    """
     from cml_engine.errors import InputError
 
     return InputError(why)
 
 
 def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
-    """The value as a finite number of at least ``least``, or ``above`` it; else
-    :class:`InputError`."""
+    """Returns the value as a finite number of at least ``least``, or greater than it with
+    ``above``.
+
+    Raises :class:`InputError` for anything else.
+    """
     number = _number(value)
     if number is None or number < least or (above and number == least):
         wanted = f"greater than {least:g}" if above else f"of {least:g} or more"
@@ -32,7 +37,8 @@ def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -
 
 
 def checked_count(name: str, value: Any) -> int:
-    """The value as a whole number of at least 1; else :class:`InputError`."""
+    """Returns the value as a whole number of at least 1; raises :class:`InputError` for anything
+    else."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
         raise refused(f"{name} is {value!r}: wanted a whole number of 1 or more")
@@ -40,7 +46,8 @@ def checked_count(name: str, value: Any) -> int:
 
 
 def checked_share(name: str, value: Any) -> float:
-    """The value as a part of a whole, between 0 and 1; else :class:`InputError`."""
+    """Returns the value as a number between 0 and 1; raises :class:`InputError` for anything
+    else."""
     number = _number(value)
     if number is None or not 0 < number < 1:
         raise refused(f"{name} is {value!r}: wanted a number between 0 and 1")
@@ -48,7 +55,8 @@ def checked_share(name: str, value: Any) -> float:
 
 
 def ranges() -> Any:
-    """The readers of :mod:`cml_engine.errors.arguments`, which comes with NumPy."""
+    """Returns the module :mod:`cml_engine.errors.arguments`, imported here because it needs
+    NumPy."""
     from cml_engine.errors import arguments as found
 
     return found
@@ -61,7 +69,7 @@ def is_ms(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """The value as a finite number; None where it is something else."""
+    """Returns the value as a finite number, or None if it is not one."""
     if isinstance(value, str | bytes | bool):
         return None
     try:

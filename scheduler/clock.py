@@ -1,4 +1,4 @@
-"""Time is injected: the same scheduler runs on the real clock and on a virtual one."""
+"""Clocks: the same scheduler runs on the real clock and on a virtual one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from scheduler.checks import checked
 
 
 class Clock(Protocol):
-    """Something that knows the time in milliseconds; only differences mean anything."""
+    """A clock in milliseconds; only differences between its times are meaningful."""
 
     def now_ms(self) -> float:
-        """Milliseconds since any moment, the same one each time."""
+        """Returns the milliseconds since a fixed but arbitrary moment."""
         ...
 
 
@@ -20,32 +20,35 @@ class RealClock:
     """The machine's monotonic clock."""
 
     def now_ms(self) -> float:
-        """Milliseconds of the system's steady clock."""
+        """Returns the milliseconds of the system's monotonic clock."""
         return 1e3 * time.perf_counter()
 
 
 class VirtualClock:
-    """A clock that moves only when told to: for tests, simulations and replays."""
+    """A clock that moves only on request, for tests, simulations and replays."""
 
     def __init__(self, start_ms: float = 0.0) -> None:
         self._now = checked("start_ms", start_ms, least=-float("inf"))
 
     def now_ms(self) -> float:
-        """Milliseconds as they were set or advanced to."""
+        """Returns the current virtual time in milliseconds."""
         return self._now
 
     def advance(self, ms: float) -> None:
-        """Let ``ms`` milliseconds pass; time does not go back."""
+        """Advances the clock by ``ms`` milliseconds, which must not be negative."""
         self._now += checked("ms", ms)
 
     def advance_to(self, now_ms: float) -> None:
-        """Let it be ``now_ms``, to the last bit; times that are past already change nothing."""
+        """Sets the clock to exactly ``now_ms``; a time in the past has no effect."""
         self._now = max(self._now, checked("now_ms", now_ms, least=-float("inf")))
 
 
 class SteadyClock:
-    """Another clock, trusted with nothing: a time that is no number, or goes back, is the last one
-    again, and counted in :attr:`ignored`."""
+    """A clock that guards against a faulty clock of the host.
+
+    A time that is not a number, or goes back, is replaced by the last valid one and counted in
+    :attr:`ignored`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Appends a frame's slices to the host's encoder; what goes wrong is the error of jobs."""
+"""Encodes a frame's slices with the host's encoder; errors fail the jobs they belong to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.reports import FrameReport
 def append(
     jobs: Lifecycle, encoder: Any, report: FrameReport, groups: Sequence[Sequence[Slice]]
 ) -> None:
-    """The slices, then the ends of the jobs that are through, then the readbacks."""
+    """Encodes the slices, then the ends of completed jobs, then the readbacks."""
     numbers = {part.job for part in report.slices}
     working = [job for job in jobs.roster.running.values() if job.number in numbers]
     failed: list[tuple[Job, Exception]] = []
@@ -36,7 +36,7 @@ def append(
 
 
 def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:
-    """A device that is lost ends all jobs."""
+    """Fails all jobs if the device is lost."""
     try:
         jobs.executor.check()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a scheduler asks of a device and of a network, as protocols: it imports neither."""
+"""The protocols through which a scheduler uses a device and its networks; it imports neither."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-#: what :attr:`Executor.clock_source` says of a device that cannot time its own work
+#: the value of :attr:`Executor.clock_source` for a device that cannot time its own work
 WALL_CLOCK = "wall clock"
 
 
 class StepCost(Protocol):
-    """What is known of a step before it ever ran.
+    """The cost of a step, known before the step has ever run.
 
     ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
     workgroup), in every process on every machine; ``flops`` and ``nbytes`` are per workgroup.
@@ -33,8 +33,10 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Workgroups ``[first, first + count)`` of one step of a network; steps below 0 are the loads
-    of the textures that its job takes, of which the last is -1."""
+    """A range of workgroups, ``[first, first + count)``, of one step of a network.
+
+    Steps below 0 are loads of the job's texture inputs; the last load is step -1.
+    """
 
     network: Network
     step: int
@@ -43,7 +45,7 @@ class Slice:
 
 
 class Timing(Protocol):
-    """Measured GPU time of one timed group of slices; ``group`` counts within its frame."""
+    """The measured GPU time of one timed group of slices; ``group`` counts within its frame."""
 
     @property
     def frame(self) -> int: ...
@@ -54,190 +56,224 @@ class Timing(Protocol):
 
 
 class Network(Protocol):
-    """A network on the device: what :attr:`cml_engine.Session.program` is for a GPU session."""
+    """A network on the device, for a GPU session its :attr:`cml_engine.Session.program`."""
 
     @property
     def name(self) -> str:
-        """What to call it in reports."""
+        """The name of the network in reports."""
         ...
 
     def step_costs(self) -> Sequence[StepCost]:
-        """One entry for each step, in order."""
+        """Returns the cost of each step, in order."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Weights are uploaded and pipelines built."""
+        """True once the weights are uploaded and the pipelines built."""
         ...
 
     def prepare(self, budget_ms: float) -> None:
-        """Do some of what is missing until :attr:`ready`, for about that long; never waits."""
+        """Uploads weights and builds pipelines for about ``budget_ms``, until :attr:`ready`;
+        never waits."""
         ...
 
     @property
     def waiting_for(self) -> str:
-        """What it lacks to be ready, in words; "" where it is, or where nothing is known."""
+        """A text that says what the network still needs to be ready; "" if it is ready or this
+        is unknown."""
         ...
 
     @property
     def exclusive_group(self) -> str | None:
-        """Networks of the same group share memory: only one of them has a running job."""
+        """The name of the group of networks that share memory; only one of a group has a running
+        job."""
         ...
 
     @property
     def retains(self) -> bool:
-        """An input that a job leaves out keeps its value: a job builds on the one before, and they
-        run in the order in which they were submitted."""
+        """True if an input that a job leaves out keeps its value from the job before.
+
+        Jobs of such a network run in the order in which they were submitted.
+        """
         ...
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> Sequence[int] | None:
-        """The numbers of the steps that a job does which is given these inputs, None for all;
-        ``behind`` another job, else as the memory is now."""
+        """Returns the numbers of the steps that a job with these inputs runs, or None for all
+        steps.
+
+        With ``behind`` the job follows another unfinished job; otherwise it starts from the
+        memory as it is now.
+        """
         ...
 
     def advance_successor(self, budget_ms: float) -> None:
-        """Prepare what will take the network's place, if anything, for about that long; never waits
-        and never raises."""
+        """Prepares the network's replacement, if there is one, for about ``budget_ms``.
+
+        Never waits and never raises.
+        """
         ...
 
     @property
     def load_times_ms(self) -> Sequence[float]:
-        """What each step took when the network was loaded, on a device that cannot time its work
-        in a frame; empty on others."""
+        """The time of each step, measured when the network was loaded.
+
+        Empty on devices that can time their work in a frame.
+        """
         ...
 
 
 def exclusivity_key(network: Network) -> str | int:
-    """What only one running job has at a time: a network, or the memory that several share."""
+    """Returns the key that only one running job may have: a network, or its shared memory."""
     return network.exclusive_group or id(network)
 
 
 class Results(Protocol):
-    """The outputs of jobs that are done, on the device."""
+    """The device's interface to the outputs of finished jobs."""
 
     def tensor(self, result: Any, name: str) -> Any:
-        """A GPU tensor of a finished job."""
+        """Returns a GPU tensor of a finished job."""
         ...
 
     def copy_to_texture(
         self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
     ) -> StepCost:
-        """Append the copy of an output into a host's texture; what it costs."""
+        """Encodes the copy of an output into a host's texture and returns its cost."""
         ...
 
     def take_copies(self) -> Sequence[tuple[StepCost, float]]:
-        """Copies whose times have arrived, in milliseconds; each is told once."""
+        """Returns the copies whose measured times have arrived, in milliseconds; each one only
+        once."""
         ...
 
     def request_read(self, encoder: Any, result: Any) -> None:
-        """Append the copy that a readback needs."""
+        """Encodes the copy that a readback needs."""
         ...
 
     def read(self, result: Any, name: str) -> Any:
-        """The output as a host array, or None while it is on its way."""
+        """Returns the output as a host array, or None until the readback has arrived."""
         ...
 
     def is_reading(self, result: Any) -> bool:
-        """Whether a readback of it is on its way."""
+        """Returns True if a readback of the result has been requested and has not arrived."""
         ...
 
     def release(self, result: Any) -> None:
-        """The outputs are not needed any more."""
+        """Frees the outputs."""
         ...
 
 
 class Executor(Results, Protocol):
     """The device's side of a frame loop."""
 
-    #: how many workgroups the device runs at once, where that is known; slices are multiples of it
+    #: the number of workgroups that the device runs at once; slices are multiples of it
     granule: int
     #: the device's name, for tables and files
     name: str
-    #: "timestamps", or "wall clock": no timings come, and late frames are all that is known
+    #: "timestamps", or "wall clock" if there are no timings and only late frames can be noticed
     clock_source: str
-    #: how many groups of slices can be timed in one frame
+    #: the number of groups of slices that can be timed in one frame
     max_groups: int
-    #: whether timing takes it a part of a frame that counts (a software driver)
+    #: True if timing takes a considerable part of a frame (a software driver)
     timing_is_dear: bool
 
     def accept(self, network: Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the inputs of a job to come, copy host arrays and keep GPU tensors until
-        :meth:`let_go`. :class:`cml_engine.InputError` where the network or a tensor is another
-        device's, or an input does not fit. A value with ``job`` and ``name`` is the output of that
-        name of the network ``job.network``."""
+        """Checks the inputs of a new job and returns them in the form that the device keeps.
+
+        Host arrays are copied; GPU tensors are kept until :meth:`let_go`. A value with ``job``
+        and ``name`` is the output of that name of the network ``job.network``. Raises
+        :class:`cml_engine.InputError` if the network or a tensor belongs to another device, or
+        an input does not fit.
+        """
         ...
 
     def input_steps(self, network: Network, inputs: Mapping[str, Any]) -> Sequence[StepCost]:
-        """What accepted inputs take on the device before the network's first step: the loads of
-        textures, in the order of the inputs."""
+        """Returns the costs of the texture loads that run before the network's first step.
+
+        They are in the order of the accepted inputs.
+        """
         ...
 
     def let_go(self, value: Any) -> None:
-        """An accepted input is not needed any more."""
+        """Frees an accepted input."""
         ...
 
     def reserve(self, network: Network, inputs: Mapping[str, Any]) -> str:
-        """Take the network for a job, and the memory that its outputs need, before it begins. ""
-        where it has both, else what it waits for, in words; never waits itself, and raises where
-        they can never be had."""
+        """Reserves the network and the memory for its outputs, before a job begins.
+
+        Returns "" if both are available, else a text that says what the job waits for. Never
+        waits itself; raises if they can never become available.
+        """
         ...
 
     def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> Any:
-        """Put the inputs (host arrays or GPU tensors) where the network reads them. Returns a
-        handle of the run, for :meth:`harm`. Where it raises, it has given back what
-        :meth:`reserve` took."""
+        """Copies the inputs (host arrays or GPU tensors) to the buffers that the network reads.
+
+        Returns a handle of the run, for :meth:`harm`. If it raises, it has already released what
+        :meth:`reserve` took.
+        """
         ...
 
     def encode(
         self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> Sequence[tuple[Network, Exception]] | None:
-        """Append the slices; each group is ``timed`` as one, or none is. Returns the networks whose
-        slices could not be encoded, with the reason; those of all others were."""
+        """Encodes the slices; with ``timed``, each group is timed as one.
+
+        Returns the networks whose slices could not be encoded, with the error; all others were
+        encoded.
+        """
         ...
 
     def finish_job(self, encoder: Any, network: Network) -> Any:
-        """Append copies of the outputs into memory that stays theirs; returns a handle, or None
-        where there is no memory for them now, but will be."""
+        """Encodes copies of the outputs into memory of their own and returns a handle.
+
+        Returns None if there is no memory for the outputs yet.
+        """
         ...
 
     def end_job(self, network: Network) -> None:
-        """A job that began is over, whether it is done, was cancelled or failed."""
+        """Ends a job that had begun, whether it is done, was cancelled or failed."""
         ...
 
     def resume_job(self, network: Network) -> None:
-        """The job's end was part of a frame that is being abandoned: it goes on."""
+        """Continues a job whose end was part of a frame that is being abandoned."""
         ...
 
     def end_frame(self, frame: int) -> Sequence[Timing]:
-        """The host has submitted the frame; returns what timings have arrived. Never waits."""
+        """Notes that the host has submitted the frame and returns the timings that have arrived.
+
+        Never waits.
+        """
         ...
 
     def abandon_frame(self, frame: int) -> None:
-        """What was encoded for the frame will never be submitted."""
+        """Discards a frame whose commands will never be submitted."""
         ...
 
     def check_encoder(self, encoder: Any) -> None:
-        """:class:`cml_engine.InputError` where that is no encoder of the host's."""
+        """Raises :class:`cml_engine.InputError` if the object is not an encoder of the host's
+        device."""
         ...
 
     def check(self) -> None:
-        """Raises where the device is lost."""
+        """Raises if the device is lost."""
         ...
 
     def preparing(self) -> str:
-        """What the thread that makes networks ready is doing, and its last error, in words."""
+        """Returns a text that says what the preparation thread is doing, and its last error."""
         ...
 
     def take_losses(self) -> bool:
-        """Whether more runs have turned out to be wrong, since this was last asked, because a frame
-        was ended and never submitted."""
+        """Returns True if more runs are known to be wrong since the last call.
+
+        Runs are wrong if a frame was ended and never submitted.
+        """
         ...
 
     def harm(self, run: Any) -> str:
-        """Why the numbers of a run are wrong; "" where nothing is known of that."""
+        """Returns the reason why the results of a run are wrong, or "" if none is known."""
         ...
 
     @property
     def frames_in_flight(self) -> int:
-        """Frames that were ended and whose timings have not arrived."""
+        """The number of frames that were ended and whose timings have not arrived."""
         ...

@@ -1,4 +1,4 @@
-"""From a frame's timings back to the cost model."""
+"""Feeds the measured times of frames back into the cost model."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from scheduler.executor import Slice, StepCost, Timing
 from scheduler.planning.cost_model import CostModel
 from scheduler.reports import FrameReport, SliceReport
 
-#: a slice of a frame, what is known of its step, and its predicted ms
+#: a slice of a frame, the cost of its step, and its predicted milliseconds
 Chosen = tuple[Slice, StepCost, float]
-#: frames whose prediction is below this share of the budget say nothing about the tail
+#: a frame whose prediction is below this share of the budget says nothing about the tail
 _TELLING = 0.25
-#: nor do frames with a step that was measured less often than this: it is not known yet
+#: measurements after which a step is known; frames with others say nothing about the tail either
 _KNOWN = 6
-#: where all steps are known, the slices of only one frame in so many are timed one by one: each
-#: timing makes the device wait for what came before it (50 µs on a software driver)
+#: if all steps are known, one frame in this number has its slices timed one by one, because each
+#: timing makes the device wait for the work before it (50 µs on a software driver)
 _APART_EVERY = 16
-#: a frame this much longer than it should be is late, not just jittery
+#: a frame longer than usual by this factor is late, not just jitter
 _LATE = 1.15
-#: what a late frame adds to the back-off, what a frame's time without one leaves of it, its end
+#: the factor of the back-off for a late frame, its decay per frame in time, its limit
 _GROWTH, _DECAY, _MOST_BACK_OFF = 1.25, 0.99, 16.0
-#: how much of what a host turns out to take by itself is believed at once, and of an interval
+#: weights of a new value: of the host's own frame time, and of an interval
 _BELIEVED, _SMOOTHED = 0.25, 0.1
-#: where frames are late, two in so many run nothing: is it the networks at all?
+#: while frames are late, two frames in this number run no networks, to see if they are the cause
 _REST_EVERY = 48
-#: frames of an interval beyond which more says nothing: a loading screen is no frame
+#: limit of an interval, in frames: a loading screen is not a frame
 _LONGEST = 60
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """A frame whose timings are awaited: the parts of each timed group."""
+    """A frame whose timings have not arrived, with the parts of each timed group."""
 
     report: FrameReport
     groups: list[list[tuple[StepCost, int]]]
@@ -45,11 +45,11 @@ class _InFlight:
 class Feedback:
     """Waits for the timings of frames and teaches them to a cost model.
 
-    ``wall_clock``: the device sends none. Then only the host's own frames tell: while they take
-    longer than they should, the networks get less, down to a sixteenth; where that does not
-    help, it is the host that takes so long, and its frames are measured by that from then on.
-    Frames that run no networks tell it at once, so a late frame is followed by two of them, now
-    and then (:attr:`rest_due`).
+    With ``wall_clock`` the device sends no timings, and only the intervals between the host's
+    frames are known. While frames take longer than ``frame_ms``, the networks get less, down to
+    a sixteenth. If that does not help, the host itself is slow, and its frames are compared with
+    its own usual interval from then on. Frames without networks show this at once, so a late
+    frame is sometimes followed by two of them (:attr:`rest_due`).
     """
 
     def __init__(self, wall_clock: bool, frame_ms: float) -> None:
@@ -58,14 +58,14 @@ class Feedback:
         self._encoded: _InFlight | None = None
         self._ended_ms: float | None = None
         self._usual_ms = frame_ms
-        #: from the end of a frame to the next one's, of late
+        #: the smoothed time from the end of one frame to the end of the next
         self.interval_ms = frame_ms
         self._intervals = 0
-        #: the next frame should run nothing: nobody knows whether the last was late by itself
+        #: True if the next frame should run no networks, to see if the host alone is late
         self.rest_due = False
         self._without = 0
         self._since_rest = _REST_EVERY
-        #: what a budget is divided by while frames are late and nothing is measured; at least 1
+        #: the divisor of the budget while frames are late and nothing is measured; at least 1
         self.back_off = 1.0
 
     def state(self) -> dict[str, float | None]:
@@ -82,7 +82,7 @@ class Feedback:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`, without the frames that are still on their way."""
+        """Restores a :meth:`state`, without the frames whose timings have not arrived."""
         self.back_off, self._usual_ms = state["back_off"], state["usual"]
         self._ended_ms = state["ended"]
         self.interval_ms, self._intervals = state["interval"], state["intervals"]
@@ -92,18 +92,21 @@ class Feedback:
         self._encoded = None
 
     def encoded(self, report: FrameReport, groups: list[list[tuple[StepCost, int]]]) -> None:
-        """A frame with these timed groups was encoded."""
+        """Notes that a frame with these timed groups was encoded."""
         self._encoded = _InFlight(report, groups)
 
     def abandoned(self) -> None:
-        """The frame that was encoded last will never run."""
+        """Drops the frame that was encoded last, which will never run."""
         self._encoded = None
 
     def ended(
         self, timings: Sequence[Timing], now_ms: float, model: CostModel
     ) -> list[FrameReport]:
-        """The host has submitted the frame, and these timings have arrived; the reports of the
-        frames that are now measured."""
+        """Notes that the host has submitted the frame, and learns from the timings that have
+        arrived.
+
+        Returns the reports of the frames that are now measured.
+        """
         if self._encoded is not None:
             self._awaited.append(self._encoded)
             self._encoded = None
@@ -119,7 +122,8 @@ class Feedback:
         return self._learn(max((t.frame for t in timings), default=-1), model)
 
     def _learn(self, newest: int, model: CostModel) -> list[FrameReport]:
-        """Frames up to ``newest`` have sent all that they will."""
+        """Learns from the frames up to ``newest``, whose timings are complete, and returns their
+        reports."""
         done: list[FrameReport] = []
         while self._awaited and (
             self._awaited[0].report.frame <= newest or not self._awaited[0].groups
@@ -181,8 +185,8 @@ def _take_for_granted(groups: Sequence[Sequence[tuple[StepCost, int]]], model: C
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report = entry.report
     report.measured_ms = sum(entry.ms.values())
-    # what was guessed wrongly is learned; it does not make a device noisy
-    # and frames that nobody planned say nothing about how plans are met
+    # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
+    # says nothing about how well plans are met
     steps = (step for parts in entry.groups for step, _ in parts)
     known = report.planned and all_known(steps, model)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
@@ -196,7 +200,7 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
 
 
 def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
-    """A timed group's slices get its time in proportion to their predictions."""
+    """Divides the time of a timed group among its slices in proportion to their predictions."""
     predicted = sum(part.predicted_ms for part in slices)
     for part in slices:
         share = part.predicted_ms / predicted if predicted else 1 / len(slices)
@@ -204,13 +208,15 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
 
 
 def all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
-    """Returns True if all steps were measured often enough to be believed."""
+    """Returns True if all steps were measured often enough to be trusted."""
     return all(model.samples(step.key) >= _KNOWN for step in steps)
 
 
 def in_groups(chosen: Sequence[Chosen], limit: int, frame: int, known: bool) -> list[list[Chosen]]:
-    """The frame's slices as at most ``limit`` runs of neighbours, each of which is timed: a slice
-    each where something is to be learned of single steps, else a job each."""
+    """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
+
+    A group is one slice if single steps are still to be learned, else all slices of a job.
+    """
     if known and frame % _APART_EVERY:
         parts = [list(run) for _, run in groupby(chosen, key=lambda part: id(part[0].network))]
     else:
@@ -224,7 +230,7 @@ def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
 
 
 def _balanced(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
-    """At most ``limit`` runs of neighbours, of about the same predicted time."""
+    """Returns at most ``limit`` groups of neighbours of about the same predicted time."""
     target = sum(ms for _, _, ms in chosen) / limit
     groups: list[list[Chosen]] = [[]]
     filled = 0.0

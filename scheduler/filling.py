@@ -1,4 +1,4 @@
-"""Fills one frame: gathers what the decision depends on, and begins what was decided."""
+"""Fills one frame: collects the state for the decision and starts the chosen jobs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def gather(
     jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float, model: CostModel,
     *, gpu_behind: bool,
 ) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
-    """What the decision about this frame depends on, and the jobs that it may choose. Networks that
-    are not ready get on with it."""
+    """Returns the state on which the decision about this frame depends, and the candidate jobs by
+    number.
+
+    Networks that are not ready are prepared further.
+    """
     _fail_doomed(jobs)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
     numbers = _Numbers()
@@ -69,7 +72,7 @@ def gather(
 
 
 class _Numbers:
-    """Small numbers for keys, in the order in which they come."""
+    """Numbers keys from 0 in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -81,8 +84,12 @@ class _Numbers:
 def _candidates(
     jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float
 ) -> tuple[list[Job], Reason]:
-    """Jobs that could run now: not paused, inputs there, network ready and not taken. Of those that
-    wait for the same network only the few that may come first (:mod:`scheduler.jobs.queues`)."""
+    """Returns the jobs that could run now, and the reason to report if they end before the budget.
+
+    A candidate is not paused, has its inputs, and its network is ready and free. Of the jobs
+    that wait for the same network only the few that may come first are included
+    (:mod:`scheduler.jobs.queues`).
+    """
     jobs.roster.look_abroad()
     otherwise: Reason = "all waiting" if jobs.roster.held_back else "nothing to do"
     running = list(jobs.roster.running.values())
@@ -108,7 +115,8 @@ def _candidates(
 
 
 def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
-    """Whether the network is; all who wait for it fail where that cannot be told."""
+    """Returns True if the network is ready; if the check raises, fails all jobs that wait for
+    it."""
     try:
         return bool(queue.network.ready)
     except Exception as error:
@@ -117,7 +125,8 @@ def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
 
 
 def _prepare(jobs: Lifecycle, queue: NetworkQueue, ms: float) -> None:
-    """Let the network get on with what it lacks; all who wait for it fail where it cannot."""
+    """Prepares the network for ``ms`` milliseconds; on an error, fails all jobs that wait for
+    it."""
     if len(queue):
         try:
             queue.network.prepare(ms)
@@ -144,8 +153,10 @@ def _fail_doomed(jobs: Lifecycle) -> None:
 def begin(
     jobs: Lifecycle, encoder: Any, planner: Planner, state: FrameState, chosen: dict[int, Job]
 ) -> FramePlan:
-    """Decide, and start the jobs that are to begin. Where one cannot, the frame is decided again
-    without it."""
+    """Decides the frame and starts the jobs that begin in it.
+
+    If a job cannot start, decides the frame again without it.
+    """
     while True:
         plan = planner(state)
         for number in plan.starts:
@@ -157,8 +168,11 @@ def begin(
 
 
 def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameState:
-    """The state after some have started and one could not. Where it has to wait for memory, so have
-    the others of its network; and those of a network that has been taken."""
+    """Returns the state after some jobs have started and one could not.
+
+    If the refused job waits for memory, the other queued jobs of its network are left out too.
+    Queued jobs whose network is now in use are left out in any case.
+    """
     left = [
         replace(job, running=chosen[job.number].state == "running")
         for job in state.jobs
@@ -172,8 +186,8 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
 
 
 def _look_again(jobs: Lifecycle, job: Job) -> bool:
-    """Whether a job that may begin has something else to do than was thought, on the memory as it
-    is."""
+    """Updates the steps of a job that may begin, from the current memory; returns True if they
+    changed."""
     changed = job.network.retains and job.state == "queued" and take_work(job, behind=False)
     if changed and jobs.recorder:
         jobs.recorder.has_work(job)
@@ -182,7 +196,7 @@ def _look_again(jobs: Lifecycle, job: Job) -> bool:
 
 def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
     try:
-        # first, for nothing that can go wrong may come between the network's hold and its begin
+        # first: nothing that can raise may stand between reserve and begin_job
         inputs = gathered_inputs(job.inputs)
         job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network, inputs)
         if job.held_up:
@@ -203,12 +217,13 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
 
 
 def _lacking(network: Network) -> str:
-    """What a network that was ready has lost to another's start since; "" where nothing."""
+    """Returns what a network has lost since it was ready, because another job started; "" if
+    nothing."""
     return "" if network.ready else network.waiting_for or "its network to be ready"
 
 
 def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[Chosen]:
-    """Move the jobs on by the plan's slices, and put these into the report."""
+    """Advances the jobs by the plan's slices, and adds these to the report."""
     report.reason, report.planned = plan.reason, plan.by_budget
     found: list[Chosen] = []
     for part in plan.slices:
@@ -233,7 +248,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
-    """Which of the networks that jobs wait for are ready, for a recording."""
+    """Returns for each queued network whether it is ready, for a recording."""
     found = {}
     for queue in queues:
         try:

@@ -1,4 +1,4 @@
-"""A budget of milliseconds per frame, and networks that are run within it."""
+"""The frame scheduler: runs networks within a budget of milliseconds per frame."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from scheduler.recording import Recorder, Recording
 from scheduler.reports import FrameReport
 from scheduler.submission import accepted, network_of
 
-#: what :meth:`FrameScheduler.resume` reads of a recording's options
+#: the options of a recording that :meth:`FrameScheduler.resume` reads
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
-#: after so many calls of encode without end_frame the host is told
+#: calls of encode without end_frame after which the host is warned
 _FORGETFUL = 30
 
 
@@ -39,18 +39,19 @@ class FrameScheduler:
 
     Parameters
     ----------
-    gpu : the :class:`cml_engine.Gpu` that the sessions run on (anything with ``executor()``).
-    frame_ms : the frame time that the game wants, in ms.
-    budget_ms : GPU milliseconds per frame, or ``"spare"``: what the renderer leaves of
-        ``frame_ms``, by the times given to :meth:`frame_took` or :meth:`render_took`.
-    over_share : the part of frames that may exceed the budget, or with ``"spare"`` be late for the
-        networks' sake; the margin is chosen for it.
+    gpu : the :class:`cml_engine.Gpu` of the sessions (any object with ``executor()``).
+    frame_ms : the target frame time in milliseconds.
+    budget_ms : GPU milliseconds per frame, or ``"spare"``: the part of ``frame_ms`` that the
+        renderer leaves, by the times given to :meth:`frame_took` or :meth:`render_took`.
+    over_share : the share of frames that may exceed the budget, or with ``"spare"`` miss the frame
+        time because of the networks; the scheduler chooses its margin for this share.
     policy : the order of jobs, see ``scheduler/planning/policy.py``.
     clock, cost_model : injected for tests, simulations and warm starts.
+    max_frames_in_flight : the number of frames with pending timings at which no more work is added.
 
-    In every frame of the host's loop: :meth:`encode`, the host's own submit, :meth:`end_frame`.
-    None of them waits, builds a pipeline or creates a buffer in steady state. These are calls of
-    the thread that renders; jobs may be submitted, looked at and cancelled from any.
+    Every frame of the host's loop calls :meth:`encode`, submits, and calls :meth:`end_frame`.
+    None of these waits, builds a pipeline or creates a buffer in steady state. Call them on the
+    thread that renders; jobs may be submitted, inspected and cancelled on any thread.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class FrameScheduler:
         if cost_model is None:
             cost_model = CostModel(share, FirstGuess.for_device(self.executor.name))
         self.cost_model: CostModel = ranges().an_object(CostModel, cost_model, "cost_model")
-        #: what decides the slices of a frame; another one to compare with ours
+        #: decides the slices of a frame; replaced for comparisons
         self.planner: Planner = plan_frame
-        #: whether all slices are timed, however dear that is to the device
+        #: True if all slices are timed, even if that is expensive on the device
         self.times_all = False
         self.frame = 0
         self.last_report: FrameReport | None = None
@@ -97,21 +98,26 @@ class FrameScheduler:
         self._ignored = 0
         self.pacing = Pacing(frame_ms, share, self.executor)
         self._not_ended = 0
-        #: the last frame's
+        #: the rate of the last frame
         self._rate = self.rate
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
 
     def _pace(self) -> FramePace:
-        """A host whose frames take longer than they should gives the networks as much per frame,
-        and less per second."""
+        """Returns the values from which jobs estimate their end.
+
+        If the host's frames take longer than ``frame_ms``, the networks get as much GPU time per
+        frame, and less per second.
+        """
         interval = max(self.frame_ms, self._feedback.interval_ms)
         rate = self._rate * self.frame_ms / interval
         return FramePace(self.frame, interval, rate, self.policy, self.cost_model, self.last_report)
 
     def record(self) -> Recording:
-        """Write down from now on what comes in and what is decided: the recording that is
-        returned grows with every frame, and :func:`scheduler.tools.replay.replay` runs it again.
-        The scheduler must have no jobs yet."""
+        """Starts a recording of all inputs and decisions, and returns it.
+
+        The recording grows with every frame; :func:`scheduler.tools.replay.replay` runs it
+        again. Raises :class:`cml_engine.InputError` if the scheduler already has jobs.
+        """
         if self.jobs:
             raise refused(
                 "a recording begins before the first job is submitted: call record() first"
@@ -136,7 +142,8 @@ class FrameScheduler:
         return recording
 
     def resume(self, options: Mapping[str, Any]) -> None:
-        """Know what the scheduler of a recording with these ``options`` knew when it began."""
+        """Restores the state that a recorded scheduler had at its start, from the recording's
+        ``options``."""
         options = ranges().an_object(Mapping, options, "the options of a recording")
         if missing := _RESUMED - options.keys():
             raise refused(f"the options of a recording lack {', '.join(sorted(missing))}")
@@ -166,24 +173,26 @@ class FrameScheduler:
         slot: str | None = None,
         admission: Admission = "accept",
     ) -> Job:
-        """Run the session on these inputs, in parts, as the budget allows.
+        """Submits a run of the session on these inputs, which is spread over frames as the budget
+        allows.
+
+        Raises :class:`cml_engine.InputError` if an input is missing, unknown, of another shape
+        or type, or on another device.
 
         Parameters
         ----------
-        inputs : arrays, GPU tensors, :class:`cml_engine.TextureInput`, or other jobs'
-            :meth:`Job.output`, which it then waits for. Arrays are copied now: what happens to them
-            afterwards changes nothing. Tensors are kept until the job has taken them over or has
-            ended. Textures are read when it begins, within the budget as all its work is. Of a
-            session that retains its inputs some may be left out: the job then does what the others
-            change, and its jobs run in the order in which they were submitted.
-            :class:`cml_engine.InputError`
-            where one is missing, unknown, of another shape or type, or of another device.
-        priority : its share against other jobs, 2 is twice 1; 0 is only what all others leave of
-            a frame, and nothing where they leave nothing.
-        deadline_ms : from now; see :func:`scheduler.least_laxity`.
-        slot : a job that waits with the same slot is superseded (cancelled) by this one.
-        admission : what to do with a deadline that cannot be held beside what is there already:
-            nothing, warn, or raise :class:`AdmissionError`.
+        inputs : arrays, GPU tensors, :class:`cml_engine.TextureInput`, or the :meth:`Job.output` of
+            other jobs, for which the job then waits. Arrays are copied now, so later changes to
+            them have no effect. Tensors are kept until the job has copied them or has ended.
+            Textures are read when the job begins, within the budget. If the session retains its
+            inputs, some may be left out: the job then runs only the steps that depend on the
+            others, and the session's jobs run in the order in which they were submitted.
+        priority : the job's share relative to other jobs, 2 is twice 1; a job of priority 0 gets
+            only the time that all others leave.
+        deadline_ms : milliseconds from now; see :func:`scheduler.least_laxity`.
+        slot : a name; a waiting job of the same slot is superseded (cancelled) by this one.
+        admission : the reaction to a deadline that cannot be met beside the present jobs: accept,
+            warn, or refuse with :class:`AdmissionError`.
         """
         now = self._steady.now_ms()
         deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
@@ -226,8 +235,10 @@ class FrameScheduler:
         priority: float = 1.0,
         name: str | None = None,
     ) -> Periodic:
-        """Run the session every ``period_ms`` on what ``make_inputs()`` gives then, with the
-        period as the deadline."""
+        """Runs the session every ``period_ms`` on the inputs that ``make_inputs()`` then returns.
+
+        The period is the deadline of each run.
+        """
         network_of(session)
         ranges().function(make_inputs, "make_inputs")
         if name is not None:
@@ -246,13 +257,16 @@ class FrameScheduler:
         return made
 
     def forget_periodic(self, periodic: Periodic) -> None:
-        """It was stopped."""
+        """Removes a periodic job that was stopped."""
         with self.lifecycle.lock:
             self._periodic = [other for other in self._periodic if other is not periodic]
 
     def describe(self) -> str:
-        """What is going on, in words: the budget, why the last frame stopped, what the thread that
-        prepares networks is doing, and what each of the jobs waits for."""
+        """Returns a text about the current state, for people.
+
+        It has the budget, the reason why the last frame stopped, the work of the preparation
+        thread, and what each job waits for.
+        """
         with self.lifecycle.lock:
             return describe(
                 frame=self.frame,
@@ -266,8 +280,11 @@ class FrameScheduler:
 
     @property
     def ignored_values(self) -> int:
-        """How many times were given in the middle of frames that cannot be times (NaN, infinite,
-        negative, a clock that went back): each was left out."""
+        """The number of times that were ignored because they were invalid.
+
+        A time that the host or the device gave during frames is invalid if it is NaN, infinite
+        or negative, or comes from a clock that went back.
+        """
         return self._ignored + self.pacing.ignored + self._steady.ignored
 
     @property
@@ -276,32 +293,36 @@ class FrameScheduler:
         return self.pacing.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
-        """Milliseconds of the next frame: the budget, and what of it is planned for."""
+        """Returns the budget of the next frame in milliseconds, and the part of it to plan for."""
         return self.pacing.frame_of(self.budget, self.cost_model, self._feedback.back_off)
 
     # --- a frame
 
     def render_took(self, ms: float) -> None:
-        """The renderer's own GPU time of a recent frame, for ``budget_ms="spare"``. What cannot be
-        a time is left out, and counted (:attr:`ignored_values`)."""
+        """Reports the renderer's own GPU time of a recent frame, for ``budget_ms="spare"``.
+
+        Invalid times are ignored and counted in :attr:`ignored_values`.
+        """
         self.pacing.render_took(self.budget, ms)
 
     def frame_took(self, ms: float) -> None:
-        """What the frame that was encoded last took in all, until its GPU work was done, without
-        the wait for the display. For ``budget_ms="spare"``: where a host knows it, this says more
-        than :meth:`render_took`, and no headroom is left."""
+        """Reports the total time of the frame that was encoded last, for ``budget_ms="spare"``.
+
+        The time runs until the frame's GPU work is done, without the wait for the display. It is
+        better information than :meth:`render_took`: with it, no headroom is left unused.
+        """
         self.pacing.frame_took(self.budget, ms)
 
     def encode(self, encoder: Any, elapsed_ms: float | None = None) -> FrameReport:
-        """Append this frame's slices to the host's command encoder. Never waits.
+        """Encodes this frame's slices into the host's command encoder. Never waits.
 
-        ``elapsed_ms``: everything else in the frame is done, on the GPU too, and took so long. A
-        host that waits for its picture (it is drawn on the CPU, or paced by a fence) encodes and
-        submits the networks after it. With ``budget_ms="spare"`` these then have the rest of the
-        frame: :meth:`frame_took` tells how long that was.
+        ``elapsed_ms`` says that everything else in the frame is done, on the GPU too, and took
+        this long. A host that waits for its picture (it is drawn on the CPU, or paced by a
+        fence) encodes and submits the networks after it. With ``budget_ms="spare"`` the networks
+        then get the rest of the frame; :meth:`frame_took` reports how long the whole frame took.
 
-        Nothing is appended until the frame before was ended: whether it was submitted is not
-        known, and an upload now would overtake it.
+        Encodes nothing until the previous frame was ended: before that the scheduler does not
+        know whether the host has submitted it, and a new upload would overtake it.
         """
         self.executor.check_encoder(encoder)
         with self.lifecycle.lock:
@@ -321,7 +342,7 @@ class FrameScheduler:
             )
         now = self._steady.now_ms()
         report = FrameReport(self.frame, now, self._allowed()[0], 0.0, "frame not ended")
-        # which may be why the host did not end it
+        # a lost device may be why the host did not end the frame
         fail_all_where_lost(self.lifecycle, report)
         return report
 
@@ -350,7 +371,7 @@ class FrameScheduler:
         plan = begin(jobs, encoder, self.planner, state, candidates)
         chosen = apply(plan, candidates, report)
         if jobs.recorder:
-            # one may have lost its memory to another's preparation
+            # preparing one network may have evicted another
             after = networks_ready(jobs.roster.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(report, aim, ready, behind, jobs.held_up)
@@ -369,8 +390,11 @@ class FrameScheduler:
         return report
 
     def end_frame(self) -> list[FrameReport]:
-        """Call after the host's submit. Learns from the timings that have arrived and returns the
-        reports of the frames that are now measured. Never waits."""
+        """Ends the frame; call it after the host's submit. Never waits.
+
+        Learns from the timings that have arrived and returns the reports of the frames that are now
+        measured.
+        """
         with self.lifecycle.lock:
             self.lifecycle.end_frame()
             timings = self._timings()
@@ -387,7 +411,8 @@ class FrameScheduler:
             return measured
 
     def _timings(self) -> list[Timing]:
-        """What has arrived of what earlier frames took."""
+        """Returns the timings of earlier frames that have arrived; invalid ones are counted and
+        left out."""
         try:
             timings = self.executor.end_frame(self.frame)
             if self.executor.take_losses():
@@ -400,8 +425,11 @@ class FrameScheduler:
         return sane
 
     def abandon_frame(self) -> None:
-        """Call instead of the submit and :meth:`end_frame` where the encoder is thrown away (the
-        window changed its size, its surface was lost). The jobs go on from where they were."""
+        """Discards the encoded frame; call it instead of the submit and :meth:`end_frame`.
+
+        A host does so if it throws the encoder away (the window changed its size, its surface
+        was lost). The jobs continue from their state before the frame.
+        """
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is None:
                 return

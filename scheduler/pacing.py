@@ -1,4 +1,4 @@
-"""Turns a budget into the milliseconds that are planned for in a frame."""
+"""Converts a budget into the milliseconds to plan for in a frame."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from scheduler.planning.frame_slack import FrameSlack
 from scheduler.planning.rest_of_frame import RestOfFrame
 from scheduler.reports import FrameReport
 
-#: frames of render time, beyond which more changes nothing: a loading screen is no renderer
+#: limit of render times, in frames: a loading screen is not a frame
 _LONGEST = 60
-#: of the frames one in so many is timed, where timing is dear and not needed in each
+#: one frame in this number is timed if timing is expensive and not needed in every frame
 _TIMED_EVERY = 8
-#: frames after which the networks' own times are not waited for
+#: frames after which the networks' own times are no longer awaited
 _PATIENCE = 8
 
 
 class Pacing:
-    """Turns budgets into what a frame is planned for, by what the last frames took."""
+    """Converts budgets into planned milliseconds, using the times of the last frames."""
 
     def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
         self.slack = FrameSlack(share)
         self.rest = RestOfFrame(share)
-        #: how many times were given that cannot be times
+        #: the number of invalid times that were ignored
         self.ignored = 0
-        #: the next frame runs nothing (told by a replay)
+        #: True if the next frame runs no networks (set by a replay)
         self.rests = False
         self._frame_ms = frame_ms
         self._executor, self._timed = executor, executor.clock_source != WALL_CLOCK
         self._budget_ms = 0.0
-        #: whether the networks come last in the frame, after so much of it as the host has told
+        #: True if the networks run last in the frame, after the elapsed time that the host reported
         self._last = False
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
@@ -51,8 +51,10 @@ class Pacing:
     def frame_of(
         self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
     ) -> tuple[float, float]:
-        """Milliseconds that the next frame allows, and those to plan for. A budget that is no
-        number is the last one that was."""
+        """Returns the milliseconds that the next frame allows, and those to plan for.
+
+        A budget that is not a number is replaced by the last valid one.
+        """
         ms = budget.next_ms()
         if is_ms(ms):
             self._budget_ms = float(ms)
@@ -102,7 +104,7 @@ class Pacing:
         return self._learned and self.slack.rests(self._target(budget), budget.floor_ms)
 
     def encoded(self, report: FrameReport, aim_ms: float) -> None:
-        """The frame has been filled; ``aim_ms`` could have been planned."""
+        """Notes that the frame has been encoded, and that ``aim_ms`` could have been planned."""
         if self._last:
             self.rest.encoded(aim_ms, report.predicted_ms)
         else:
@@ -110,7 +112,7 @@ class Pacing:
             self.slack.encoded(report.frame, aim_ms, report.predicted_ms, timed=timed)
 
     def abandoned(self) -> None:
-        """The frame that was filled last never ran."""
+        """Drops the frame that was encoded last, which never ran."""
         (self.rest if self._last else self.slack).abandoned()
 
     def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:

@@ -23,8 +23,10 @@ _FORMAT = "cml recording 5"
 
 @dataclass
 class Recording:
-    """Events in order; each is a JSON object with a ``kind``. ``decisions`` are the slices of
-    every frame: ``[job, step, first, count]``."""
+    """The events of a recording in order, each a JSON object with a ``kind``.
+
+    ``decisions`` are the slices of every frame: ``[job, step, first, count]``.
+    """
 
     options: dict[str, Any] = field(default_factory=dict)
     networks: list[dict[str, Any]] = field(default_factory=list)
@@ -32,14 +34,14 @@ class Recording:
     decisions: list[list[list[int]]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all."""
+        """Writes the recording as JSON, atomically."""
         from cml_engine.io.atomic_write import write_atomically
 
         write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Inverse of :meth:`save`; ``ValueError`` for another file."""
+        """Reads a file written by :meth:`save`; raises ``ValueError`` for any other file."""
         from cml_engine.io.json import read_json
 
         try:
@@ -55,12 +57,12 @@ class Recording:
 
 
 class Recorder:
-    """Listens to a scheduler; :attr:`recording` grows with every frame."""
+    """Records the events of a scheduler; :attr:`recording` grows with every frame."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._networks: dict[int, int] = {}
-        self._seen: list[Any] = []  # kept, so that no other comes to lie where one of them was
+        self._seen: list[Any] = []  # keeps them alive, so that their ids stay unique
 
     def submitted(self, job: Job) -> None:
         self.recording.events.append(
@@ -79,12 +81,12 @@ class Recorder:
         )
 
     def has_work(self, job: Job) -> None:
-        """A job of a network that retains its inputs has other steps to do than was thought."""
+        """Records that the steps of a job changed (its network retains its inputs)."""
         steps = None if job.steps is None else list(job.steps)
         self.recording.events.append({"kind": "work", "job": job.number, "steps": steps})
 
     def changed(self, job: Job, what: str, now: float) -> None:
-        """A job was cancelled, paused or resumed by the host, or failed to start."""
+        """Records that a job was cancelled, paused or resumed by the host, or failed to start."""
         self.recording.events.append({"kind": what, "job": job.number, "now": now})
 
     def encoded(
@@ -95,9 +97,12 @@ class Recorder:
         waiting: bool,
         held: list[int],
     ) -> None:
-        """A frame was filled; ``ready`` tells which networks of waiting jobs were prepared, and
-        ``held`` which jobs could not go on for want of memory: it grows until the frame ends. What
-        another planner than ours has decided is ``given``: a replay takes it as it is."""
+        """Records that a frame was encoded.
+
+        ``ready`` says which networks of waiting jobs were prepared. ``held`` has the jobs that
+        lacked memory; the list grows until the frame ends. The decisions of a planner other than
+        the default are recorded as ``given``, and a replay repeats them.
+        """
         known = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
             {
@@ -145,5 +150,5 @@ def _row(cost: StepCost) -> list[Any]:
 
 
 def decisions_of(report: FrameReport) -> list[list[int]]:
-    """The slices of a frame as numbers."""
+    """Returns the slices of a frame as numbers."""
     return [[part.job, part.own, part.first, part.count] for part in report.slices]

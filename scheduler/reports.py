@@ -1,4 +1,4 @@
-"""What a frame ran, and why it stopped."""
+"""Reports of frames: the slices that ran, and why the frame stopped."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Reason = Literal[
 
 @dataclass(slots=True)
 class SliceReport:
-    """A part of a frame: workgroups ``[first, first + count)`` of ``step`` of a job's network;
-    steps below 0 are the loads of its textures. ``own`` counts the job's own steps: of a network
-    that retains its inputs it may do some only.
+    """A slice of a frame: workgroups ``[first, first + count)`` of ``step`` of a job's network.
 
-    ``measured_ms`` comes with the frame's: the slice's own time where it was timed alone, else its
-    predicted share of the group of neighbours that was timed as one (a job's, in most frames where
-    all steps are known). It stays None without
+    Steps below 0 are loads of the job's textures. ``own`` counts the steps that this job runs,
+    which may be some of the network's only if the network retains its inputs.
+
+    ``measured_ms`` arrives with the frame's time. It is the slice's own time if the slice was
+    timed alone, else its predicted share of the group of neighbouring slices that was timed as
+    one (in most frames one group per job, once all steps are known). It stays None without
     timestamps.
     """
 
@@ -36,17 +37,17 @@ class SliceReport:
     count: int
     predicted_ms: float
     measured_ms: float | None = None
-    #: the job's
+    #: the name of the job
     name: str = ""
     own: int = 0
 
 
 @dataclass
 class FrameReport:
-    """What a frame ran and why it stopped; ``measured_ms`` comes some frames later.
+    """The report of a frame: the slices that ran and why it stopped.
 
-    ``budget_ms`` is what was allowed, ``aim_ms`` what was planned for, after the margin for the
-    device's own spread.
+    ``measured_ms`` arrives some frames later. ``budget_ms`` is the allowed time; ``aim_ms`` is the
+    planned time, which leaves a margin for the spread of the device's times.
     """
 
     frame: int
@@ -58,19 +59,19 @@ class FrameReport:
     finished: list[int] = field(default_factory=list)
     predicted_ms: float = 0.0
     measured_ms: float | None = None
-    #: whether the budget decided what ran (False with ``operators_per_frame``)
+    #: True if the budget decided which slices ran (False with ``operators_per_frame``)
     planned: bool = True
-    #: whether the slices are timed; where not, ``measured_ms`` stays None
+    #: True if the slices are timed; otherwise ``measured_ms`` stays None
     timed: bool = True
-    #: whether no two jobs share a timing, so that each has its own time
+    #: True if no two jobs share a timing, so that each has its own time
     jobs_apart: bool = True
-    #: what copies of outputs into textures, since the frame before, take of the budget
+    #: predicted time of the copies into textures since the previous frame
     copied_ms: float = 0.0
-    #: CPU time of :meth:`FrameScheduler.encode`, and of it the part that encoded dispatches
+    #: CPU time of :meth:`FrameScheduler.encode`, and the part of it that encoded dispatches
     cpu_ms: float = 0.0
     encode_ms: float = 0.0
 
     @property
     def over_budget(self) -> bool:
-        """Whether the measured time exceeded the budget (False until it is measured)."""
+        """True if the measured time exceeded the budget (False until it is measured)."""
         return self.measured_ms is not None and self.measured_ms > self.budget_ms

@@ -1,4 +1,4 @@
-"""What a host hands in, made into what a scheduler works with: the one place that looks at it."""
+"""Checks and converts the sessions and inputs that a host submits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scheduler.jobs.job import JobOutput
 
 
 def network_of(session: Any) -> Network:
-    """The network of a session on a GPU, or the network itself; else :class:`InputError`."""
+    """Returns the network of a GPU session, or the argument itself if it is a network.
+
+    Raises :class:`InputError` for anything else.
+    """
     network = getattr(session, "program", session)
     if not hasattr(network, "step_costs"):
         backend = getattr(session, "backend", None)
@@ -27,8 +30,10 @@ def network_of(session: Any) -> Network:
 def accepted(
     executor: Executor, session: Any, network: Network, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The inputs, checked and kept by the device. A session checks the host's arrays, the executor
-    what lies on the device."""
+    """Returns the checked inputs, as the device keeps them.
+
+    The session checks host arrays; the executor checks tensors on the device.
+    """
     ranges().inputs_by_name(inputs)
     if network is not session:
         inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
@@ -36,7 +41,7 @@ def accepted(
 
 
 def _on_gpu(inputs: Mapping[str, Any]) -> frozenset[str]:
-    """Inputs that are not host arrays."""
+    """Returns the names of the inputs that are not host arrays."""
     from cml_engine.ir.textures import on_device  # the scheduler comes without NumPy
 
     return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

@@ -1,4 +1,4 @@
-"""A large picture through a network as jobs, one for each tile."""
+"""Runs a large picture through a network as one job per tile."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from scheduler.checks import ranges, refused
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import ENDED, Job, State
 
-#: tiles that are queued at a time: each holds its inputs
+#: tiles that are queued at a time; each keeps its inputs in memory
 _AHEAD = 4
 
 
 class TiledJob:
-    """The jobs of one picture. They are submitted some at a time: :meth:`advance`, or
-    :meth:`read`, is called once in every frame."""
+    """The jobs of one picture, a few of which are queued at a time.
+
+    Call :meth:`advance` or :meth:`read` once in every frame.
+    """
 
     def __init__(self, scheduler: FrameScheduler, tiles: Any, options: Mapping[str, Any]) -> None:
         self._scheduler, self._tiles, self._options = scheduler, tiles, options
@@ -28,12 +30,12 @@ class TiledJob:
 
     @property
     def state(self) -> State:
-        """As a job's."""
+        """The state of the whole picture, with the values of a job's state."""
         return self._state
 
     @property
     def progress(self) -> float:
-        """Share of its tiles that are done, 0 to 1."""
+        """The share of the tiles that are done, 0 to 1."""
         under_way = sum(job.progress for _, job in self._jobs)
         return min(1.0, (self._pasted + under_way) / len(self._tiles))
 
@@ -42,7 +44,7 @@ class TiledJob:
         return self._state in ENDED
 
     def advance(self) -> None:
-        """Take the tiles that have arrived, and submit others."""
+        """Collects the tiles that have arrived, and submits more."""
         if not self.ended:
             self._take()
         if not self.ended:
@@ -77,7 +79,7 @@ class TiledJob:
             self._let_go()
 
     def read(self, name: str) -> Any:
-        """The whole output as a NumPy array, or None until all tiles have arrived."""
+        """Returns the whole output as a NumPy array, or None until all tiles have arrived."""
         self.advance()
         if self._state in ("failed", "cancelled"):
             said = f": {self.error}" if self.error else ""
@@ -108,8 +110,10 @@ def submit_tiled(
     align: int = 1,
     **options: Any,
 ) -> TiledJob:
-    """As :func:`cml_engine.run_tiled`, within the budget of frames; ``options`` are those of
-    :meth:`FrameScheduler.submit` for each tile's job."""
+    """Submits a tiled run like :func:`cml_engine.run_tiled`, within the budget of frames.
+
+    ``options`` are those of :meth:`FrameScheduler.submit` for each tile's job.
+    """
     from cml_engine.runtime.session import Session  # the scheduler comes without NumPy
     from cml_engine.runtime.tiling import Tiles
 

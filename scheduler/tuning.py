@@ -1,4 +1,4 @@
-"""Tuning in a running game: kernels are measured in what the other networks leave of the budget.
+"""Tuning in a running game: kernels are measured in the budget that the other networks leave.
 
 >>> bench = cml_engine.runtime.tuning.Bench(session, again=False)               # doctest: +SKIP
 >>> tuning = Tuning(scheduler, bench)                                   # doctest: +SKIP
@@ -20,17 +20,17 @@ from scheduler.reports import FrameReport, SliceReport
 
 #: frames after a job's end in which its last timings must arrive, else the pair is run again
 _PATIENCE = 60
-#: pairs run again in a row before the option counts as one that cannot be timed
+#: repeated pairs in a row after which the option counts as one that cannot be timed
 _MOST_VAIN = 8
 
 
 class Workbench(Protocol):
-    """The choices to measure: :class:`cml_engine.runtime.tuning.Bench`."""
+    """The interface to the choices to measure: :class:`cml_engine.runtime.tuning.Bench`."""
 
     candidates: Sequence[Any]
 
     def plans(self, candidate: Any) -> Mapping[str, Any]:
-        """Returns the plan of each option; may be slow, and is called on a thread of its own."""
+        """Returns the plan of each option; may be slow, so it is called on another thread."""
         ...
 
     def program(self, plan: Any, *, deferred: bool) -> Network:
@@ -38,22 +38,22 @@ class Workbench(Protocol):
         ...
 
     def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
-        """Returns the :class:`cml_engine.runtime.tuning.Trial` that selects what is timed next and
-        decides."""
+        """Returns the :class:`cml_engine.runtime.tuning.Trial` that selects the next option to
+        time and decides."""
         ...
 
     def record(self, candidate: Any, trial: Any) -> Any:
-        """The decision to keep, or None."""
+        """Returns the decision to keep, or None."""
         ...
 
     def save(self, records: list[Any]) -> Any:
-        """Keep it; called by the same thread as :meth:`plans`."""
+        """Saves the decisions; called by the same thread as :meth:`plans`."""
         ...
 
 
 @dataclass
 class _Run:
-    """A job that is timed: its milliseconds and workgroups so far."""
+    """A timed job with its milliseconds and workgroups so far."""
 
     option: str
     job: Job
@@ -73,17 +73,17 @@ class _Run:
 
 
 class Tuning:
-    """Measures a bench's choices in a scheduler's frames, as jobs of no priority at all.
+    """Measures a bench's choices in a scheduler's frames, as jobs of priority 0.
 
-    Pairs of an option and the default run one after the other within the frames' budget, in parts
-    as all jobs do, and are timed by the frames' own timestamps. Plans are made, pipelines built and
-    decisions written by threads; a frame neither waits nor builds. What is decided is kept at
-    once, and sessions that are made from then on use it.
+    Pairs of an option and the default run one after the other within the frames' budget, sliced
+    like all jobs, and are timed by the frames' own timestamps. Threads compute plans, build
+    pipelines and write decisions; a frame neither waits nor builds. A decision is saved at once,
+    and sessions that are created later use it.
 
     Parameters
     ----------
-    rounds : for each option, see :class:`cml_engine.runtime.tuning.Trial`.
-    priority : of the jobs; 0 is only what the game's own leave of a frame.
+    rounds : the number of measurements per option, see :class:`cml_engine.runtime.tuning.Trial`.
+    priority : the priority of the jobs; at 0 they get only the time that the game's own jobs leave.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Tuning:
         self._timed_all, scheduler.times_all = scheduler.times_all, True
         self.rounds, self.priority = rounds, priority
         self.total = len(bench.candidates)
-        #: what was decided so far
+        #: the decisions so far
         self.records: list[Any] = []
         self.decided = 0
         self._waiting = list(bench.candidates)
@@ -113,7 +113,8 @@ class Tuning:
         return not self._waiting and not self._saving
 
     def observe(self, measured: Sequence[FrameReport]) -> bool:
-        """Take what :meth:`FrameScheduler.end_frame` returned, and go on; whether all is done."""
+        """Takes the result of :meth:`FrameScheduler.end_frame` and continues; returns True if
+        all is done."""
         self._take(measured)
         self._look_at_saves()
         if not self._waiting:
@@ -127,7 +128,8 @@ class Tuning:
         return self.done
 
     def stop(self) -> None:
-        """End it now; what was decided is kept, and a later bench with ``again=False`` goes on."""
+        """Stops now; decisions are kept, and a later bench with ``again=False`` continues from
+        them."""
         self._clear()
         self._waiting.clear()
         self._end()
@@ -151,13 +153,13 @@ class Tuning:
                     by_job[part.job].add(part, report.jobs_apart)
 
     def _begin(self) -> None:
-        """Have the next candidate's plans made, and look whether they are."""
+        """Starts the computation of the next candidate's plans, and checks if it has finished."""
         if self._plans is None:
             self._plans = self._thread.submit(self.bench.plans, self._waiting[0])
         elif self._plans.done():
             try:
                 plans = self._plans.result()
-            except Exception as error:  # the game goes on without this one
+            except Exception as error:  # the game continues without this candidate
                 warnings.warn(f"tuning leaves out a choice: {error}", RuntimeWarning, stacklevel=3)
                 self._next()
                 return
@@ -188,7 +190,7 @@ class Tuning:
         return _Run(option, job, sum(step.groups for step in program.step_costs()))
 
     def _judge(self) -> None:
-        """Tell the trial the pair's times once they are here."""
+        """Passes the pair's times to the trial once they have arrived."""
         for run in self._runs:
             if run.job.state in ("failed", "cancelled"):
                 self._give_up(run.option, run.job.error or run.job.state)

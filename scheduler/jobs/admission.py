@@ -1,4 +1,4 @@
-"""Whether a deadline can be held, asked before a job is taken."""
+"""Admission control: warns about or refuses jobs whose deadline cannot be met."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Literal
 
 from scheduler.jobs.job import Job
 
-#: what to do with a deadline that cannot be held
+#: the reaction to a deadline that cannot be met
 Admission = Literal["accept", "warn", "refuse"]
 
 
 class AdmissionError(RuntimeError):
-    """A deadline that cannot be held, for a job submitted with ``admission="refuse"``."""
+    """The error for a job submitted with ``admission="refuse"`` whose deadline cannot be met."""
 
 
 def admit(job: Job, admission: Admission, others: int) -> None:
-    """Warn or refuse where the job's deadline cannot be held beside so many others."""
+    """Warns or raises :class:`AdmissionError` if the job cannot meet its deadline.
+
+    ``others`` is the number of the other jobs, for the message.
+    """
     if job.deadline_at_ms is None or admission == "accept":
         return
     late = job.submitted_ms + job.eta_ms - job.deadline_at_ms

@@ -16,7 +16,7 @@ ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
 
 
 class JobOwner(Protocol):
-    """What a job asks of the scheduler that it was submitted to."""
+    """The interface of a scheduler to its own jobs."""
 
     @property
     def executor(self) -> Executor: ...
@@ -34,15 +34,18 @@ class JobOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """A tensor that a job will have made: give it as another job's input, which then waits for
-    it and takes it on the GPU."""
+    """A future output tensor of a job.
+
+    Given as another job's input, it makes that job wait for the output, which stays on the GPU.
+    """
 
     job: Job
     name: str
 
 
 class Gone:
-    """The network of a job that has ended: whoever keeps the job keeps no session alive."""
+    """A placeholder for the network of an ended job, so that a job object keeps no session
+    alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
     load_times_ms: Sequence[float] = ()
@@ -60,12 +63,15 @@ class Gone:
 
 @dataclass(eq=False)
 class Job(Ranked):
-    """A submitted run. :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may
-    be read at any time; :meth:`tensor` and :meth:`read` give the outputs once it is done."""
+    """A submitted run of a network.
+
+    :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may be read at any time;
+    :meth:`tensor` and :meth:`read` return the outputs once the job is done.
+    """
 
     number: int
     network: Network
-    #: what it still needs; empty once they are in the network's memory, and when it has ended
+    #: empty once they are in the network's memory, and when the job has ended
     inputs: Mapping[str, Any] = field(repr=False)
     priority: float
     submitted_ms: float
@@ -76,44 +82,43 @@ class Job(Ranked):
     state: State = "queued"
     paused: bool = False
     error: str = ""
-    #: where it is: the step of :attr:`costs`, and how many of its workgroups are done
+    #: the current step, an index of :attr:`costs`, and the number of its workgroups that are done
     step: int = 0
     group: int = 0
     started_ms: float | None = None
     ended_ms: float | None = None
     ended_frame: int | None = None
-    #: GPU time that it was given so far, as predicted, and the same over its priority
+    #: the predicted GPU time of all work so far, and that time divided by the priority
     given_ms: float = 0.0
     virtual_ms: float = 0.0
     last_served_ms: float = 0.0
     wants_read: bool = False
-    #: why a readback will not come
+    #: the error because of which the readback will not arrive
     read_error: Exception | None = None
-    #: why it could not start in the frame before, where that is not for ever
+    #: why the job could not start in the previous frame, if it may start later
     held_up: str = ""
-    #: the inputs that it was given, and the numbers of the network's steps that it does, None for
-    #: all
+    #: the names of the inputs, and the numbers of the network's steps that the job runs (None: all)
     given: frozenset[str] = frozenset()
     steps: tuple[int, ...] | None = None
     has_looked: bool = field(default=False, init=False, repr=False)
-    #: the loads of its textures, then those steps; ``step`` counts all of them
+    #: the costs of the texture loads, then of the steps; ``step`` counts both
     costs: tuple[StepCost, ...] = ()
-    #: how many loads these are
+    #: the number of texture loads
     loads: int = 0
-    #: numbers of the jobs whose outputs it took
+    #: the numbers of the jobs whose outputs are inputs
     needs: tuple[int, ...] = ()
     outputs: Outputs = field(init=False, repr=False)
-    #: the device's handle of what it has done
+    #: the device's handle of the run
     run: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.outputs = Outputs(self.owner.executor.release)
 
-    # --- what a game looks at
+    # --- for games
 
     @property
     def progress(self) -> float:
-        """Share of its work that has been encoded, 0 to 1, by predicted time."""
+        """The share of the job's work that has been encoded, 0 to 1, by predicted time."""
         if self.state == "done":
             return 1.0
         total = self.remaining_ms + self.given_ms
@@ -121,7 +126,8 @@ class Job(Ranked):
 
     @property
     def eta_ms(self) -> float:
-        """Milliseconds from now to its end if nothing else is submitted; 0 once ended."""
+        """Milliseconds from now to the job's end if no other job is submitted; 0 once it has
+        ended."""
         return self.owner.eta_ms(self)
 
     @property
@@ -129,11 +135,14 @@ class Job(Ranked):
         return self.state in ENDED
 
     def output(self, name: str) -> JobOutput:
-        """The future tensor, as an input for another job."""
+        """Returns the future output as an input for another job."""
         return JobOutput(self, ranges().text(name, "an output's name"))
 
     def tensor(self, name: str) -> Any:
-        """The output on the GPU, without a readback. Raises where the job is not done."""
+        """Returns the output on the GPU, without a readback.
+
+        Raises :class:`cml_engine.InputError` if the job is not done or its outputs were released.
+        """
         self.need_done(name)
         return self.owner.executor.tensor(self.result, name)
 
@@ -150,14 +159,17 @@ class Job(Ranked):
         origin: tuple[int, int, int] = (0, 0, 0),
         mip: int = 0,
     ) -> None:
-        """Append the copy of an output into a texture of any size and format that
-        docs/in_your_engine.md names, with ``COPY_DST``: a shader then reads ``value * scale +
-        shift`` there. What it takes is counted in the budget of the next frame.
+        """Encodes the copy of an output into a texture, where a shader reads ``value * scale +
+        shift``.
 
-        ``scale`` and ``shift`` are for all channels or for each. One channel becomes grey, alpha
-        is 1 where there is none. ``srgb``: the numbers are encoded as a PNG's, and not linear.
-        ``origin`` is a column, a row and a layer. :class:`cml_engine.InputError` where the output
-        does not fit into the texture."""
+        The texture needs ``COPY_DST`` and a format that docs/in_your_engine.md names; any size
+        will do. The time of the copy counts in the budget of the next frame.
+
+        ``scale`` and ``shift`` are one number for all channels, or one for each. One channel
+        becomes grey; alpha is 1 if the output has none. With ``srgb`` the values are
+        gamma-encoded as in a PNG file, not linear. ``origin`` is a column, a row and a layer.
+        Raises :class:`cml_engine.InputError` if the output does not fit into the texture.
+        """
         options = {
             "texture": texture, "scale": scale, "shift": shift, "srgb": srgb, "layout": layout,
             "origin": origin, "mip": mip,
@@ -166,40 +178,47 @@ class Job(Ranked):
 
     @property
     def waiting_for(self) -> str:
-        """Its state and what it waits for, in a line of text for people."""
+        """A line of text that says in which state the job is and what it waits for."""
         return self.owner.waiting_for(self)
 
     def read(self, name: str) -> Any:
-        """The output as a NumPy array, or None until it has arrived: the copy goes with the next
-        frame, and arrives some frames later. Raises where the job was cancelled or failed."""
+        """Returns the output as a NumPy array, or None until it has arrived.
+
+        The copy is part of the next frame and arrives some frames later. Raises if the job was
+        cancelled or failed.
+        """
         return self.owner.read(self, name)
 
     def cancel(self) -> None:
-        """Stop at the next slice; nothing of it runs any more."""
+        """Cancels the job: none of its remaining slices run."""
         self.owner.end(self, "cancelled")
 
     def pause(self) -> None:
-        """Keep its place and its memory, run nothing of it until :meth:`resume`."""
+        """Pauses the job until :meth:`resume`; it keeps its memory and its progress."""
         self.owner.pause(self, True)
 
     def resume(self) -> None:
-        """Run on after :meth:`pause`."""
+        """Continues the job after :meth:`pause`."""
         self.owner.pause(self, False)
 
     def release(self) -> None:
-        """Give its outputs' memory back now, not when the object goes. What jobs that were
-        submitted before still need of them is kept until they have taken it."""
+        """Frees the outputs' memory now, and not only when the object is deleted.
+
+        Outputs that jobs submitted earlier still take as inputs are kept until these have taken
+        them.
+        """
         self.outputs.release()
 
-    # --- what the scheduler looks at
+    # --- for the scheduler
 
     @property
     def result(self) -> Any:
-        """The device's handle of its outputs."""
+        """The device's handle of the outputs."""
         return self.outputs.result
 
     def need_done(self, name: str) -> None:
-        """:class:`cml_engine.InputError` where it has no outputs, or no longer."""
+        """Raises :class:`cml_engine.InputError` if the job is not done or its outputs were
+        released."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
             raise refused(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
@@ -207,12 +226,13 @@ class Job(Ranked):
             raise refused(f"job '{self.name}': its outputs were released")
 
     def take_back_end(self) -> None:
-        """The frame in which it ended is abandoned: it goes on."""
+        """Undoes the job's end, because the frame in which it ended is abandoned."""
         self.ended_ms = self.ended_frame = None
         self.outputs.take_back()
 
     def let_inputs_go(self) -> None:
-        """It needs its inputs no longer: they are in the network's memory, or it has ended."""
+        """Releases the inputs: they have been copied to the network's memory, or the job has
+        ended."""
         inputs, self.inputs = self.inputs, {}
         for value in inputs.values():
             try:
@@ -220,17 +240,17 @@ class Job(Ranked):
                     value.job.outputs.taken(self)
                 else:
                     self.owner.executor.let_go(value)
-            except Exception as error:  # in the middle of a frame, where it is nobody's fault
+            except Exception as error:  # in the middle of a frame, and no fault of the caller
                 self.owner.note(error)
 
     @property
     def remaining_ms(self) -> float:
-        """Predicted GPU time of what is left."""
+        """The predicted GPU time of the remaining work."""
         return self.owner.remaining_ms(self)
 
     @property
     def makers(self) -> list[Job]:
-        """The jobs whose outputs it takes."""
+        """The jobs whose outputs this job takes as inputs."""
         return [v.job for v in self.inputs.values() if isinstance(v, JobOutput)]
 
     @property

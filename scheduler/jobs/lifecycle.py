@@ -1,4 +1,4 @@
-"""A job's way from its submission to its end, and what a frame that never ran takes back of it."""
+"""The life of jobs from submission to end, and the undoing of frames that never ran."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from scheduler.planning.policy import Policy
 from scheduler.recording import Recorder
 from scheduler.reports import FrameReport
 
-#: a network, and which of its steps
+#: the id of a network, and the numbers of its steps (None: all)
 _Work = tuple[int, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class FramePace:
-    """How the scheduler goes, as it was told last: what the jobs' own answers depend on.
+    """The pace of the scheduler at its last update, from which jobs estimate when they end.
 
-    A value and no reference to the scheduler: a scheduler that a host drops is gone at once, with
-    its memory on the device.
+    It is a value without a reference to the scheduler, so a scheduler that a host drops is freed at
+    once, with its memory on the device.
     """
 
     frame: int
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """The jobs of one scheduler; what :class:`scheduler.jobs.job.JobOwner` asks for."""
+    """The jobs of one scheduler; implements :class:`scheduler.jobs.job.JobOwner`."""
 
     def __init__(self, executor: Executor, clock: SteadyClock, pace: FramePace) -> None:
         self.pace = pace
@@ -57,18 +57,18 @@ class Lifecycle:
         #: the jobs that have not ended, filed by what they wait for
         self.roster = Roster()
         self.recorder: Recorder | None = None
-        #: numbers of the jobs that this frame could not go on with for want of memory
+        #: numbers of the jobs that lacked memory in this frame
         self.held_up: list[int] = []
-        #: the jobs whose readback the next frame asks for
+        #: the jobs whose readback the next frame requests
         self.reads: list[Job] = []
-        #: the last error that was nobody's job
+        #: the last error that belonged to no job
         self.last_error = ""
-        #: there is one while a frame is encoded and not ended
+        #: set while a frame is encoded and not ended
         self.open_frame: FrameSnapshot | None = None
-        #: what hosts' copies of outputs take of the next frame
+        #: the cost of copies of outputs in the next frame
         self.charges = Charges(pace.cost_model.guess)
         self.executor, self._clock = executor, clock
-        #: those that are done and that the host still has
+        #: done jobs that the host still references
         self._done: WeakSet[Job] = WeakSet()
         self._work_left: dict[_Work, tuple[Network, list[float]]] = {}
         self._lessons = -1
@@ -78,7 +78,8 @@ class Lifecycle:
     # --- a job
 
     def enlist(self, job: Job, admission: Admission) -> None:
-        """Take a job that is made."""
+        """Adds a new job: finds its steps, checks its deadline and supersedes waiting jobs of
+        its slot."""
         makers = job.makers
         job.needs = tuple(maker.number for maker in makers if maker.owner is self)
         kept = [maker.outputs.keep_for(job) for maker in makers]
@@ -101,7 +102,7 @@ class Lifecycle:
                 self.recorder.submitted(job)
 
     def end(self, job: Job, state: State, error: str = "") -> None:
-        """Take a job out of the running; its outputs exist only if it is done."""
+        """Ends a job in the given state; its outputs exist only if it is done."""
         with self.lock:
             if job.ended:
                 return
@@ -126,12 +127,12 @@ class Lifecycle:
                 self._let_ended_go()
 
     def fail(self, job: Job, error: Exception) -> None:
-        """The job cannot go on because of this."""
+        """Ends the job as failed because of this error."""
         _log.warning("job '%s' failed: %s", job.name, str(error) or type(error).__name__)
         self.end(job, "failed", str(error) or type(error).__name__)
 
     def note(self, error: Exception) -> None:
-        """Remember an error that no job can be blamed for; the host's frame goes on."""
+        """Records an error that belongs to no job; the host's frame continues."""
         self.last_error = f"{type(error).__name__}: {error}"
 
     def pause(self, job: Job, paused: bool) -> None:
@@ -170,16 +171,17 @@ class Lifecycle:
         return waiting_for(job, self._memory_s_holder, self.pace.last_report)
 
     def _memory_s_holder(self, job: Job) -> Job | None:
-        """The other job that runs on the network's memory."""
+        """Returns the other job that runs in the network's memory, or None."""
         with self.lock:
             key = exclusivity_key(job.network)
             running = (j for j in self.roster.running.values() if j is not job)
             return next((j for j in running if exclusivity_key(j.network) == key), None)
 
-    # --- how long it takes
+    # --- estimates
 
     def eta_ms(self, job: Job) -> float:
-        """Wall time to the end of the job, as the policy would run it beside the others."""
+        """Returns the predicted wall time to the end of the job, in the policy's order with the
+        other jobs."""
         if job.ended:
             return 0.0
         with self.lock:
@@ -193,7 +195,7 @@ class Lifecycle:
             return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + pace.frame_ms
 
     def remaining_ms(self, job: Job) -> float:
-        """Predicted GPU time of what is left of it."""
+        """Returns the predicted GPU time of the job's remaining work."""
         if job.ended or job.all_encoded:
             return 0.0
         current = job.costs[job.step]
@@ -201,7 +203,10 @@ class Lifecycle:
         return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
 
     def _from(self, job: Job, step: int) -> float:
-        """Predicted time of a job's steps from ``step`` on (kept until something is learned)."""
+        """Returns the predicted time of a job's steps from ``step`` on.
+
+        The sums are cached until the cost model learns something.
+        """
         model = self.pace.cost_model
         loads = sum(model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads])
         key = id(job.network), job.steps
@@ -211,14 +216,14 @@ class Lifecycle:
             for cost in reversed(job.costs[job.loads :]):
                 sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
-            # with the network itself: another one may come to lie where it was
+            # keep the network: otherwise another one could get the same id
             known = self._work_left[key] = job.network, sums
         return loads + known[1][max(0, step - job.loads)]
 
     # --- a frame
 
     def begin_frame(self, pace: FramePace) -> None:
-        """A frame is about to be encoded."""
+        """Prepares for a frame that is about to be encoded."""
         self.pace = pace
         if pace.cost_model.lessons != self._lessons:
             self._lessons = pace.cost_model.lessons
@@ -228,13 +233,14 @@ class Lifecycle:
         self.open_frame = FrameSnapshot(self.roster.running.values())
 
     def will_start(self, job: Job) -> None:
-        """The frame starts this job: remember how it was."""
+        """Saves the state of a job that the frame is about to start, to undo it if the frame is
+        abandoned."""
         if self.open_frame is not None:
             self.open_frame.add(job)
         self._begun.append(job)
 
     def end_frame(self) -> None:
-        """The frame was submitted: nothing of it is taken back any more."""
+        """Makes the frame's changes final: the host has submitted it."""
         self.open_frame = None
         for job in self._begun:
             job.let_inputs_go()
@@ -243,7 +249,7 @@ class Lifecycle:
         self.roster.frame_is_over()
 
     def abandon_frame(self) -> None:
-        """The frame will never run: its jobs go on from where they were."""
+        """Restores the jobs to their state before the frame, which will never run."""
         if self.open_frame is not None:
             self.open_frame.restore(self.executor, self.roster)
             self.open_frame = None
@@ -251,8 +257,11 @@ class Lifecycle:
             self._let_ended_go()
 
     def fail_harmed(self) -> None:
-        """Frames never ran: fails the jobs whose numbers are wrong for that, even where they were
-        done, and those that wait for their outputs."""
+        """Fails the jobs whose results are wrong because frames never ran, even jobs that were
+        done.
+
+        Jobs that wait for their outputs fail too.
+        """
         for job in [*self.roster.running.values(), *self._done]:
             why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
             if why:
@@ -265,7 +274,8 @@ class Lifecycle:
                 self.roster.file_anew(job)
 
     def _let_ended_go(self) -> None:
-        """No end since the last frame can be taken back any more."""
+        """Drops the networks of ended jobs, because no end since the last frame can be undone
+        any more."""
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:
@@ -273,15 +283,18 @@ class Lifecycle:
 
 
 def calibrate(model: CostModel, network: Network) -> None:
-    """Take over the times that a network measured at its load, where nothing better is known:
-    on a device that cannot time its work in a frame."""
+    """Teaches the model the times that a network measured at its load, for steps without any
+    samples.
+
+    Only devices that cannot time their work in a frame have such times.
+    """
     for cost, ms in zip(network.step_costs(), network.load_times_ms, strict=False):
         if model.samples(cost.key) == 0:
             model.learn([(cost, cost.groups)], ms)
 
 
 def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's inputs with the tensors that other jobs have made for it."""
+    """Returns a job's inputs with the outputs of other jobs replaced by their tensors."""
     return {
         name: _tensor(value) if isinstance(value, JobOutput) else value
         for name, value in inputs.items()

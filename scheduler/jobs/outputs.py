@@ -1,4 +1,4 @@
-"""The outputs of a job that is done, and who still needs them."""
+"""The outputs of a finished job, and the jobs that still need them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
-#: jobs of several schedulers may take each other's outputs, so this is not a scheduler's own
+#: global, because jobs of several schedulers may take each other's outputs
 _lock = Lock()
 
 
 class Outputs:
-    """A handle of the device, held until the host has released it and no job waits to take it."""
+    """A handle of outputs on the device, kept until the host has released it and no job needs
+    it."""
 
     def __init__(self, release: Callable[[Any], None]) -> None:
         self.result: Any = None
-        #: whether the host needs them no longer
+        #: True once the host has released the outputs
         self.released = False
         self._release = release
         self._takers: WeakSet[Any] = WeakSet()
 
     def keep_for(self, taker: object) -> bool:
-        """Keeps them for a job until :meth:`taken`. Returns False where they are released."""
+        """Keeps the outputs for a job until :meth:`taken`; returns False if they were already
+        released."""
         with _lock:
             if not self.released:
                 self._takers.add(taker)
             return not self.released
 
     def taken(self, taker: object) -> None:
-        """The job has what it needs, or needs it no longer. One that came too late for
-        :meth:`keep_for` changes nothing."""
+        """Notes that the job has taken the outputs or no longer needs them.
+
+        Has no effect for a job that :meth:`keep_for` refused.
+        """
         with _lock:
             was_taker = taker in self._takers
             self._takers.discard(taker)
@@ -39,7 +43,7 @@ class Outputs:
             self.give_back()
 
     def release(self) -> None:
-        """The host needs them no longer."""
+        """Notes that the host no longer needs the outputs."""
         with _lock:
             self.released = True
             idle = not self._takers
@@ -47,12 +51,13 @@ class Outputs:
             self.give_back()
 
     def give_back(self) -> None:
-        """Return the memory now."""
+        """Frees the memory now."""
         result, self.result = self.result, None
         if result is not None:
             self._release(result)
 
     def take_back(self) -> None:
-        """What made them is undone: they will be made again."""
+        """Discards the outputs because their job's end is undone; the job will compute them
+        again."""
         self.released = False
         self.give_back()

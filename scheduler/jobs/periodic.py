@@ -1,4 +1,4 @@
-"""Jobs that come again and again."""
+"""Periodic jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.jobs.job import Job
 
 
 class Submitter(Protocol):
-    """What takes the runs."""
+    """The interface of a scheduler to its periodic jobs."""
 
     @property
     def submit(self) -> Callable[..., Job]: ...
@@ -20,14 +20,14 @@ class Submitter(Protocol):
 
 @dataclass
 class Periodic:
-    """A run every ``period_ms``, made by :meth:`FrameScheduler.submit_periodic`.
+    """A run every ``period_ms``, created by :meth:`FrameScheduler.submit_periodic`.
 
-    Its jobs share a slot: a run that is still waiting when the next is due is superseded, so a
-    device that cannot keep up skips runs instead of piling them up. ``latest`` is the newest job
-    that is done: its outputs hold until the next one is.
+    Its jobs share a slot: a run that still waits when the next is due is superseded, so a device
+    that cannot keep up skips runs instead of queueing them. ``latest`` is the newest job that is
+    done; its outputs are kept until the next job is done.
 
-    Where ``make_inputs`` raises, or its inputs are refused, the job ends there: :attr:`stopped`,
-    with the reason in :attr:`error`. The frame and the other jobs go on.
+    If ``make_inputs`` raises, or its inputs are refused, the periodic job stops: :attr:`stopped` is
+    True and :attr:`error` has the reason. The frame and the other jobs continue.
     """
 
     scheduler: Submitter
@@ -40,7 +40,7 @@ class Periodic:
     error: str = ""
     _latest: Job | None = None
     _under_way: list[Job] = field(default_factory=list)
-    #: a host may look at it, or stop it, while a frame makes the next run
+    #: a host may inspect or stop the object while a frame submits the next run
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -57,8 +57,7 @@ class Periodic:
             return self._latest
 
     def due(self, now_ms: float) -> None:
-        """Submit the next run if its time has come; a host that was away does not get all that
-        it missed."""
+        """Submits the next run if its time has come; runs that were missed are skipped."""
         _ = self.latest  # let those go that have ended
         with self._lock:
             session, make_inputs = self.session, self.make_inputs
@@ -80,7 +79,7 @@ class Periodic:
             self._under_way.append(job)
 
     def stop(self) -> None:
-        """No more runs; the one under way goes on. The session is not needed from then on."""
+        """Stops further runs and drops the session; a run that has begun continues."""
         with self._lock:
             self.stopped = True
             self.session = self.make_inputs = None

@@ -1,9 +1,9 @@
-"""Jobs that could start, in the order of a policy, without looking at all of them.
+"""Queues of jobs that could start, which find the first in a policy's order without a full scan.
 
-Of the jobs that wait for one network only the first can start in a frame. Who that is depends on
-the policy; the built-in ones order waiting jobs by things that do not change while they wait, so
-heaps know the few that may be first, and the policy itself then decides between these. A policy of
-a game's own gets them all.
+Of the jobs that wait for one network only the first can start in a frame. The policy decides which
+job is first. The built-in policies order waiting jobs by values that do not change while a job
+waits, so heaps yield the few jobs that may be first, and the policy decides between these. A
+policy of the game receives all of them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from scheduler.executor import Network
 from scheduler.jobs.job import Job
 from scheduler.planning.policy import Policy, by_priority, fair_share, fair_share_key, least_laxity
 
-#: so many jobs are not looked through: they may all come first
+#: queues of at most this many jobs are not ordered: all jobs are candidates
 _FEW = 3
-#: entries of a heap that may be out of date before it is made anew
+#: outdated entries after which a heap is rebuilt
 _STALE = 64
 _Dated = tuple[float, float, int]
 
 
 class Heap:
-    """Jobs, the least by ``key`` first. A key must not change while its job is here."""
+    """A heap of jobs, ordered by ``key``; the key must not change while a job is in the heap."""
 
     def __init__(self, key: Callable[[Job], Any]) -> None:
         self._key = key
@@ -41,7 +41,7 @@ class Heap:
             heapify(self._entries)
 
     def remove(self, job: Job) -> None:
-        """Take it out, if it is here."""
+        """Removes the job if it is in the heap."""
         self._here.pop(job.number, None)
 
     def first(self) -> Job | None:
@@ -55,17 +55,17 @@ class Heap:
 
 
 class Order(Protocol):
-    """The waiting jobs of one network."""
+    """The waiting jobs of one network, in the order of one policy."""
 
     def add(self, job: Job) -> None: ...
     def remove(self, job: Job) -> None: ...
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        """Some of the jobs, among them whoever the policy would take first of all."""
+        """Returns some of the jobs; the one that the policy would run first is among them."""
         ...
 
 
 class _OneHeap:
-    """Where a key alone decides."""
+    """A queue ordered by a key that never changes while a job waits."""
 
     def __init__(self, key: Callable[[Job], Any]) -> None:
         self._heap = Heap(key)
@@ -77,10 +77,11 @@ class _OneHeap:
 
 
 class _ByLaxity:
-    """For :func:`least_laxity`: the earliest deadline that can be held, whoever comes first where
-    none can, and the one that waits for the longest.
+    """A queue for :func:`least_laxity`.
 
-    All jobs here have the same work before them, so a deadline alone says whether it can be held.
+    Candidates are the job with the earliest deadline that can still be met, the first by fair
+    share, and the one that has waited longest. All jobs here have the same remaining work, so
+    the deadline alone decides whether it can be met.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class _ByLaxity:
         return list({job.number: job for job in found if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
-        """The first whose deadline can still be held."""
+        """Returns the job with the earliest deadline that can still be met."""
 
         def can_hold(entry: _Dated) -> bool:
             return self._jobs[entry[2]].laxity_ms(now_ms, rate) >= 0
@@ -124,14 +125,15 @@ class _ByLaxity:
 
 
 def _dated(job: Job) -> _Dated | None:
-    """Where the job stands among the deadlines; None without one that counts."""
+    """Returns the job's sort key among the deadlines, or None if it has none or is of priority
+    0."""
     if job.deadline_at_ms is None or job.idle:
         return None
     return job.deadline_at_ms, -job.priority, job.number
 
 
 class _Everyone:
-    """For a policy of a game's own."""
+    """A queue for a policy of the game: all jobs are candidates."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
@@ -147,7 +149,8 @@ class _Everyone:
 
 
 class _InTurn(_OneHeap):
-    """Where a job builds on what the one before has left."""
+    """A queue in order of submission, for networks whose jobs build on the results of the job
+    before."""
 
     def __init__(self) -> None:
         super().__init__(lambda job: job.number)
@@ -164,7 +167,7 @@ def _order_for(policy: Policy[Any]) -> Order:
 
 
 class NetworkQueue:
-    """The jobs that wait for one network and for nothing else."""
+    """The jobs whose inputs are available and that wait only for one network."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -177,7 +180,7 @@ class NetworkQueue:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them, the oldest first."""
+        """All jobs in the queue, the oldest first."""
         return list(self._jobs.values())
 
     def add(self, job: Job) -> None:
@@ -189,7 +192,7 @@ class NetworkQueue:
             self._order.remove(job)
 
     def first(self, policy: Policy[Any], now_ms: float, rate: float) -> list[Job]:
-        """Who may be the first of these in the policy's order."""
+        """Returns the jobs that may come first in the policy's order."""
         if len(self._jobs) <= _FEW and not self.network.retains:
             return self.jobs
         if policy is not self._policy:

@@ -1,5 +1,7 @@
-"""Who is there: jobs that have not ended, filed by what they wait for, so that no frame has to look
-at all of them."""
+"""The job list of a scheduler: unfinished jobs, indexed by what they wait for.
+
+The index spares a frame from scanning all jobs.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from scheduler.jobs.queues import Heap, NetworkQueue
 
 
 class Roster:
-    """The jobs of one scheduler."""
+    """The unfinished jobs of one scheduler."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
-        #: those that have begun, by number
+        #: the jobs that have begun, by number
         self.running: dict[int, Job] = {}
-        #: those whose input will never come; they fail in the next frame
+        #: jobs whose input will never arrive; they fail in the next frame
         self.doomed: deque[Job] = deque()
         self._queues: dict[int, NetworkQueue] = {}
         self._paused: dict[int, Job] = {}
@@ -33,23 +35,26 @@ class Roster:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them, the oldest first."""
+        """All jobs, the oldest first."""
         return [job for _, job in sorted(self._jobs.items())]
 
     @property
     def queues(self) -> list[NetworkQueue]:
-        """The networks that could start a job, with those that could be it."""
+        """The queues of the networks for which a job waits, each with its candidates."""
         return list(self._queues.values())
 
     @property
     def held_back(self) -> bool:
-        """Whether jobs are paused, or wait for others' outputs."""
+        """True if jobs are paused, wait for other jobs' outputs, or are about to fail."""
         return bool(self._paused or self._blocked or self.doomed)
 
-    # --- coming and going
+    # --- changes
 
     def add(self, job: Job) -> None:
-        """A new job; it starts level with the others: it may not make up for its absence."""
+        """Adds a new job with the lowest fair-share level of the others.
+
+        A new job must not catch up on GPU time from before its submission.
+        """
         first = self._levels[job.idle].first()
         known = [other.virtual_ms for other in self.running.values() if other.idle == job.idle]
         known += [level for was_idle, level in self._left if was_idle == job.idle]
@@ -59,7 +64,7 @@ class Roster:
         self.queued(job)
 
     def queued(self, job: Job) -> None:
-        """It is new, or back from a frame that was abandoned."""
+        """Adds a job that is new, or queued again because its frame was abandoned."""
         self.running.pop(job.number, None)
         self._levels[job.idle].add(job)
         self._jobs[job.number] = job
@@ -72,7 +77,8 @@ class Roster:
         self.running[job.number] = job
 
     def going_on(self, job: Job) -> None:
-        """Its end was part of a frame that was abandoned: who took its outputs waits again."""
+        """Restores a job whose end was part of an abandoned frame; the jobs that take its
+        outputs wait again."""
         self._jobs[job.number] = job
         self.running[job.number] = job
         self._just_ended.discard(job.number)
@@ -100,39 +106,40 @@ class Roster:
                 self._file(taker)
 
     def frame_is_over(self) -> None:
-        """Nobody's end can be taken back any more."""
+        """Forgets which jobs take the outputs of jobs that just ended, because no end can be
+        undone any more."""
         for number in self._just_ended:
             self._takers.pop(number, None)
         self._just_ended.clear()
 
     def doom(self, job: Job) -> None:
-        """One of its inputs will never come."""
+        """Marks a job to fail in the next frame because one of its inputs will never arrive."""
         self._take_out(job)
         self.doomed.append(job)
 
     def file_anew(self, job: Job) -> None:
-        """It was paused or resumed."""
+        """Indexes a job again after it was paused or resumed."""
         if job.state == "queued" and job.number in self._jobs:
             self._take_out(job)
             self._file(job)
 
     def forget_left(self) -> None:
-        """Those who have ended count for the newcomers' level until here."""
+        """Drops finished jobs from the fairness baseline used for newly submitted ones."""
         self._left.clear()
 
-    # --- asking
+    # --- queries
 
     def waiting_in(self, slot: str) -> list[Job]:
-        """The jobs of that slot that have not begun."""
+        """Returns the jobs of that slot that have not begun."""
         return list(self._slots.get(slot, {}).values())
 
     def look_abroad(self) -> None:
-        """File the jobs anew whose inputs other schedulers' jobs have made since."""
+        """Indexes again the jobs that wait for jobs of other schedulers, which may have ended."""
         for job in list(self._abroad.values()):
             self._take_out(job)
             self._file(job)
 
-    # --- filing
+    # --- the index
 
     def _file(self, job: Job) -> None:
         makers = job.makers
@@ -155,7 +162,8 @@ class Roster:
             self._queues[key].add(job)
 
     def _remember_taker(self, maker: Job, taker: Job) -> None:
-        """To be told of the maker's end, and where the frame of its end is taken back."""
+        """Records that ``taker`` depends on ``maker``, to notice the end of ``maker`` or its
+        undoing."""
         here = self._just_ended if maker.ended else self._jobs
         if maker.owner is taker.owner and maker.number in here:
             self._takers.setdefault(maker.number, {})[taker.number] = taker

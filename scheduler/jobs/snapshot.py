@@ -1,4 +1,4 @@
-"""A frame that the host abandons, taken back."""
+"""The state of jobs before a frame, to undo a frame that the host abandons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler.jobs.roster import Roster
 
 
 class FrameSnapshot:
-    """The jobs that a frame works on as they were before it was encoded."""
+    """The jobs that a frame works on, as they were before it was encoded."""
 
     def __init__(self, running: Iterable[Job]) -> None:
         self._was: list[tuple[Job, State, int, int, float, float]] = []
@@ -18,12 +18,12 @@ class FrameSnapshot:
             self.add(job)
 
     def add(self, job: Job) -> None:
-        """The frame is about to start it."""
+        """Saves the state of a job that the frame is about to start."""
         now = (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms)
         self._was.append(now)
 
     def restore(self, executor: Executor, roster: Roster) -> None:
-        """Let the jobs go on from there; one that the frame started, starts again."""
+        """Restores the saved states; jobs that the frame started are queued again."""
         for job, state, step, group, given_ms, virtual_ms in self._was:
             if job.state in ("cancelled", "failed"):
                 continue

@@ -1,4 +1,4 @@
-"""What a job waits for, and what a scheduler is doing, in words."""
+"""Texts that say what a job waits for and what a scheduler is doing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 
-#: jobs that a scheduler's text tells of, and characters of an error
+#: the most jobs in a scheduler's text, and characters of an error
 _SHOWN, _LENGTH = 12, 200
 
 
 def waiting_for(
     job: Job, memory_s_holder: Callable[[Job], Job | None], last: FrameReport | None
 ) -> str:
-    """A job's state and what it waits for, in one line. ``memory_s_holder`` tells who else runs in
-    its network's memory, ``last`` is the frame before."""
+    """Returns a line of text with a job's state and what it waits for.
+
+    ``memory_s_holder`` returns the job that runs in its network's memory; ``last`` is the report
+    of the previous frame.
+    """
     if job.ended:
         return _ended(job)
     room = f"room in a frame{_stopped_at(last)}"
@@ -41,7 +44,8 @@ def _ended(job: Job) -> str:
 
 
 def _to_begin(job: Job, memory_s_holder: Callable[[Job], Job | None]) -> str:
-    """What a queued job needs before it can begin; "" where it may begin any time."""
+    """Returns a text that says what a queued job needs before it can begin; "" if it needs
+    nothing."""
     makers = [maker for maker in job.makers if not maker.ended]
     if makers:
         named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in makers[:3])
@@ -62,8 +66,10 @@ def describe(
     *, frame: int, budget_ms: float, report: FrameReport | None, jobs: Sequence[Job],
     preparing: str, last_error: str, ignored: int,
 ) -> str:  # fmt: skip
-    """What a scheduler is doing: its budget, its last frame, the thread that prepares networks, and
-    its jobs, a line each."""
+    """Returns a text about a scheduler, a line for each job.
+
+    It has the budget, the last frame, the preparation thread and the jobs.
+    """
     running = sum(job.state == "running" for job in jobs)
     lines = [
         f"frame {frame}: budget {budget_ms:.3g} ms, {running} jobs "
@@ -81,6 +87,6 @@ def describe(
 
 
 def one_line(text: str) -> str:
-    """The text's first words, in one line."""
+    """Returns the text in one line, shortened if necessary."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"

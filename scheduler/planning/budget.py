@@ -18,11 +18,11 @@ class FixedBudget:
         checked("ms", self.ms)
 
     def next_ms(self) -> float:
-        """Milliseconds for the next frame's networks: always the same."""
+        """Returns the milliseconds for the next frame's networks, which never change."""
         return self.ms
 
     def observe(self, render_ms: float) -> None:
-        """A fixed budget does not care."""
+        """Does nothing: a fixed budget does not depend on render times."""
 
     def begin_frame(self) -> None:
         """Does nothing: a fixed budget does not count frames."""

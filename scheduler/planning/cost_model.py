@@ -23,31 +23,31 @@ from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.margin import TailMargin
 
 _FORMAT = "cml cost table 2"
-#: what a table may say: anything else is no measurement
+#: limits of the values in a table; anything else is not a measurement
 _LEAST_MS, _MOST_MS, _MOST_COUNT = 1e-12, 1e12, 1e15
 #: after this many samples the newest one always weighs the same
 _MEMORY = 48
-#: numbers shipped kernel by kernel count as so many samples of how fast the device is
+#: shipped numbers per kernel count as this many samples of the device's speed
 _GUESSED_SAMPLES = 4
-#: only steps that take longer than so many launches say how fast the device computes
+#: only steps longer than this many launches say how fast the device computes
 _TELLING = 8
-#: a device may be so many times faster or slower than the first guess
+#: logarithm of the largest factor between a device and the first guess
 _MOST_UNKNOWN = math.log(100)
-#: a sample is not believed to be off by more than this factor once there are a few
+#: logarithm of the factor to which the error of a sample is clipped once there are a few samples
 _CLIP = math.log(2.5)
 _CLIP_AFTER = 4
-#: the device is not believed to drift by more than so many times the usual error, and a little,
-#: for one frame's sake: a hitch is not a slow device
+#: one frame changes the drift by at most _USUAL times the usual error plus _LITTLE: a hitch is
+#: not a slow device
 _USUAL, _LITTLE = 3.0, 0.1
-#: nor one kernel to have changed by much more than that, once it is well known
+#: the same limit for one kernel, once it has _SETTLED samples
 _SOME, _SETTLED = 0.2, 12
-#: how much of an error is put down to the whole device at once
+#: the share of an error that is attributed to the whole device at once
 _DRIFT_WEIGHT = 1 / 32
-#: what is learned at one number of workgroups counts so much at the others
+#: the weight of a sample at the other numbers of workgroups
 _COMMON = 0.5
-#: numbers of workgroups whose times are kept, of a step key
+#: cached predictions per step key
 _KEPT = 256
-#: step keys whose times are kept: those of some hundred networks
+#: step keys whose times are kept: enough for some hundred networks
 _MOST_KEYS = 4096
 
 
@@ -65,7 +65,7 @@ class _Point:
     spread: float = 0.0
 
     def learn(self, log_count: float, log_ms: float) -> float:
-        """Move towards a sample; returns by how much."""
+        """Moves towards a sample and returns the difference."""
         self.samples += 1
         weight = 1 / min(self.samples, _MEMORY)
         # the sample's size differs a little from the point's: compare at the point's size
@@ -82,13 +82,13 @@ class _Point:
 
 @dataclass(slots=True)
 class _Curve:
-    """Time over number of workgroups of one step key.
+    """The time of one step key as a function of the number of workgroups.
 
-    A frame asks many times for each time that it learns: what was asked is kept until then.
+    Predictions are cached, because a frame requests many for each time that is learned.
     """
 
     points: dict[int, _Point] = field(default_factory=dict)
-    #: what :meth:`predict` has found, by number of workgroups
+    #: the cached results of :meth:`predict`, by number of workgroups
     known: dict[int, float] = field(default_factory=dict)
     _order: list[_Point] = field(default_factory=list)
     _at: list[float] = field(default_factory=list)
@@ -141,17 +141,18 @@ class _Curve:
 
 
 def _bucket(count: int) -> int:
-    """Numbers of workgroups within half an octave are learned together."""
+    """Returns the number of the half octave that ``count`` is in; counts in one are learned
+    together."""
     return round(2 * math.log2(count))
 
 
 class CostModel:
-    """Predicts and learns the time of slices. A pure function of what it was told.
+    """Predicts and learns the time of slices; depends on nothing but its inputs.
 
     Parameters
     ----------
-    share : the part of frames that may go over budget; the margin is chosen for it.
-    guess : what is believed of steps that were never measured.
+    share : the share of frames that may exceed the budget; the margin is chosen for it.
+    guess : the assumed speed of steps that were never measured.
     """
 
     def __init__(self, share: float = 0.01, guess: FirstGuess | None = None) -> None:
@@ -160,13 +161,13 @@ class CostModel:
         self._unknown = 0.0  # log of measured / predicted for steps never measured before
         self._unknown_samples = _GUESSED_SAMPLES if self.guess.kernels else 0
         self._drift = 0.0
-        self._error = _CLIP  # how far measurements usually are from what was predicted
+        self._error = _CLIP  # the usual difference of measurements from predictions
         self.tail = TailMargin(share)
-        #: grows with everything that is learned: until then predictions stay what they are
+        #: the number of lessons; predictions change only when it does
         self.lessons = 0
 
     def predict_ms(self, step: StepCost, count: int) -> float:
-        """The median time of ``count`` workgroups of the step."""
+        """Returns the predicted median time of ``count`` workgroups of the step."""
         if count <= 0:
             return 0.0
         curve = self._curves.get(step.key)
@@ -182,7 +183,8 @@ class CostModel:
         return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
-        """The largest number of workgroups, at most ``limit``, predicted to take ``ms``."""
+        """Returns the largest number of workgroups, at most ``limit``, predicted to take at most
+        ``ms``."""
         if limit <= 0 or ms <= 0 or self.predict_ms(step, 1) > ms:
             return 0
         if self.predict_ms(step, limit) <= ms:
@@ -197,7 +199,8 @@ class CostModel:
         return low
 
     def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
-        """The slices ``(step, count)`` together took ``ms``; each gets its predicted share."""
+        """Learns that the slices ``(step, count)`` together took ``ms``; each gets its predicted
+        share."""
         parts = [(step, count) for step, count in parts if count > 0]
         predicted = [self.predict_ms(step, count) for step, count in parts]
         total = sum(predicted)
@@ -228,7 +231,7 @@ class CostModel:
         self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
 
     def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """A full frame took ``measured_ms`` in all of ``budget_ms``."""
+        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``."""
         if predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms):
             self.tail.learn(predicted_ms, measured_ms, budget_ms)
 
@@ -275,7 +278,7 @@ class CostModel:
 
     @classmethod
     def of_state(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
-        """A model that predicts as the one did whose :meth:`state` this is."""
+        """Returns a model with the same predictions as the one whose :meth:`state` this is."""
         model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown, model._drift = data["unknown"], data["drift"]
         model._error = data["error"]
@@ -287,11 +290,12 @@ class CostModel:
 
     @property
     def keys(self) -> list[str]:
-        """The steps that were measured."""
+        """The keys of the steps that were measured."""
         return list(self._curves)
 
     def to_json(self) -> dict[str, Any]:
-        """Readable: for each step key ``[workgroups, ms, samples, spread]`` rows."""
+        """Returns the table for people: for each step key ``[workgroups, ms, samples, spread]``
+        rows."""
         return {
             "format": _FORMAT,
             "guess": self.guess.to_json(),
@@ -308,7 +312,8 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
-        """Inverse of :meth:`to_json`; ``ValueError`` if it is something else."""
+        """Returns the model from the result of :meth:`to_json`; raises ``ValueError`` for
+        anything else."""
         from cml_engine.io.json import finite
 
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
@@ -324,15 +329,18 @@ class CostModel:
         return model
 
     def save(self, path: Path) -> None:
-        """Write the table, whole or not at all."""
+        """Writes the table to a file atomically."""
         from cml_engine.io.atomic_write import write_atomically
 
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
-        """The table in that file, or an empty one with that first guess where there is none. One
-        that cannot be used is named in a warning."""
+        """Reads the table in the file, or returns an empty model with that first guess if there is
+        none.
+
+        Warns about a file that cannot be used.
+        """
         from cml_engine.io.json import read_json
 
         try:

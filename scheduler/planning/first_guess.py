@@ -18,7 +18,7 @@ from typing import Any
 
 from scheduler.executor import StepCost
 
-#: what is divided by is not less
+#: the least value of a divisor
 _LEAST = 1e-9
 _DEFAULTS = Path(__file__).with_name("defaults")
 
@@ -27,9 +27,9 @@ _DEFAULTS = Path(__file__).with_name("defaults")
 class FirstGuess:
     """A roofline: work takes the longer of its FLOPs and its bytes, plus ``launch_ms``.
 
-    ``kernels`` says how many times that a kernel takes: of a variant (``winograd-50be9931``, the
-    second word of a step's key) or of a kernel in all its variants (``winograd``). Without any
-    numbers it is a slow integrated GPU, so that the first frames stay short.
+    ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one variant
+    (``winograd-50be9931``, the second word of a step's key). The default values describe a slow
+    integrated GPU, so that the first frames stay short.
     """
 
     flops_per_ms: float = 2e7
@@ -40,7 +40,7 @@ class FirstGuess:
 
     @classmethod
     def for_device(cls, name: str) -> FirstGuess:
-        """The shipped numbers for a device of that name; the general ones for others."""
+        """Returns the shipped numbers for a device of that name, or the general ones."""
         for pattern, _, guess in _shipped():
             if re.search(pattern, name, re.IGNORECASE):
                 return guess
@@ -48,8 +48,10 @@ class FirstGuess:
 
     @classmethod
     def shipped_by_words(cls) -> list[tuple[str, FirstGuess]]:
-        """All shipped numbers, each with words of devices' names joined by ``|``, and the general
-        ones for "" (docs/cooked.md: what a player takes)."""
+        """Returns all shipped numbers, each with words of device names joined by ``|``.
+
+        The general numbers have "" as their words. docs/cooked.md says which numbers a player uses.
+        """
         return [*((words, guess) for _, words, guess in _shipped()), ("", cls())]
 
     @classmethod
@@ -70,11 +72,11 @@ class FirstGuess:
             raise ValueError(f"not a device's first guess: {error!r}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the numbers as a JSON object."""
         return asdict(self)
 
     def work_ms(self, step: StepCost, count: int) -> float:
-        """The time of ``count`` workgroups without the launch."""
+        """Returns the time of ``count`` workgroups without the launch."""
         work = max(step.flops / self.flops_per_ms, step.nbytes / self.bytes_per_ms)
         return count * work * self._factor(step.key)
 
@@ -86,8 +88,8 @@ class FirstGuess:
 
 @cache
 def _shipped() -> list[tuple[str, str, FirstGuess]]:
-    """Name patterns, words that say nearly the same, and numbers of every shipped file, in the
-    order of the files' names."""
+    """Returns the name pattern, the words and the numbers of every shipped file, in order of
+    file names."""
     found = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 from scheduler.planning.level import FRAMES, Level
 
-#: so many frames must have been seen before their spread is believed
+#: frames that must have been seen before their spread is trusted
 _ENOUGH = 16
-#: but what held up a frame by more than this share of its room is expected to hold up the next
+#: a delay of more than this share of the frame's room is expected in the next frame too
 _HELD_UP = 0.3
-#: frames in a row that run nothing where there is no room: then the networks get on again
+#: the most frames in a row without networks for lack of room
 _MOST_RESTS = 2
-#: frames that are remembered, and of those without networks
+#: remembered frames, and remembered frames without networks
 _WINDOW, _BASELINE = 2400, 128
-#: where frames are late whatever runs, one in so many runs nothing: is it really not the networks?
-#: with so many of those known, half as often
+#: if frames are late anyway, one in this number runs no networks, to see if they are the cause;
+#: half as often once _REST_KNOWN of them are known
 _REST_EVERY, _REST_KNOWN = 48, 32
-#: the least that is planned for where late frames turn out to be the networks' own
+#: the least share of the room to plan if the networks turn out to cause the late frames
 _LEAST = 0.125
 
 
@@ -38,13 +38,13 @@ class _Open:
     frame: int
     aim_ms: float
     predicted_ms: float
-    #: the level that it was planned at
+    #: the level at which the frame was planned
     level_ms: float | None
-    #: it runs nothing because there was no room: it says nothing of frames without networks
+    #: True if it runs nothing for lack of room; it is then no sample of frames without networks
     cramped: bool
-    #: how many such frames had come before it in a row, and frames since the last rest
+    #: the number of such frames in a row before it, and of frames since the last rest
     before: tuple[int, int]
-    #: whether what its networks take will be known
+    #: True if the time of its networks will be known
     timed: bool
     total_ms: float | None = None
     render_ms: float | None = None
@@ -52,8 +52,10 @@ class _Open:
 
 
 class FrameSlack:
-    """Learns from frames, and plans the most work for which the share of frames that are late
-    *because of it* stays under ``share``."""
+    """Plans the largest amount of work that keeps late frames rare.
+
+    The share of frames that are late *because of the networks* stays below ``share``.
+    """
 
     def __init__(self, share: float = 0.01) -> None:
         self.share = share
@@ -66,16 +68,16 @@ class FrameSlack:
         self._open: deque[_Open] = deque()
         self._since_rest = 0
         self._unheard = 0
-        #: whether whole frames are told, or only what the renderer took
+        #: True if the host reports whole frames, not only render times
         self.whole_frames = False
-        #: what everything but the networks takes in a usual frame now
+        #: the time of everything except the networks in a usual frame
         self.level_ms = 0.0
         self._target_ms = math.inf
         self._held_up = self._cramped = False
         self._rests = 0
         self._aims: dict[float, float | None] = {}  # by target, until more is learned
 
-    # --- what comes in
+    # --- inputs
 
     def encoded(
         self, frame: int, aim_ms: float, predicted_ms: float, *, timed: bool = True
@@ -96,13 +98,16 @@ class FrameSlack:
             self._open.popleft()
 
     def abandoned(self) -> None:
-        """The frame that was encoded last never ran."""
+        """Drops the frame that was encoded last, which never ran."""
         if self._open:
             self._rests, self._since_rest = self._open.pop().before
 
     def took(self, ms: float) -> float | None:
-        """The whole of the frame that was ended last; what of it was not its networks', as
-        predicted. None where there is no such frame, or it was told already."""
+        """Learns the total time of the frame that was ended last.
+
+        Returns the part of it beyond the networks' predicted time, or None if there is no such
+        frame or its time was already given.
+        """
         self.whole_frames = True
         if not self._open or self._open[-1].total_ms is not None:
             return None
@@ -112,7 +117,7 @@ class FrameSlack:
         return rest
 
     def rendered(self, ms: float) -> None:
-        """The renderer's part of a recent frame; they come in the order of the frames."""
+        """Notes the render time of a recent frame; the times arrive in the order of the frames."""
         entry = next((e for e in self._open if e.render_ms is None), None)
         if entry is not None:
             entry.render_ms = ms
@@ -124,8 +129,10 @@ class FrameSlack:
                 entry.measured_ms = ms
 
     def learn(self, target_ms: float, patience: int) -> None:
-        """Learn from the frames whose times are here. The networks' own times are not waited for
-        after ``patience`` frames."""
+        """Learns from the frames whose times have arrived.
+
+        The networks' own times are no longer awaited after ``patience`` frames.
+        """
         self._target_ms = target_ms
         while self._open:
             entry = self._open[0]
@@ -137,7 +144,7 @@ class FrameSlack:
             ran = entry.measured_ms if entry.measured_ms is not None else entry.predicted_ms
             beyond = ran - entry.predicted_ms
             rest = known - ran if self.whole_frames else known
-            if beyond > 0:  # as much as a frame of the planned size would have had
+            if beyond > 0:  # scale the excess to a frame of the planned size
                 grown = max(1.0, entry.aim_ms / max(entry.predicted_ms, 0.25 * entry.aim_ms))
                 beyond *= math.sqrt(grown)
             if not self.whole_frames:
@@ -167,11 +174,11 @@ class FrameSlack:
             insort(self._sorted, self._residuals[-1])
         self._aims.clear()
 
-    # --- what is planned
+    # --- the plan
 
     @property
     def known(self) -> bool:
-        """Returns True if there are enough frames, and recent ones."""
+        """True if enough frames are known, and recent ones."""
         return len(self._sorted) >= _ENOUGH and self._unheard <= 2 * FRAMES
 
     @property
@@ -195,8 +202,10 @@ class FrameSlack:
         return self._cramped or self.rest_due
 
     def aim_ms(self, target_ms: float) -> float | None:
-        """The predicted milliseconds to plan for in a frame of ``target_ms``; None where most
-        frames are late anyway."""
+        """Returns the predicted milliseconds to plan for in a frame of ``target_ms``.
+
+        Returns None if most frames are late anyway.
+        """
         if target_ms not in self._aims:
             self._aims[target_ms] = self._plan(target_ms)
         return self._aims[target_ms]
@@ -211,7 +220,7 @@ class FrameSlack:
         ours = self._ours()
         lost = max(0, min(in_time - 1, math.floor(allowed - ours)))
         aim = room - self._sorted[in_time - 1 - lost]
-        if allowed < 0:  # too few frames to have seen the tail: reach beyond the worst one
+        if allowed < 0:  # too few frames to have seen the tail: extrapolate beyond the worst one
             reach = 0.5 * (self._sorted[in_time - 1] - self._sorted[in_time // 2])
             aim -= max(0.0, reach) * (1 - count * self.share)
         if ours > max(allowed, 1.0):

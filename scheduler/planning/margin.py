@@ -6,15 +6,15 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-#: the part of the allowed frames over budget that the margin aims at
+#: the share of the allowed frames over budget that the margin aims at
 _AIMED_SHARE = 0.8
-#: a plan below this share of the budget would not help: where that goes over, it is not by its
-#: own work
+#: the least plan as a share of the budget: a frame over budget with less work is not late because
+#: of that work
 _LEAST = 0.125
-#: a frame below this share of its budget is taken for one of that size: what it took beyond its
-#: prediction is not expected to grow with the next one's size
+#: a frame smaller than this share of its budget counts as one of this size, because its excess is
+#: not expected to grow with the size of the next frame
 _SMALL = 0.25
-#: frames that must have been seen before their spread is believed
+#: frames that must have been seen before their spread is trusted
 _ENOUGH = 8
 
 
@@ -42,14 +42,18 @@ class TailMargin:
 
     @property
     def frames(self) -> list[tuple[float, float, bool]]:
-        """The recent frames' (predicted, measured) milliseconds, oldest first, and whether a frame
-        would have been over its budget whatever was planned."""
+        """The recent frames, oldest first: predicted and measured milliseconds, and a flag.
+
+        The flag is True if the frame would have been over its budget with any plan.
+        """
         return list(self._recent)
 
     def aim_ms(self, budget_ms: float) -> float:
-        """The predicted milliseconds to plan for: the root of ``aim + x sqrt(aim) = budget`` for
-        a high quantile ``x`` of the excess over the square root of the prediction; at least an
-        eighth of the budget."""
+        """Returns the predicted milliseconds to plan for, at least an eighth of the budget.
+
+        This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
+        excess over the square root of the prediction.
+        """
         if len(self._sorted) < _ENOUGH:
             return budget_ms / self._prior
         half = 0.5 * max(0.0, self._quantile())
@@ -63,19 +67,19 @@ class TailMargin:
         rank = math.ceil((1 - aimed) * (count + 1)) - 1
         if rank < count:
             return self._sorted[rank]
-        # too few frames to have seen the tail: reach beyond the worst one, by its own distance
+        # too few frames to have seen the tail: extrapolate beyond the worst one
         median = self._sorted[count // 2]
         reach = 0.5 * (self._sorted[-1] - median) * (1 - count * aimed)
         return self._sorted[-1] + max(0.0, reach)
 
     def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """A full frame took ``measured_ms``, where ``budget_ms`` were allowed."""
+        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``."""
         lifted = max(0.0, _SMALL * budget_ms - predicted_ms)
         hopeless = measured_ms - predicted_ms > budget_ms
         self.remember(predicted_ms + lifted, measured_ms + lifted, hopeless)
 
     def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
-        """A frame of :attr:`frames`."""
+        """Adds a frame as in :attr:`frames`."""
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, _excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))
@@ -83,7 +87,10 @@ class TailMargin:
 
 
 def _excess(predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
-    """A hitch longer than the budget itself, which no plan would have met, limits none."""
+    """Returns the excess over the square root of the prediction.
+
+    It is 0 for a hitch longer than the budget, which no plan would have met.
+    """
     if hopeless:
         return 0.0
     return (measured_ms - predicted_ms) / math.sqrt(predicted_ms)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scheduler.executor import StepCost
 from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSlice
 
-#: how a frame is decided: :func:`plan_frame`, or another way to compare with
+#: decides a frame: :func:`plan_frame`, or an alternative for comparisons
 Planner = Callable[[FrameState], FramePlan]
 #: a slice shorter than this share of the budget is not worth its launch at the end of a frame
 _MIN_SHARE = 0.02
@@ -16,7 +16,7 @@ _PROBE_SHARE = 0.25
 
 
 def plan_frame(state: FrameState) -> FramePlan:
-    """Slices in the policy's order until the aim is reached."""
+    """Plans a frame: takes slices in the policy's order until the planned time is reached."""
     if state.budget_ms <= 0:
         return FramePlan((), (), "budget")
     if state.gpu_behind:
@@ -42,7 +42,8 @@ def plan_frame(state: FrameState) -> FramePlan:
 def _slices_of(
     state: FrameState, job: JobState, left: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
-    """The job's next slices within ``left`` ms, what is left then, and whether it is all of it."""
+    """Returns the job's next slices within ``left`` ms, the time then left, and True if the job
+    is done."""
     steps, step, group = state.networks[job.network], job.step, job.group
     parts: list[PlannedSlice] = []
     while step < len(steps):
@@ -61,7 +62,7 @@ def _slices_of(
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
-        if probing:  # what it takes must be known before more of it is added
+        if probing:  # its time must be known before more of it is added
             break
     return parts, left, step >= len(steps)
 

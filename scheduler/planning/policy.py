@@ -1,4 +1,4 @@
-"""Whose turn it is.
+"""The scheduling policies.
 
 A policy orders the jobs that could run; the scheduler takes them in that order until the frame's
 budget is spent. Orders are pure functions of the jobs and the time.
@@ -11,14 +11,14 @@ from typing import Protocol, TypeVar
 
 #: a job that was not served for this long gets the first slice of a frame, whatever the order
 STARVED_MS = 500.0
-#: of two jobs with about the same laxity the one that runs goes on: a change gains nothing
+#: a running job keeps its place against a job of about the same laxity: a change gains nothing
 STICKINESS_MS = 20.0
 
 
 class Candidate(Protocol):
     """The interface of a job to a policy.
 
-    :class:`scheduler.Job` has it, and so has its state in a frame
+    :class:`scheduler.Job` implements it, and so does its state in a frame
     (:class:`scheduler.planning.state.JobState`).
     """
 
@@ -32,7 +32,7 @@ class Candidate(Protocol):
     def deadline_at_ms(self) -> float | None: ...
     @property
     def virtual_ms(self) -> float:
-        """GPU time that it was given so far, over its priority."""
+        """The GPU time that the job has received, divided by its priority."""
         ...
 
     @property
@@ -46,17 +46,20 @@ class Candidate(Protocol):
     def group(self) -> int: ...
     @property
     def remaining_ms(self) -> float:
-        """Predicted GPU time of what is left."""
+        """The predicted GPU time of the remaining work."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Returns True for priority 0: the job gets only what the others leave."""
+        """True for priority 0: the job gets only the time that the others leave."""
         ...
 
     def laxity_ms(self, now_ms: float, rate: float) -> float:
-        """Time to spare before its deadline if it got all of every frame from now on; ``rate`` is
-        GPU milliseconds per millisecond of wall time."""
+        """Returns the time to spare before the deadline if the job got all of every frame from now
+        on.
+
+        ``rate`` is GPU milliseconds per millisecond of wall time.
+        """
         ...
 
 
@@ -67,12 +70,15 @@ class Ranked:
 
     @property
     def idle(self: Candidate) -> bool:
-        """Returns True for priority 0: the job gets only what the others leave."""
+        """True for priority 0: the job gets only the time that the others leave."""
         return self.priority == 0
 
     def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
-        """Time to spare before its deadline if it got all of every frame from now on; ``rate`` is
-        GPU milliseconds per millisecond of wall time."""
+        """Returns the time to spare before the deadline if the job got all of every frame from now
+        on.
+
+        ``rate`` is GPU milliseconds per millisecond of wall time.
+        """
         if self.deadline_at_ms is None:
             return float("inf")
         return self.deadline_at_ms - now_ms - self.remaining_ms / max(rate, 1e-9)
@@ -84,12 +90,11 @@ Policy = Callable[[Sequence[C], float, float], list[C]]
 
 
 def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Jobs whose deadline can still be held, the one with the least time to spare first; then all
-    others by fair share.
+    """Orders jobs with a deadline that can still be met by their time to spare, then all others.
 
-    A job that cannot hold its deadline any more has no claim before others because of it: it joins
-    the fair share, where the one that had the least GPU time for its priority goes first. So an
-    overdue job neither starves others nor is starved. Jobs of priority 0 come after all.
+    The others are in the order of the fair share: a job that cannot meet its deadline any more
+    has no claim because of it, and joins them. So an overdue job neither starves others nor is
+    starved. Jobs of priority 0 come last.
     """
 
     def laxity(job: C) -> float:
@@ -105,7 +110,7 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
 
 
 def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """The job with the least GPU time over priority first; deadlines do not count."""
+    """Orders jobs by GPU time over priority, the least first; deadlines do not count."""
     return sorted(jobs, key=fair_share_key)
 
 
@@ -115,7 +120,7 @@ def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
 
 
 def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """The highest priority first, then the oldest; the low ones may starve."""
+    """Orders jobs by priority, the highest first, then by age; low priorities may starve."""
     return sorted(jobs, key=lambda j: (-j.priority, j.number))
 
 

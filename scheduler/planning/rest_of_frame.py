@@ -15,47 +15,49 @@ from dataclasses import dataclass
 from scheduler.planning.level import Level
 from scheduler.planning.margin import TailMargin
 
-#: frames that tell what is usual until the networks' turn, and how far one may be from it
+#: frames in the median of the elapsed time, and the limits of a frame's ratio to it
 _USUAL, _QUICKEST, _SLOWEST = 61, 0.9, 3.0
-#: frames in a row that run nothing for want of room, before the networks get on: where they would
-#: be late anyway, and where they would not
+#: the most frames in a row without networks for lack of room: if they would be late anyway, and
+#: if they would not
 _RESTS_LATE, _RESTS = 2, 12
-#: at first half of what fits is planned, and three quarters after so many frames: the rare long
-#: ones are not known yet
+#: half of the room is planned at first, and three quarters after this many frames, because rare
+#: long frames are not known yet
 _DOUBTED = 20
-#: how fast the usual plan follows the last one
+#: the weight of the last plan in the usual plan
 _SMOOTHED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A frame whose end is awaited."""
+    """A frame whose total time is not known yet."""
 
     elapsed_ms: float
     room_ms: float
     slow: float
     predicted_ms: float
-    #: whether it runs nothing for want of room, and how many such frames had come before it
+    #: True if it runs nothing for lack of room; ``rests`` is the number of such frames before it
     cramped: bool
     rests: int
 
 
 class RestOfFrame:
-    """Plans what fits in the rest of a frame, so that at most ``share`` of the frames are late for
-    the networks' sake."""
+    """Plans the work that fits in the rest of a frame.
+
+    At most ``share`` of the frames are late because of the networks.
+    """
 
     def __init__(self, share: float = 0.01) -> None:
         self._margin = TailMargin(share)
-        #: what a frame with networks takes beyond what is predicted of them
+        #: the time of a frame with networks beyond their prediction
         self._beyond = Level()
         self._elapsed: deque[float] = deque(maxlen=_USUAL)
         self._open: _Open | None = None
         self._rests = self._learned = 0
         self._elapsed_ms = self._left_ms = 0.0
         self._cramped = False
-        #: how many times as long as usual everything takes in this frame
+        #: the factor by which everything is slower than usual in this frame
         self._slow = 1.0
-        #: what is planned in a usual frame
+        #: the planned milliseconds of a usual frame
         self.usual_ms = 0.0
 
     def begin_frame(self, elapsed_ms: float, left_ms: float) -> None:
@@ -96,12 +98,12 @@ class RestOfFrame:
         self.usual_ms += _SMOOTHED * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
 
     def abandoned(self) -> None:
-        """The frame that was encoded last never ran."""
+        """Drops the frame that was encoded last, which never ran."""
         if self._open is not None:
             self._rests, self._open = self._open.rests, None
 
     def took(self, ms: float) -> None:
-        """The whole of the frame that was encoded last."""
+        """Learns the total time of the frame that was encoded last."""
         frame, self._open = self._open, None
         if frame is None:
             return

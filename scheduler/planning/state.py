@@ -1,4 +1,4 @@
-"""All that the decision about a frame depends on, as plain numbers, and the decision itself."""
+"""The input of the decision about a frame, as plain numbers, and the decision itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.reports import Reason
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """A step's cost as data (:class:`scheduler.executor.StepCost`)."""
+    """The cost of a step as data (:class:`scheduler.executor.StepCost`)."""
 
     key: str
     op: str
@@ -70,11 +70,11 @@ class FrameState:
     costs: CostModel
 
     def in_order(self) -> Sequence[JobState]:
-        """The jobs as the policy would run them."""
+        """Returns the jobs in the policy's order."""
         return self.policy(self.jobs, self.now_ms, self.rate) if self.jobs else ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, to the last bit. ``ValueError`` with a policy of the game's own."""
+        """Returns the state as JSON, exactly; raises ``ValueError`` with a policy of the game."""
         name = next((name for name, known in BUILT_IN.items() if known is self.policy), None)
         if name is None:
             raise ValueError("a state with a policy of the game's own cannot be written down")
@@ -89,7 +89,7 @@ class FrameState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FrameState:
-        """Inverse of :meth:`to_json`."""
+        """Returns the state from the result of :meth:`to_json`."""
         return cls(
             **{
                 **data,
@@ -126,5 +126,5 @@ class FramePlan:
     by_budget: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the plan as a JSON object."""
         return asdict(self)

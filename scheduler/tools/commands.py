@@ -29,7 +29,7 @@ _MAX_SIMULATED_FRAMES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A run under a budget, simulated before it is made."""
+    """The predicted course of a run under a budget, from a simulation."""
 
     budget_ms: float
     frame_ms: float
@@ -39,7 +39,7 @@ class Forecast:
     over_share: float
     measured_steps: int
     steps: int
-    #: where the numbers of the other steps come from
+    #: the source of the numbers of the other steps
     guess: str
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def frames(
     layers: int, same: Callable[[Any, Any], bool], costs_file: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
-    """:func:`measure_frames`, with the costs learned before and kept after."""
+    """Runs :func:`measure_frames` with the costs learned before, and saves the costs afterwards."""
     model = known_costs(session.gpu.name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
@@ -104,7 +104,7 @@ def frames(
 
 
 def _keep(model: CostModel, file: Path) -> None:
-    """Learned costs that cannot be kept are learned again."""
+    """Saves the learned costs; warns if that fails, because they can be learned again."""
     try:
         model.save(file)
     except OSError as error:
@@ -116,7 +116,8 @@ def trace(
     session: Any, inputs: Mapping[str, Any], path: Path, *, budget_ms: float, frame_ms: float,
     runs: int, memory: Mapping[str, float], places: Mapping[str, str],
 ) -> tuple[int, int]:  # fmt: skip
-    """Run the session ``runs`` times in frames and write the trace; frames and slices in it."""
+    """Runs the session ``runs`` times in frames and writes a trace; returns its frames and
+    slices."""
     scheduler = FrameScheduler(session.gpu, frame_ms, budget_ms)
     reports: list[FrameReport] = []
     jobs: list[Job] = []
@@ -143,8 +144,12 @@ def policies(
     name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel,
     frames: int = 2000,
 ) -> list[SimulatedRun]:  # fmt: skip
-    """The network again and again under each policy, on a device ``speed`` times this one, never
-    sooner than a frame can take it up. Rendering takes half a frame, at most 8 ms."""
+    """Simulates repeated runs of the network under each policy, on a device ``speed`` times as
+    fast.
+
+    A run is submitted at most once per frame and takes at most half of the device's time. Rendering
+    takes half a frame, at most 8 ms.
+    """
 
     def requests() -> list[Arrival]:
         network = network_like(name, costs, speed, model)
@@ -169,7 +174,7 @@ def _teach(model: CostModel, step: SimStep) -> None:
 
 
 def cooked_guesses() -> list[Any]:
-    """The shipped first guesses, as a cooked file has them."""
+    """Returns the shipped first guesses in the format of a cooked file."""
     from cml_engine.cooked import DeviceGuess
 
     return [

@@ -27,14 +27,16 @@ from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
 
 FRAME_MS = 1000 / 60
 _NOISE = Path(__file__).with_name("noise")
-#: frames that are learned from before any are counted
+#: frames to learn from before any are counted
 WARM_UP = 400
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyFrame:
-    """All of a frame but its networks, and what these take where ``ms`` are predicted. A hitch
-    holds up whatever the frame is at: the networks, where it has any."""
+    """The duration of a frame without its networks, and the factor on their predicted time.
+
+    A hitch delays whatever the frame is executing: the networks, if it has any.
+    """
 
     rest_ms: float
     #: times the prediction
@@ -42,7 +44,7 @@ class NoisyFrame:
     hitch_ms: float = 0.0
 
     def networks_ms(self, ms: float) -> float:
-        """As measured."""
+        """Returns the measured time of networks predicted to take ``ms``."""
         return self.factor * ms + self.hitch_ms if ms else 0.0
 
     def others_ms(self, ms: float) -> float:
@@ -55,8 +57,10 @@ class NoisyFrame:
 
 
 def recorded(path: Path, frames: int) -> list[NoisyFrame]:
-    """The frames of a recording, again and again. What a frame's networks took beyond twice their
-    prediction is a hitch."""
+    """Returns the frames of a recording, repeated as often as needed.
+
+    The part of a frame's network time beyond twice the prediction counts as a hitch.
+    """
     rows = json.loads(path.read_text(encoding="utf-8"))["frame, predicted, measured"]
     found = []
     for frame_ms, predicted_ms, measured_ms in rows:
@@ -67,7 +71,7 @@ def recorded(path: Path, frames: int) -> list[NoisyFrame]:
 
 
 def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
-    """A renderer of 9 ms, and clocks that sway by a few per cent."""
+    """Returns frames with a renderer of 9 ms, and clocks that vary by a few per cent."""
     chance = random.Random(seed)
     return [
         NoisyFrame(9.0 * math.exp(chance.gauss(0, 0.02)), math.exp(chance.gauss(0, 0.03)))
@@ -76,7 +80,8 @@ def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
 
 
 def with_spikes(frames: int, seed: int = 2) -> list[NoisyFrame]:
-    """The same, but every two seconds a frame takes 7 ms longer."""
+    """Returns the frames of :func:`like_a_gpu`, one of which takes 7 ms longer every two
+    seconds."""
     found = like_a_gpu(frames, seed)
     for i in range(60, frames, 120):
         found[i] = NoisyFrame(found[i].rest_ms + 7.0, found[i].factor)
@@ -84,7 +89,7 @@ def with_spikes(frames: int, seed: int = 2) -> list[NoisyFrame]:
 
 
 def with_hitches(frames: int, seed: int = 3) -> list[NoisyFrame]:
-    """The same, and three frames of a hundred are held up for 5 to 30 ms, whatever they run."""
+    """Returns the frames of :func:`like_a_gpu`, 3 % of which are delayed by 5 to 30 ms."""
     chance = random.Random(seed)
     return [
         NoisyFrame(frame.rest_ms, frame.factor, chance.uniform(5, 30))
@@ -95,7 +100,7 @@ def with_hitches(frames: int, seed: int = 3) -> list[NoisyFrame]:
 
 
 class _Device(SimGpu):
-    """Runs slices in the noise of a frame."""
+    """A simulated device that runs slices with the noise of a recorded frame."""
 
     def __init__(self, noise: Sequence[NoisyFrame]) -> None:
         super().__init__()
@@ -130,7 +135,8 @@ class RuleResult:
 
 
 class _Unlearned(FrameSlack):
-    """Knows no frames: the rule that looks at render times and slices apart."""
+    """A slack that never learns: it stands for the rule that treats render times and slices
+    separately."""
 
     @property
     def known(self) -> bool:
@@ -143,9 +149,11 @@ Rule = Literal["networks last", "whole frames", "render times", "before"]
 def ours(
     noise: Sequence[NoisyFrame], share: float = 0.01, rule: Rule = "whole frames"
 ) -> RuleResult:
-    """The scheduler, with work without end. It is told of whole frames and, where the networks come
-    last, of what has passed when their turn comes; or of the renderer's times only; or it goes by
-    the rule of before."""
+    """Runs the scheduler with endless work under a rule and returns the result.
+
+    The rule decides which times the host reports: whole frames (with the elapsed time if the
+    networks run last), or render times only. The rule "before" uses no learned slack.
+    """
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
     nets = [SimNetwork(name, steps) for name in "ab"]
     model = CostModel(share)
@@ -185,7 +193,8 @@ def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
 
 
 def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
-    """The most that could be planned in every frame, if all were known; to a twentieth of a ms."""
+    """Returns the result of the largest constant plan that keeps the share, to a twentieth of a
+    ms."""
     counted = noise[WARM_UP:]
     plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
     best = max(ms for ms in plans if not ms or _kept(counted, [ms] * len(counted)).added <= share)
@@ -193,7 +202,7 @@ def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResul
 
 
 def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
-    """The noises of the table, by name."""
+    """Returns the noise scenarios of the table by name."""
     found = {
         "clean, like a GPU": like_a_gpu(frames),
         "spikes every 2 s": with_spikes(frames),
@@ -205,7 +214,7 @@ def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
 
 
 def table(frames: int = 6000, share: float = 0.01) -> str:
-    """A line for each noise and rule."""
+    """Returns a table with a line for each noise and rule."""
     lines = [
         f"{'noise':28s} {'rule':22s} {'ms of work':>10s} {'of best':>8s} {'late':>8s} "
         f"{'for its sake':>13s}"

@@ -23,7 +23,7 @@ from scheduler.planning.cost_model import CostModel
 from scheduler.reports import FrameReport
 from scheduler.tools.operators_per_frame import whole_operators
 
-#: the first frames build caches, and the cost model knows nothing yet
+#: jobs that are not counted: the first build caches, and the cost model knows nothing yet
 _WARM_UP_JOBS = 3
 #: frames until timings have arrived at the end
 _DRAIN = 12
@@ -58,7 +58,8 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class FramesReport:
-    """See :func:`measure_frames`. Times in ms; the shares count full frames of ours only."""
+    """The result of :func:`measure_frames`; times in ms, shares of full frames with sliced runs
+    only."""
 
     model: str
     device: str
@@ -77,9 +78,9 @@ class FramesReport:
     longest_operator: str
     jobs: int
     frames_per_job: float
-    #: GPU time of a sliced run over that of the unsliced one right after it, the median
+    #: the median of the GPU time of a sliced run over that of the unsliced run right after it
     sliced_over_unsliced: float
-    #: the fastest sliced run over the fastest unsliced one: what is left where nothing disturbs
+    #: the GPU time of the fastest sliced run over that of the fastest unsliced run
     sliced_over_unsliced_best: float
     identical: bool
     predicted_error_median: float
@@ -88,7 +89,7 @@ class FramesReport:
     margin: float
 
     def json(self) -> str:
-        """As a JSON object."""
+        """Returns the report as a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
@@ -120,7 +121,7 @@ class FramesReport:
 
 @dataclass
 class _Samples:
-    """Milliseconds by kind of frame."""
+    """Measured milliseconds by type of frame."""
 
     control: list[float] = field(default_factory=list)
     layers: list[float] = field(default_factory=list)
@@ -128,7 +129,7 @@ class _Samples:
 
 
 class _Turns:
-    """Frames of our own making beside the scheduler's, on an executor of their own."""
+    """Frames submitted beside the scheduler's, on a separate executor."""
 
     def __init__(self, session: Any) -> None:
         self.gpu = session.gpu
@@ -138,7 +139,7 @@ class _Turns:
         self._sums: dict[int, tuple[int, float, int]] = {}
 
     def run(self, groups: Sequence[Sequence[Slice]], sink: list[float]) -> None:
-        """A frame of these slices; its time is appended to ``sink`` when it is known."""
+        """Submits a frame of these slices; its time is appended to ``sink`` when it arrives."""
         encoder = self.gpu.device.create_command_encoder()
         self.executor.encode(encoder, self._frame, groups)
         self.gpu.queue.submit([encoder.finish()])
@@ -157,7 +158,7 @@ class _Turns:
         self._frame += 1
 
     def drain(self) -> None:
-        """Empty frames until all timings have arrived."""
+        """Submits empty frames until all timings have arrived."""
         for _ in range(_DRAIN):
             encoder = self.gpu.device.create_command_encoder()
             self.gpu.queue.submit([encoder.finish()])
@@ -177,16 +178,16 @@ def measure_frames(
     cost_model: CostModel | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:
-    """Run the session sliced for ``frames`` frames beside the three other kinds of frame.
+    """Runs the session sliced for ``frames`` frames, interleaved with three other types of frames.
 
-    ``same(a, b)`` says whether two outputs are equal to the bit. The session must be on a GPU
-    with timestamp queries.
+    ``same(a, b)`` returns True if two outputs are bit-identical. The session must be on a GPU with
+    timestamp queries.
     """
     if not session.program.step_costs():
         raise refused(f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure")
     session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
-    # a network of their own for the other kinds of frame: they must not touch our job's memory
+    # the other types of frames have their own network: they must not touch the job's memory
     other = type(session)(session.source_graph, session.gpu, session.options)
     other.run(inputs)
     turns = _Turns(other)
@@ -202,8 +203,8 @@ def measure_frames(
     in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
     while loop.counted < frames:
-        # whole jobs take turns: with another network between its frames, ours would find the
-        # caches cold in every one, and the unsliced run only once
+        # interleave whole jobs: with another network between its frames, the sliced job would find
+        # cold caches in every frame, and the unsliced run only once
         before = loop.counted
         loop.run_job()
         for _ in range(loop.counted - before):
@@ -217,7 +218,7 @@ def measure_frames(
 
 
 class _Loop:
-    """Our own frames: one job after the other, each checked against the unsliced run."""
+    """The scheduler's frames: one job after the other, each compared with the unsliced run."""
 
     def __init__(
         self, session: Any, scheduler: FrameScheduler, inputs: Mapping[str, Any],
@@ -242,7 +243,7 @@ class _Loop:
         self.encode_cpu.clear()
 
     def frame(self) -> bool:
-        """One frame; whether a job ended in it."""
+        """Runs one frame; returns True if a job ended in it."""
         if self._job is None:
             self.session.reset()
             self._job = self.scheduler.submit(self.session, self.inputs)
@@ -262,7 +263,7 @@ class _Loop:
             pass
 
     def drain(self) -> None:
-        """Finish the job under way, then empty frames until all timings are here."""
+        """Finishes the current job, then runs empty frames until all timings have arrived."""
         if self._job is not None:
             self.run_job()
         for _ in range(_DRAIN):
@@ -286,7 +287,7 @@ class _Loop:
 
 
 def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[Slice]:
-    """A part of the longest operator of about the size that a slice of ours has."""
+    """Returns a slice of the longest operator of about the size of a scheduled slice."""
     costs = session.program.step_costs()
     model = scheduler.cost_model
     index = max(range(len(costs)), key=lambda i: model.predict_ms(costs[i], costs[i].groups))
@@ -304,7 +305,7 @@ def _report(
     session: Any, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
 ) -> FramesReport:
     budget = scheduler.budget.next_ms()
-    # a frame in which a job ended is not full: it says nothing of how well a budget is filled
+    # a frame in which a job ended is not full, so it does not show how well a budget is filled
     full = [r for r in loop.measured if r.slices and not r.finished and r.measured_ms is not None]
     took = [r.measured_ms or 0.0 for r in full]
     model = scheduler.cost_model

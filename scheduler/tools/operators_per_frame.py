@@ -1,4 +1,4 @@
-"""The way of other engines, for comparison: a number of whole operators in every frame."""
+"""The scheduling of other engines, for comparison: a number of whole operators per frame."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSli
 
 
 def operators_per_frame(count: int | None) -> Planner:
-    """A planner (:attr:`FrameScheduler.planner`) that runs ``count`` whole operators in a frame,
-    whatever they take; None is the whole network of one job."""
+    """Returns a planner (:attr:`FrameScheduler.planner`) that runs ``count`` whole operators per
+    frame.
+
+    It ignores their time. With None it runs the whole network of one job.
+    """
 
     def plan(state: FrameState) -> FramePlan:
         if state.budget_ms <= 0:
@@ -49,5 +52,5 @@ def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
 
 
 def whole_operators(network: Network) -> Sequence[Slice]:
-    """Every operator of the network, uncut."""
+    """Returns every operator of the network as one slice."""
     return [Slice(network, i, 0, cost.groups) for i, cost in enumerate(network.step_costs())]

@@ -9,8 +9,11 @@ from scheduler.tools.simulate import SimulatedRun
 
 
 def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
-    """One row for each policy: the time of every frame, and the lines of the frame time and of
-    the budget. ``ImportError`` where matplotlib is not installed."""
+    """Writes a picture with one row for each policy: the time of every frame, frame time and
+    budget.
+
+    Raises ``ImportError`` if matplotlib is not installed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

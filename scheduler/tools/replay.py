@@ -17,7 +17,7 @@ from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
 
 
 class _Echo(SimGpu):
-    """A device that gives back the recorded timings."""
+    """A device that returns the recorded timings."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         kept = ("granule", "max_groups", "clock_source")
@@ -43,8 +43,10 @@ class _Echo(SimGpu):
 
 
 def replay(recording: Recording) -> list[list[list[int]]]:
-    """Run the recording again on the virtual clock; what it decides, frame by frame. Equal to
-    ``recording.decisions``, or something is not as it should be."""
+    """Runs the recording again on the virtual clock and returns its decisions, frame by frame.
+
+    If they differ from ``recording.decisions``, the scheduler depends on something unrecorded.
+    """
     return _Replay(recording).run()
 
 
@@ -85,7 +87,7 @@ class _Replay:
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
         self.budget.aim_ms = event["aim"] if self.spare else None
-        # an aim that is given has been lowered for them already
+        # a given aim already excludes the copies
         self.scheduler.lifecycle.charges.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.pacing.rests = event["rests"]
         self.scheduler.planner = plan_frame if given is None else _as_given(given, self.jobs)
@@ -161,13 +163,13 @@ def _steps(rows: Iterable[Sequence[Any]]) -> list[SimStep]:
 
 
 def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
-    """Decides what was decided by another planner then."""
+    """Returns a planner that repeats the decisions of another planner."""
 
     def plan(state: FrameState) -> FramePlan:
         jobs = {job.number: job for job in state.jobs}
         parts = []
         for number, own_step, first, count in slices:
-            if number not in jobs:  # the replay has gone another way before
+            if number not in jobs:  # the replay has already diverged
                 continue
             step = own_step + known[number].loads
             cost = state.networks[jobs[number].network][step]

@@ -1,4 +1,4 @@
-"""A device that exists only on paper: steps with true costs, noise, and late timings."""
+"""A simulated device: steps with true costs, noise, and delayed timings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.planning.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True)
 class SimStep:
-    """A step as the scheduler sees it, and what it truly takes: ``ms_per_group``."""
+    """A step with the cost that the scheduler sees, and its true time ``ms_per_group``."""
 
     key: str
     groups: int
@@ -29,17 +29,17 @@ class SimStep:
 
 @dataclass(eq=False)
 class SimNetwork:
-    """A network of such steps; :func:`network_like` makes one of a real plan's costs."""
+    """A network of simulated steps; :func:`network_like` creates one from a real plan's costs."""
 
     name: str
     steps: Sequence[SimStep]
     ready: bool = True
     prepare_frames: int = 0
     exclusive_group: str | None = None
-    #: what each step took when the network was loaded, where the device times nothing in a frame
+    #: the time of each step at load, for a device that cannot time its work in a frame
     load_times_ms: Sequence[float] = ()
     waiting_for: str = ""
-    #: whether inputs that are left out keep their values, and which steps a job of these does
+    #: True if inputs that are left out keep their values, and the steps that a job then runs
     retains: bool = False
     reuse: dict[frozenset[str], tuple[int, ...] | None] = field(default_factory=dict)
 
@@ -63,9 +63,11 @@ class SimNetwork:
 def network_like(
     name: str, costs: Sequence[Any], speed: float = 1.0, model: Any = None
 ) -> SimNetwork:
-    """A network with a real plan's steps (``plan.step_costs()``), as predicted by ``model`` (a
-    :class:`CostModel`; the default knows FLOPs and bytes only), on a device ``speed`` times as
-    fast."""
+    """Returns a simulated network with the steps of a real plan (``plan.step_costs()``).
+
+    Their times are predicted by ``model`` (a :class:`CostModel`; by default from FLOPs and bytes
+    only), on a device ``speed`` times as fast.
+    """
     known = model or CostModel()
     steps = [
         SimStep(
@@ -79,9 +81,12 @@ def network_like(
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Lognormal noise: ``common`` to all slices of a frame (clocks, other programs), ``single``
-    for each. Both are standard deviations of the logarithm; 0 is an exact device. Besides,
-    ``hitch_share`` of the frames take ``hitch_ms`` longer, however much they run."""
+    """Lognormal noise: ``common`` to all slices of a frame (clocks, other programs), ``single`` for
+    each.
+
+    Both are standard deviations of the logarithm; 0 is an exact device. In addition,
+    ``hitch_share`` of the frames take ``hitch_ms`` longer, independent of their work.
+    """
 
     common: float = 0.0
     single: float = 0.0
@@ -108,7 +113,7 @@ class SimTiming:
 
 
 class _Outputs:
-    """Outputs that are nothing but their names."""
+    """Simulated outputs, which consist of their names only."""
 
     def __init__(self) -> None:
         self.copied: list[tuple[SimStep, float]] = []
@@ -119,7 +124,7 @@ class _Outputs:
     def copy_to_texture(
         self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
     ) -> SimStep:
-        """A step stands for a texture: the copy takes its time."""
+        """Records a copy; a step stands for the texture, and the copy takes the step's time."""
         step: SimStep = options["texture"]
         self.copied.append((step, step.groups * step.ms_per_group))
         return step
@@ -140,7 +145,7 @@ class _Outputs:
 
 
 class SimGpu(_Outputs):
-    """An :class:`scheduler.executor.Executor` on paper."""
+    """A simulated :class:`scheduler.executor.Executor`."""
 
     name = "simulated"
     timing_is_dear = False
@@ -167,13 +172,13 @@ class SimGpu(_Outputs):
         self._loads: WeakKeyDictionary[Any, list[SimStep]] = WeakKeyDictionary()
 
     def executor(self) -> SimGpu:
-        """It is its own."""
+        """Returns the object itself."""
         return self
 
     def encode(
         self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> None:
-        """Let the slices take their time, which is :attr:`frame_ms` then."""
+        """Simulates the slices; their total time is then :attr:`frame_ms`."""
         common = _factor(self._random, self.noise.common)
         timings = []
         for index, group in enumerate(groups):
@@ -224,7 +229,7 @@ class SimGpu(_Outputs):
     def let_go(self, value: Any) -> None: ...
 
     def input_steps(self, network: Any, inputs: Mapping[str, Any]) -> list[SimStep]:
-        """Steps given as inputs stand for textures."""
+        """Returns the steps among the inputs, which stand for textures."""
         return [value for value in inputs.values() if isinstance(value, SimStep)]
 
     def reserve(self, network: Any, inputs: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 @dataclass
 class Arrival:
-    """A job of a scenario: submitted at ``at_ms``, and every ``period_ms`` from then on."""
+    """A job of a scenario, submitted at ``at_ms`` and then every ``period_ms``."""
 
     network: SimNetwork
     at_ms: float = 0.0
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass
 class SimulatedRun:
-    """A simulated run. ``inference_ms`` per frame; jobs as they ended."""
+    """A simulated run: ``inference_ms`` per frame, and the jobs in their final states."""
 
     name: str
     budget_ms: float
@@ -48,12 +48,12 @@ class SimulatedRun:
 
     @property
     def busy(self) -> list[float]:
-        """The frames that ran anything."""
+        """The inference times of the frames that ran anything."""
         return [ms for ms in self.inference_ms if ms > 0]
 
     @property
     def over_share(self) -> float:
-        """Part of the busy frames over budget."""
+        """The share of the busy frames over budget."""
         busy = self.busy
         limit = self.budget_ms * (1 + 1e-9)
         return sum(ms > limit for ms in busy) / len(busy) if busy else 0.0
@@ -70,7 +70,7 @@ class SimulatedRun:
 
     @property
     def deadlines_held(self) -> tuple[int, int]:
-        """(held, all that were due)."""
+        """The number of deadlines that were met, and of all that were due."""
         due = [j for j in self.jobs if j.deadline_at_ms is not None and j.ended]
         held = sum((j.ended_ms or 0) <= (j.deadline_at_ms or 0) for j in due)
         return held, len(due)
@@ -111,8 +111,10 @@ def simulate(
     seed: int = 0,
     speed: float = 1.0,
 ) -> SimulatedRun:
-    """Run a scenario for so many frames. A frame takes ``frame_ms``, or longer where rendering and
-    inference need more."""
+    """Runs a scenario for ``frames`` frames.
+
+    A frame takes ``frame_ms``, or longer if rendering and inference need more.
+    """
     clock = VirtualClock()
     gpu = SimGpu(noise, seed=seed, speed=speed)
     scheduler = FrameScheduler(
@@ -151,8 +153,11 @@ def _submit_due(
 def compare_policies(
     requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
 ) -> list[SimulatedRun]:
-    """The same scenario under ours, one operator per frame, ``layers`` operators per frame, and
-    a whole network per frame."""
+    """Runs the same scenario under this scheduler and three other rules.
+
+    The others run one operator per frame, ``layers`` operators per frame, and a whole network per
+    frame.
+    """
     usual: list[tuple[str, int | None]] = [
         ("1 operator per frame", 1),
         (f"{layers} operators per frame", layers),
@@ -169,5 +174,5 @@ def compare_policies(
 
 
 def table(outcomes: Sequence[SimulatedRun]) -> str:
-    """The outcomes, a line each."""
+    """Returns a table with a line for each outcome."""
     return "\n".join([HEADER, *(outcome.row() for outcome in outcomes)])

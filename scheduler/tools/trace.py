@@ -24,9 +24,12 @@ def trace_events(
     memory: Mapping[str, float] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The events of some frames. ``names`` are the jobs' by number: those of one name share a
-    track. ``memory`` is bytes by owner, shown as a counter. ``places`` says where operators stand
-    in their model's files, by title."""
+    """Returns the trace events of some frames.
+
+    ``names`` are the jobs' names by number; jobs of one name share a track. ``memory`` is bytes by
+    owner, shown as a counter. ``places`` are the positions of operators in their model's files, by
+    title.
+    """
     tracks = _tracks(reports, names or {})
     numbers = _threads(tracks)
     threads = {job: numbers[name] for job, name in tracks.items()}
@@ -45,7 +48,7 @@ def write_trace(
     about: Mapping[str, Any] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the trace as one JSON object; ``about`` is kept in it for people."""
+    """Writes the trace as one JSON object; ``about`` is stored in it for people."""
     from cml_engine.io.atomic_write import write_atomically
 
     data = {
@@ -57,7 +60,7 @@ def write_trace(
 
 
 def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[int, str]:
-    """The track of each job that ran."""
+    """Returns the track of each job that ran."""
     seen = dict.fromkeys(part.job for report in reports for part in report.slices)
     return {job: names.get(job) or f"job {job}" for job in seen}
 
@@ -71,7 +74,7 @@ def _names(threads: Mapping[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _threads(tracks: Mapping[int, str]) -> dict[str, int]:
-    """The number of each track, in the order of first use."""
+    """Returns the number of each track, in the order of first use."""
     return {name: _FIRST_JOB + i for i, name in enumerate(dict.fromkeys(tracks.values()))}
 
 
