@@ -1,8 +1,8 @@
-"""What storage in 16 bits costs in exactness, by NumPy alone.
+"""Measures the rounding error of 16-bit storage, in NumPy alone.
 
-The network is run twice, in 32 bits throughout and with every tensor and weight rounded that a GPU
-would store in 16; the difference is the error that storage brings. How the arithmetic of a device
-rounds is not in it: that is a thousandth of it.
+The network runs twice: in 32 bits throughout, and with every tensor and weight rounded that a
+GPU would store in 16 bits. The difference is the error of the storage. The rounding of a
+device's arithmetic, about a thousand times smaller, is not included.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class StorageError:
-    """How far a tensor is from what it is in 32 bits: the largest difference and the root of the
-    mean square, both over the largest value. ``overflow`` is the largest value where it is too
-    large for 16 bits, else 0."""
+    """The error of a tensor that is stored in 16 bits.
+
+    ``largest`` is the largest difference and ``rms`` the root mean square of the differences,
+    both relative to the largest value of the tensor. ``overflow`` is the largest value if it
+    exceeds the range of 16 bits, else 0.
+    """
 
     node: Node
     tensor: str
@@ -38,8 +41,10 @@ class StorageError:
 def storage_errors(
     graph: Graph, layouts: Mapping[str, str], inputs: Mapping[str, Array]
 ) -> Iterator[StorageError]:
-    """Run the graph both ways; the error of every scalar result, in running order. Ends where an
-    operator has no CPU function."""
+    """Yields the storage error of every scalar result in execution order.
+
+    Stops at the first operator that has no CPU function.
+    """
     exact: dict[str, Array] = {**graph.constants, **inputs}
     stored = dict(exact)
     readers = Counter(name for node in graph.nodes for name in node.reads)
@@ -64,7 +69,7 @@ def storage_errors(
 def run_stored(
     node: Node, graph: Graph, layouts: Mapping[str, str], values: Mapping[str, Array]
 ) -> list[Array]:
-    """The node's results as they are stored, of what its operands are as stored."""
+    """Runs a node on stored operands and returns its results rounded as they are stored."""
     weights = rounded_weights(node, graph, layouts)
     arrays = [rounded(values[n]) if n in weights else values[n] for n in node.reads]
     results = []
@@ -75,12 +80,12 @@ def run_stored(
 
 
 def rounded(array: Array) -> Array:
-    """The array after having been stored in 16 bits."""
+    """Returns the array rounded to 16 bits, as float32."""
     return to_half(array).astype(np.float32)
 
 
 def difference(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
-    """How far the tensor in 16 bits, ``got``, is from what it is in 32."""
+    """Returns the error of a tensor in 16 bits, ``got``, against the same tensor in 32 bits."""
     both = np.isfinite(wanted) & np.isfinite(got)
     size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max())
     lost = bool((np.isfinite(wanted) & ~np.isfinite(got)).any())
@@ -97,12 +102,14 @@ def difference(node: Node, name: str, wanted: Array, got: Array) -> StorageError
 def stored_tolerance(
     node: Node, tolerance: Tolerance, layouts: Mapping[str, str], in_steps: bool
 ) -> Tolerance:
-    """How far a device's results may be from those of :func:`run_stored`. ``in_steps``: whether
-    its weights are rounded in another way, as Winograd's are."""
+    """Returns the tolerance of a device's results against those of :func:`run_stored`.
+
+    ``in_steps`` is True if the node's weights are rounded to steps, as Winograd's are.
+    """
     if not any(layouts.get(name) == C4H for name in node.outputs) and not in_steps:
         return tolerance
     if not (tolerance.rtol or tolerance.atol or tolerance.of_largest):
-        return tolerance  # what is stored already is stored again without a rounding
+        return tolerance  # storing a value that is already rounded does not round it again
     return Tolerance(
         tolerance.rtol + 2**-10,
         tolerance.atol + 2**-24,
@@ -112,5 +119,5 @@ def stored_tolerance(
 
 
 def counted_in_steps(plan: Plan) -> frozenset[str]:
-    """Titles of the nodes whose weights are stored as numbers of steps."""
+    """Returns the titles of the nodes whose weights are stored as fixed-point steps."""
     return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())

@@ -1,4 +1,4 @@
-"""Looks inside a run: statistics of tensors, the first value that is not finite, dumps."""
+"""Inspects a run: tensor statistics, the first NaN or infinity, dumps, and checks of the passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """``low``, ``high`` and ``mean`` are of the finite ones, None where there is none."""
+    """Statistics of a tensor.
+
+    ``low``, ``high`` and ``mean`` cover the finite values; they are None if there are none.
+    """
 
     low: float | None
     high: float | None
@@ -48,7 +51,7 @@ class Numbers:
         return cls(float(finite.min()), float(finite.max()), mean, nan, inf, zeros)
 
     def row(self) -> dict[str, Any]:
-        """For an index."""
+        """Returns the statistics as a JSON object for the index of a dump."""
         return {
             "min": self.low,
             "max": self.high,
@@ -64,12 +67,15 @@ class Numbers:
 
 
 class NotFinite(CmlError):
-    """An operator gave NaN or an infinity."""
+    """Raised if the result of an operator contains NaN or an infinity."""
 
 
 class StopAtNan:
-    """A watch that raises :class:`NotFinite` at the first result that is not finite. It remembers
-    the results that later operators read."""
+    """A watch that raises :class:`NotFinite` at the first result that is not finite.
+
+    It retains results until the last operator that reads them has run, so that the message can
+    show the operands.
+    """
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Array]) -> None:
         self._values: dict[str, Array] = {**graph.constants, **inputs}
@@ -109,7 +115,10 @@ class StopAtNan:
 
 
 def _at(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
-    """The operand that the value at that place was made of, where the operator goes by places."""
+    """Returns the operand's value that an element-wise operator read for the result at ``at``.
+
+    Returns None if the operator is not element-wise.
+    """
     fits = value.ndim <= result.ndim and all(
         extent in (1, result.shape[axis]) for axis, extent in enumerate(value.shape)
     )
@@ -122,8 +131,11 @@ INDEX = "index.json"
 
 
 class Dump:
-    """A watch that writes every tensor whose name matches one of ``only`` into a folder: an
-    ``.npy``, a picture where it can be one, and at the end an index of all."""
+    """A watch that writes every tensor whose name matches one of the patterns ``only``.
+
+    The folder receives an ``.npy`` file per tensor, a picture if the tensor's shape allows one,
+    and an index at the end.
+    """
 
     def __init__(
         self, folder: Path, graph: Graph, only: Sequence[str] = (), *, overwrite: bool = False
@@ -146,7 +158,7 @@ class Dump:
                 self._add(node, name, array)
 
     def fixed(self, constants: Mapping[str, Array]) -> None:
-        """Write those that were computed when the model was loaded."""
+        """Writes the tensors that were computed when the model was loaded."""
         for node in self._graph.nodes:
             if all(name in constants for name in node.outputs):
                 self(node, [constants[name] for name in node.outputs])
@@ -167,7 +179,7 @@ class Dump:
         fact = Fact("scalar" if array.dtype.kind == "f" else "", array.shape)
         if can_hold(fact) and numbers.low is not None and numbers.high is not None:
             low, high = min(numbers.low, 0.0), max(numbers.high, 1.0)
-            if low < 0 or high > 1:  # from the least to the largest, where it is no picture as is
+            if low < 0 or high > 1:  # values outside [0, 1] are scaled to the tensor's own range
                 low, high = numbers.low, numbers.high
             scale = (array - np.float32(low)) / np.float32(high - low or 1)
             planes = scale[0].transpose(1, 2, 0)
@@ -182,8 +194,12 @@ def _line(source: Source | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassReport:
-    """``fault`` says which pass and node differ first, empty where none does. ``passes`` are those
-    that changed the graph, with its nodes before and after."""
+    """The result of :func:`check_passes`.
+
+    ``fault`` names the first pass and node that differ; it is empty if there is none. ``passes``
+    lists the passes that changed the graph, with the number of nodes before and after. ``worst``
+    is the largest error as a fraction of the tolerance.
+    """
 
     model: str
     passes: tuple[tuple[str, int, int], ...]
@@ -206,7 +222,7 @@ class PassReport:
 
 
 def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
-    """Run the graph as written and optimized, in NumPy, and compare what both have."""
+    """Runs the graph as written and as optimized, in NumPy, and compares the tensors of both."""
     written = infer_facts(graph)
     values = {**written.constants, **inputs}
     for node in written.nodes:
@@ -226,7 +242,7 @@ def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
 
 
 def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str, Array]) -> str:
-    """The first pass after which a tensor is another, and where."""
+    """Returns a message that names the first pass after which a tensor differs, and the node."""
     for name, graph in stages:
         for node, found in _checks(written, graph, values):
             if not found.ok:
@@ -238,11 +254,11 @@ def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str,
 def _checks(
     written: Graph, graph: Graph, values: Mapping[str, Array]
 ) -> Iterator[tuple[Node, Comparison]]:
-    """Every tensor that both graphs compute."""
+    """Yields the comparison of every tensor that both graphs compute."""
     makers = {name: node for node in written.nodes for name in node.outputs}
     known: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
     for name in graph.constants:
-        if name in makers:  # computed by a pass
+        if name in makers:  # folded by a pass
             tolerance = _tolerance(makers, name, frozenset(), makers[name])
             yield makers[name], compare(known[name], values[name], tolerance)
     for node in graph.nodes:
@@ -273,7 +289,7 @@ def _more(node: Node, arrays: list[Array]) -> Array | float:
 def _tolerance(
     makers: Mapping[str, Node], name: str, read: frozenset[str], node: Node
 ) -> Tolerance:
-    """What all operators may be off together that lie between what a node reads and its result."""
+    """Returns the summed tolerance of all operators between a node's operands and its result."""
     between: dict[str, Node] = {}
     pending = [name]
     while pending:

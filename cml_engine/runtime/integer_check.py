@@ -1,4 +1,7 @@
-"""``cml validate --integer``: both backends, every tensor, to the bit."""
+"""Compares every tensor of an integer network on the GPU and in NumPy, bit by bit.
+
+This is the command ``cml validate --integer``.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
 
-#: how far random inputs go beyond what the words hold
+#: the factor by which random inputs exceed the range of the words
 _BEYOND = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class BitCheck:
-    """How many tensors were compared, and where the first one differs, if one does."""
+    """The number of compared tensors, and a message about the first one that differs, if any."""
 
     model: str
     device: str
     tensors: int
     first: str = ""
-    #: outputs that are computed in floats, which may differ
+    #: outputs that are computed in floats, which are not compared
     not_identical: tuple[str, ...] = ()
 
     @property
@@ -50,8 +53,12 @@ class BitCheck:
 
 
 def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
-    """Run an integer network on both and compare every tensor, those before a rounding too; then
-    its outputs as a session computes them, with packed inputs and memory that is used again."""
+    """Runs an integer network on both backends and compares every tensor, including those before
+    rounding.
+
+    Then compares the outputs of a normal session, whose inputs are packed and whose memory is
+    reused.
+    """
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
 
@@ -91,7 +98,10 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
 
 
 def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
-    """How two tensors differ: outputs by their bits, words by their values (0 has two)."""
+    """Describes the first difference of two tensors; "" if they are equal.
+
+    Outputs are compared by their bits, other tensors by value because 0 has two encodings.
+    """
     if name in graph.outputs:
         got, wanted = (np.ascontiguousarray(a).view(np.uint8) for a in (got, wanted))
     off = got != wanted
@@ -105,7 +115,7 @@ def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
 
 
 def random_words(graph: Graph, seed: int) -> dict[str, Array]:
-    """Inputs over the whole range of the words, and beyond it."""
+    """Returns random inputs that cover the range of the network's words and exceed it by 10 %."""
     generator = np.random.default_rng(seed)
     lines, made = lines_of(graph), {}
     for name in graph.inputs:
@@ -120,8 +130,10 @@ def random_words(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
-    """For each input how many values lie outside of what its words hold; those with none are left
-    out."""
+    """Returns, by input, the number of values outside the range of the input's words.
+
+    Inputs without any are left out.
+    """
     found = {}
     for name, line in lines_of(graph).items():
         if name in inputs:

@@ -1,4 +1,4 @@
-"""A backend that computes nothing and remembers everything: for tests above the GPU API."""
+"""A backend that computes nothing and logs every dispatch; for tests above the GPU API."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array
 
 
 class NullProgram:
-    """A plan whose runs are only written down: ``log`` holds ``(step, first, count)``."""
+    """A program that only logs its runs: ``log`` holds ``(step, first, count)``."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.log: list[tuple[int, int, int]] = []
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Zeros of the right shapes; every step is logged whole."""
+        """Logs every step as a whole and returns zeros of the outputs' shapes."""
         self.run_ranges(inputs, [(step.index, 0, step.groups) for step in self.plan.steps])
         return {
             name: np.zeros(place.fact.shape, NUMPY_DTYPE[place.fact.dtype])
@@ -26,7 +26,7 @@ class NullProgram:
         }
 
     def run_ranges(self, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> None:
-        """Log ranges of workgroups; a range outside its step is refused as a GPU would not."""
+        """Logs ranges of workgroups; raises ``ValueError`` for a range outside its step."""
         for step, first, count in ranges:
             if not (first >= 0 and count >= 0 and first + count <= self.plan.steps[step].groups):
                 raise ValueError(
@@ -36,5 +36,5 @@ class NullProgram:
             self.log.append((step, first, count))
 
     def reset(self) -> None:
-        """Forget the log."""
+        """Clears the log."""
         self.log.clear()

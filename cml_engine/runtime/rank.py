@@ -1,4 +1,4 @@
-"""The *rank operations* report: which operators the time of a network goes to."""
+"""The *rank operations* report: the share of each operator in a network's time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from cml_engine.ops.declaration.spec import Cost
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
 
-#: of the slowest operators, so many are in the table; all are in its JSON
+#: the number of slowest operators in the table; the JSON has all
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """One thing that was timed: a GPU step or a CPU node. ``key`` tells the operator's instances
-    apart, so that an operator of three dispatches counts once; ``place`` is where it stands: a line
-    of NNEF's text, a node of an ONNX file."""
+    """A timed item: a GPU step or a CPU node.
+
+    ``key`` identifies the operator's instance, so that an operator of three dispatches counts
+    once. ``place`` is the operator's position: a line of NNEF text or a node of an ONNX file.
+    """
 
     op: str
     key: str
@@ -49,7 +51,7 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class OperatorShare:
-    """An operator's share: ``ms`` is the median over runs of its total."""
+    """The share of one type of operator; ``ms`` is the median over runs of its total time."""
 
     name: str
     percentage: float
@@ -62,7 +64,8 @@ class OperatorShare:
 
 @dataclass(frozen=True, slots=True)
 class RankNode:
-    """One operator of the network: ``title`` as plans name it, ``place`` as errors do."""
+    """One operator of the network, with its ``title`` as in plans and its ``place`` as in
+    errors."""
 
     title: str
     place: str
@@ -72,8 +75,12 @@ class RankNode:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Per-operator times of a network; ``total_ms`` is the median over runs of the sum. ``rows``
-    are by kind of operator, ``nodes`` are the operators one by one; both begin with the slowest."""
+    """The times of a network's operators.
+
+    ``total_ms`` is the median over runs of the summed times. ``rows`` lists the times by type of
+    operator, ``nodes`` those of single operators. Both are sorted from the slowest to the
+    fastest.
+    """
 
     model: str
     device: str
@@ -89,7 +96,7 @@ class RankReport:
     def of(
         cls, model: str, device: str, clock: str, timed: Sequence[OpTime], times: Any
     ) -> RankReport:
-        """From ``times`` in ms, ``[runs, len(timed)]``; a network may have nothing to time."""
+        """Builds a report from ``times`` in ms, ``[runs, len(timed)]``; ``timed`` may be empty."""
         times = np.asarray(times, np.float64).reshape(len(times), len(timed))
         sums = times.sum(axis=1)
         total = float(np.median(sums)) if len(timed) else 0.0
@@ -130,7 +137,7 @@ class RankReport:
         return json.dumps(asdict(self), indent=2)
 
     def csv(self) -> str:
-        """The rows, comma-separated, with a header."""
+        """The rows as comma-separated values with a header."""
         fields = ("name", "percentage", "ms", "count", "average_ms", "gflops", "gbytes_per_s")
         lines = [",".join(fields)]
         lines += [",".join(str(getattr(row, f)) for f in fields) for row in self.rows]
@@ -167,7 +174,7 @@ def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> Operat
 def rank_cpu(
     graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
-    """What every node takes in NumPy, by the wall clock."""
+    """Measures the wall-clock time of every node in NumPy."""
     program = CpuProgram(graph, retain=given is not None)
     program.run(arrays)
     again = arrays if given is None else {name: arrays[name] for name in given}
@@ -181,7 +188,7 @@ def rank_cpu(
 def rank_gpu(
     program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
-    """What every step takes on the device."""
+    """Measures the time of every step on the GPU."""
     from cml_engine.gpu.program import inspect
 
     plan, gpu = program.plan, program.gpu

@@ -1,8 +1,8 @@
 """Runs a network on the GPU and checks every operator against NumPy.
 
-Each operator is checked on the inputs that the GPU itself had, so that an error is charged to the
-operator that made it and not to those after it. Where a GPU may spread a NaN, that is
-no error.
+NumPy computes each operator from the operands that the GPU had, so an error is reported at the
+operator that caused it and not at later ones. A NaN that a GPU may legitimately spread is not an
+error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cml_engine.runtime.half import (
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """One operator's verdict: the worst of its outputs, or why it could not be checked."""
+    """The check of one operator: its worst output, or the reason why it was skipped."""
 
     node: Node
     comparison: Comparison | None
@@ -57,15 +57,18 @@ def shadow_run(
     decide: Decide = NOTHING_DECIDED,
     written: Graph | None = None,
 ) -> Iterator[NodeCheck]:
-    """Run the (optimized) graph once on the GPU, by the kernels that sessions on it have, then
-    check its nodes in order. With ``"half"`` NumPy's results are rounded as they are stored.
-    Decisions may be by the names of the graph as it is ``written``."""
+    """Runs the optimized graph once on the GPU, then yields the check of each node in order.
+
+    The GPU uses the same kernels as a session. With ``"half"``, NumPy's results are rounded as
+    they are stored. ``written`` is the graph before the passes; decisions may use its tensor
+    names.
+    """
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
     plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)
     layouts = plan.layouts
     in_steps = counted_in_steps(plan)
     program = GpuProgram(plan, gpu)
-    # every step, and no variable gets its new value: what is checked are the values of this run
+    # runs every step but updates no variable, since the checks need the values of this run
     inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
     known: dict[str, Array] = {**graph.constants, **inputs}
     for node in graph.nodes:
@@ -89,7 +92,8 @@ def shadow_run(
 
 
 def measured_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
-    """The error of every scalar output in 16 bits against 32, both as the GPU computes them."""
+    """Yields the error of every scalar output in 16-bit storage against 32 bits, both computed
+    by the GPU."""
     full, half = (_outputs(graph, gpu, inputs, storage) for storage in get_args(Storage))
     for node in graph.nodes:
         for name in node.outputs:

@@ -1,7 +1,7 @@
-"""What an operator costs end to end: the network with it, and with one that does nothing instead.
+"""Measures an operator's end-to-end cost by replacing it with a stub that computes nothing.
 
-The sum in the rank-operations report times every step by itself; here whole runs are timed, so
-that what an operator does to its neighbours (caches, overlap) counts too.
+The rank-operations report times every step separately. Here whole runs are timed, which includes
+the operator's effect on its neighbours (caches, overlap).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from cml_engine.ops.declaration.registry import lookup
 
 @dataclass(frozen=True)
 class StubReport:
-    """Times in ms, medians over runs; ``gain_ms`` is the median of the differences of runs that
-    followed each other."""
+    """The times in ms of a network with and without an operator, as medians over runs.
+
+    ``gain_ms`` is the median of the differences of consecutive runs.
+    """
 
     model: str
     operator: str
@@ -39,7 +41,7 @@ class StubReport:
     def of(
         cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
     ) -> StubReport:
-        """From ``times`` in ms, ``[runs, (with, without)]``."""
+        """Builds a report from ``times`` in ms, ``[runs, (with, without)]``."""
         both = np.asarray(times, np.float64)
         medians = np.median(both, axis=0)
         low, high = both.min(axis=0), both.max(axis=0)
@@ -59,7 +61,7 @@ class StubReport:
 
     @property
     def share(self) -> float:
-        """The operator's part of the whole, in percent."""
+        """The operator's share of the whole time, in percent."""
         return 100 * self.gain_ms / self.with_ms if self.with_ms else 0.0
 
     def __str__(self) -> str:
@@ -89,12 +91,12 @@ class StubReport:
 
 
 def uses(graph: Graph, operator: str) -> int:
-    """How often the network has the operator, fused into others or by itself."""
+    """Returns the number of uses of the operator in the network, including fused ones."""
     return sum((node.op, *(e.op for e in node.epilogues)).count(operator) for node in graph.nodes)
 
 
 def check_stub(graph: Graph, operator: str) -> None:
-    """:class:`InputError` where there is nothing to replace."""
+    """Raises :class:`InputError` if the operator is not in the graph or runs nothing on the GPU."""
     names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
     if operator not in names:
         raise InputError(
@@ -105,8 +107,10 @@ def check_stub(graph: Graph, operator: str) -> None:
 
 
 def time_in_turns(runs: int, *timers: Callable[[], Any]) -> list[list[float]]:
-    """Milliseconds of each timer in each run, ``[runs, timers]``, after one that is not counted;
-    who comes first changes from run to run."""
+    """Returns the milliseconds of each timer in each run, ``[runs, timers]``, after a warm-up.
+
+    The order of the timers alternates from run to run.
+    """
     for timer in timers:
         timer()
     found = []

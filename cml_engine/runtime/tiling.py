@@ -1,4 +1,4 @@
-"""Large pictures in overlapping tiles: where they lie, and running a network on each."""
+"""Splits large pictures into overlapping tiles and runs a network on each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from cml_engine.runtime.session.inputs import as_array
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Along one axis: ``[first, end)`` is read, ``[kept_first, kept_end)`` of the whole is kept of
-    the result."""
+    """The extent of a tile along one axis of the picture.
+
+    ``[first, end)`` is read, and the result is kept for ``[kept_first, kept_end)``.
+    """
 
     first: int
     end: int
@@ -28,9 +30,12 @@ class Span:
 
 
 def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
-    """Tiles of one size that cover an axis. The first begins where the whole does and the last
-    ends there, so that borders are what they are without tiles; of every other end ``overlap`` is
-    thrown away. ``align``: tiles begin at multiples of it."""
+    """Returns tiles of one size that cover an axis.
+
+    The first tile begins and the last one ends at the picture's own border, so borders are
+    computed as without tiles. At every other end ``overlap`` pixels are discarded. Tiles begin
+    at multiples of ``align``.
+    """
     EXTENT.check(tile, "tile")
     OVERLAP.check(overlap, "overlap")
     EXTENT.check(align, "align")
@@ -58,17 +63,17 @@ def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile: its rows and its columns."""
+    """A tile: its span of rows and its span of columns."""
 
     rows: Span
     columns: Span
 
 
 class Tiles:
-    """The tiles of one run. ``session`` is the network at the tiles' shape.
+    """The tiles of one run. ``session`` is the network at the shape of a tile.
 
-    Every input of four axes with the rows and columns of the first such one is cut; the others are
-    given whole to every tile.
+    The first input of rank 4 determines the picture's rows and columns. Every input of rank 4
+    with the same rows and columns is cut; the other inputs are passed whole to every tile.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class Tiles:
         return iter(self._tiles)
 
     def inputs(self, tile: Tile) -> dict[str, Array]:
-        """What the network takes for a tile."""
+        """Returns the network's inputs for a tile."""
         rows, columns = slice(tile.rows.first, tile.rows.end), slice(*_read(tile.columns))
         return {
             name: np.ascontiguousarray(value[..., rows, columns]) if name in self._cut else value
@@ -114,7 +119,7 @@ class Tiles:
         }
 
     def paste(self, tile: Tile, results: Mapping[str, Array]) -> None:
-        """Put what is kept of a tile's outputs into :attr:`outputs`."""
+        """Copies the kept part of a tile's results into :attr:`outputs`."""
         for name, result in results.items():
             down, across = self._ratios[name]
             to_rows, of_rows = _kept(name, tile.rows, down)
@@ -122,7 +127,7 @@ class Tiles:
             self.outputs[name][..., to_rows, to_columns] = result[..., of_rows, of_columns]
 
     def _ratio(self, name: str, fact: Fact) -> tuple[Fraction, Fraction]:
-        """Rows and columns of an output for one of the input."""
+        """Returns the rows and columns of an output per row and column of the input."""
         if fact.rank != 4:
             raise InputError(
                 f"output '{name}' is {fact}: tiles are put together of outputs [N, C, H, W] only"
@@ -145,7 +150,7 @@ def _read(span: Span) -> tuple[int, int]:
 
 
 def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
-    """What is kept, in the whole output and in the tile's."""
+    """Returns the slices of the kept range in the whole output and in the tile's output."""
     first, start, end = (
         _whole(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
     )
@@ -170,18 +175,20 @@ def run_tiled(
     align: int = 1,
     progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Array]:
-    """Outputs by name for inputs ``[N, C, H, W]`` of any size, in tiles of ``tile`` rows and
-    columns, so that memory is a tile's. Where a network looks no farther than ``overlap`` there are
-    no seams: the result is that of a whole run.
+    """Returns the outputs for inputs ``[N, C, H, W]`` of any size, computed in tiles.
+
+    Memory use is that of one tile of ``tile`` rows and columns. If the network's receptive field
+    reaches no farther than ``overlap`` pixels, the result has no seams and equals that of a
+    whole run.
 
     Parameters
     ----------
-    session : of the network at any shape; :meth:`Session.reshaped` gives it at the tiles'.
-    overlap : pixels at each end of a tile that are computed and thrown away, but not at the
-        picture's own ends.
-    align : tiles begin at multiples of it: what a network with strides makes smaller by. The
-        picture, ``tile`` and ``overlap`` must be multiples of it too.
-    progress : is called with the number of tiles that are done.
+    session : a session of the network at any shape; :meth:`Session.reshaped` converts it.
+    overlap : pixels at each end of a tile that are computed and discarded, except at the picture's
+        own borders.
+    align : tiles begin at multiples of this number: the factor by which a network with strides
+        reduces its input. The picture, ``tile`` and ``overlap`` must be multiples of it too.
+    progress : called with the number of finished tiles.
     """
     an_object(Session, session, "session")
     tiles = Tiles(session, inputs, tile, overlap, align)

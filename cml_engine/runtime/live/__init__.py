@@ -1,1 +1,1 @@
-"""Networks that change while a game runs: docs/see_inside.md."""
+"""Changes networks while a game runs. See docs/see_inside.md."""

@@ -1,4 +1,4 @@
-"""A plan with other weights, where a graph differs from the one before in its constants' values."""
+"""Reuses a plan with new weights for a graph that differs only in the values of constants."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ def refilled(
     options: PlanOptions,
     asked: Asked = NOTHING_ASKED,
 ) -> Plan | None:
-    """The plan of ``graph``, which differs from that of ``before`` in the weights alone; None where
-    more than constants' values differs, or where a kernel has one of these in its parameters. Only
-    nodes that read another value are lowered, to see that they become the same steps."""
+    """Returns the plan of ``before`` with the weights of ``graph``.
+
+    Returns None if more than the values of constants differs, or if a changed value affects a
+    kernel's parameters. Only nodes that read a changed value are lowered, to verify that their
+    steps stay the same.
+    """
     if not _is_alike(before.graph, graph):
         return None
     options = replace(options, kernels=asked.kernel, parts=asked.parts)
@@ -41,14 +44,15 @@ def refilled(
     values |= draft.packed
     weights, own = _filled(plan.weights, values), _filled(plan.own, values)
     bound_names = {b.tensor for step in plan.steps for b in step.bindings} | {*graph.roots}
-    stale = plan.weights.keys() - bound_names  # of other shapes: nobody knows what these would be
+    # weights that belong to other shapes cannot be refilled: this graph has no values for them
+    stale = plan.weights.keys() - bound_names
     if weights is None or own is None or stale:
         return None
     return replace(plan, weights=weights, own=own)
 
 
 def _is_alike(one: Graph, other: Graph) -> bool:
-    """Whether two graphs differ in nothing but the values of constants."""
+    """Returns True if two graphs differ only in the values of constants."""
     if one.constants.keys() != other.constants.keys():
         return False
     pairs = ((array, other.constants[name]) for name, array in one.constants.items())
@@ -58,7 +62,7 @@ def _is_alike(one: Graph, other: Graph) -> bool:
 
 
 def _has_steps(plan: Plan, draft: Draft) -> bool:
-    """Whether the plan does what the draft says, in the same memory."""
+    """Returns True if the plan contains the draft's dispatches unchanged, in the same memory."""
     whole = _whole(plan.steps)
     by_title: dict[str, list[Step]] = {}
     for step in plan.steps:
@@ -80,7 +84,7 @@ def _has_steps(plan: Plan, draft: Draft) -> bool:
 
 
 def _is_step(one: Step, other: Step) -> bool:
-    """Whether two steps are the same, to the bits of their parameters."""
+    """Returns True if two steps are equal and their parameters are bit-identical."""
     if one.params.keys() != other.params.keys() or one != replace(other, params=one.params):
         return False
     return all(
@@ -90,7 +94,7 @@ def _is_step(one: Step, other: Step) -> bool:
 
 
 def _whole(steps: Sequence[Step]) -> dict[str, Binding]:
-    """Every tensor's binding, of those in parts that of all."""
+    """Returns the binding that covers a whole tensor, for each tensor of the steps."""
     found: dict[str, Binding] = {}
     for step in steps:
         for b in step.bindings:
@@ -101,7 +105,7 @@ def _whole(steps: Sequence[Step]) -> dict[str, Binding]:
 
 
 def _filled(placed: Placed, values: Mapping[str, Array]) -> dict[str, tuple[int, Array]] | None:
-    """The same places with these values; None where one is of another kind."""
+    """Returns the same offsets with new values; None if a dtype or shape differs."""
     found = {}
     for name, (offset, array) in placed.items():
         value = values.get(name, array)

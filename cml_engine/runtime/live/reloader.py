@@ -1,4 +1,4 @@
-"""Files that a session was made of, looked at again and again: a change replaces its network."""
+"""Watches the files that a session was built from and replaces its network after a change."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from cml_engine.runtime.session import Session
 
 __all__ = ["Reloader", "Replacement"]
 
-#: what a file was like: when it was written, and its size
+#: a file's modification time in ns and its size in bytes
 _Stamps = dict[Path, tuple[int, int]]
-#: of a frame, to upload a network that no job waits for
+#: the share of a frame, in ms, for uploading a network that no job waits for
 _IDLE_MS = 0.5
-#: files that are looked at in one frame
+#: the number of files that are checked per frame
 _FILES_A_FRAME = 8
 
 
 class Reloader:
-    """Replaces a session's network when its model's files, files of operators or kernels change.
+    """Replaces a session's network when its model's files, operator files or kernels change.
 
-    Call :meth:`poll` once a frame. A model that cannot be loaded, or a kernel that does not
-    compile, changes nothing: :attr:`said` has the message, and the next change is tried again. A
-    scheduler that has jobs of the session prepares the new network; else :meth:`poll` does.
+    Call :meth:`poll` once per frame. If a model cannot be loaded or a kernel does not compile,
+    the session keeps its network, :attr:`said` holds the message, and the next change is tried
+    again. The new network is prepared by a scheduler that has jobs of the session, otherwise by
+    :meth:`poll`.
 
     Parameters
     ----------
-    session : whose network it is.
-    model : the folder or file that it was loaded from.
-    ops : files of operators (``--ops``); the HLSL files beside them are watched too.
-    files : others that the network is made of, such as the HLSL of operators in a package.
-    make : loads the model, where :func:`cml_engine.load` with the path alone does not.
-    every_s : how often the files are looked at, at most. A change is taken when they have been the
-        same for as long: what is being written is left alone.
+    session : the session whose network is replaced.
+    model : the folder or file that the network was loaded from.
+    ops : operator files (``--ops``); the HLSL files beside them are watched too.
+    files : further files that the network depends on, such as the HLSL of operators in a package.
+    make : loads the model, if :func:`cml_engine.load` with the path alone does not.
+    every_s : the shortest time between two checks of the files, in seconds. A change is loaded once
+        two checks find the same files, so that a file is not read while it is being written.
     """
 
     def __init__(
@@ -58,22 +59,22 @@ class Reloader:
         self.session, self.said = session, ""
         self._model, self._ops = Path(model), [Path(file) for file in ops]
         self._files = [Path(file) for file in files]
-        #: networks that have taken the place of the one before, since the start
+        #: the number of replacements that succeeded
         self.taken = 0
         self._make = make or (lambda: load(model))
         self._every_s, self._clock = every_s, clock
         self._looked_at = clock()
         self._known = self._seen = _stamps(self._watched())
-        #: what is left of the files to look at, and what those before are like
+        #: the files that are still to be checked, and the stamps of the others
         self._left: list[Path] = []
         self._found: _Stamps = {}
         self._replacement: Replacement | None = None
         self._advanced = 0
-        with suppress(CmlError):  # the first time takes ten times as long: not within a frame
+        with suppress(CmlError):  # warms up: the first load takes ten times as long as later ones
             self._make()
 
     def poll(self) -> Replacement | None:
-        """Look at the files, if it is time; the replacement that has begun, if one has."""
+        """Checks the files, if it is time; returns the replacement if one has begun."""
         turns.begin_frame()
         self._follow()
         found = self._look()
@@ -95,7 +96,7 @@ class Reloader:
         return self._replacement
 
     def _follow(self) -> None:
-        """What has become of the replacement that is under way; prepare it where no job does."""
+        """Updates the state of the current replacement, and prepares it if no job does."""
         found = self._replacement
         if found is None:
             return
@@ -109,14 +110,17 @@ class Reloader:
         self.said = f"{ended}: {found.error}" if found.error else ended
 
     def _prepare(self, found: Replacement) -> None:
-        if found.advanced == self._advanced:  # by nobody, since the last look
+        if found.advanced == self._advanced:  # no job has advanced it since the last poll
             found.advance(_IDLE_MS)
         self._advanced = found.advanced
         if found.ready:
             self.session.take_replacement()
 
     def _look(self) -> _Stamps | None:
-        """What all files are like, if it is time: a few are looked at in each frame."""
+        """Returns the stamps of all files once they are complete; None before.
+
+        Each frame reads the stamps of a few files.
+        """
         if not self._left:
             now = self._clock()
             if now - self._looked_at < self._every_s:

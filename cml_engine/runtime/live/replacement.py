@@ -1,4 +1,4 @@
-"""Another network in the place of a session's, made while the old one serves."""
+"""Compiles a new network for a session while the old one keeps running."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cml_engine.ir.graph import Graph
 State = Literal["compiling", "preparing", "done", "failed", "superseded"]
 
 
-#: seconds that another thread waits for the interpreter while a network is compiled, at most: a
-#: frame gives it up at every call of the driver, and would wait Python's own 5 ms each time
+#: the interpreter's switch interval in seconds while a network is compiled. A frame releases the
+#: GIL at every call of the driver, and would wait Python's default of 5 ms each time to get it back
 _YIELD_S = 2e-5
 
 
 class Coming(Protocol):
-    """A network that is made and not yet in its place."""
+    """A compiled program that the session does not use yet."""
 
     @property
     def prepared(self) -> bool: ...
@@ -31,8 +31,11 @@ class Coming(Protocol):
 
 
 class Replacement:
-    """On its way into a session. :attr:`state` may be read at any time; where it is ``"failed"``,
-    :attr:`error` says why and the session goes on with what it had."""
+    """A network that is being compiled and prepared to replace a session's network.
+
+    :attr:`state` may be read at any time. If it is ``"failed"``, :attr:`error` holds the reason
+    and the session keeps its old network.
+    """
 
     def __init__(
         self, name: str, make: Callable[[], Any], program_of: Callable[[Any], Coming | None]
@@ -40,9 +43,9 @@ class Replacement:
         self.name = name
         self.state: State = "compiling"
         self.error: CmlError | None = None
-        #: how often somebody has prepared it for a while
+        #: the number of calls of ``advance``
         self.advanced = 0
-        #: what the session takes, once it is compiled
+        #: the compiled network
         self.compiled: Any = None
         self._make, self._program_of = make, program_of
         self._made, self._changing = Event(), Lock()
@@ -61,12 +64,12 @@ class Replacement:
         except Exception as error:
             self.fail(error)
         finally:
-            del self._make  # and what it knows of the old one
+            del self._make  # it refers to the old network
             _yielding.end()
             self._made.set()
 
     def fail(self, error: Exception) -> None:
-        """It will not come; the old one stays."""
+        """Sets the state to ``"failed"`` with this error, unless it was superseded."""
         said = str(error) or type(error).__name__
         with self._changing:
             if self.state != "superseded":
@@ -74,21 +77,22 @@ class Replacement:
                 self.compiled, self.state = None, "failed"
 
     def supersede(self) -> None:
-        """A later one comes in its place, however far it is."""
+        """Discards this replacement in favour of a later one."""
         with self._changing:
             if self.state in ("compiling", "preparing"):
                 self.compiled, self.state = None, "superseded"
 
     @property
     def ready(self) -> bool:
-        """Whether the session may take it now."""
+        """True if the session can switch to the new network now."""
         if self.state != "preparing":
             return False
         program = self._program_of(self.compiled)
         return program is None or program.prepared
 
     def advance(self, budget_ms: float) -> None:
-        """Upload and build for about that long, in a frame; never waits and never raises."""
+        """Uploads weights and builds pipelines for about ``budget_ms``; never waits and never
+        raises."""
         turns.begin_frame()
         self.advanced += 1
         program = self._program_of(self.compiled) if self.state == "preparing" else None
@@ -99,7 +103,7 @@ class Replacement:
                 self.fail(error)
 
     def finish(self) -> None:
-        """Wait until it can be taken, or has failed: for tools."""
+        """Blocks until the replacement is ready or has failed; for tools."""
         turns.forget()
         self._made.wait()
         program = self._program_of(self.compiled) if self.state == "preparing" else None
@@ -111,21 +115,23 @@ class Replacement:
 
 
 def _be_least() -> None:
-    """This thread takes what all others leave of the processors: a software driver draws on the
-    same ones, and its threads are woken on one that does nothing more urgent. Linux knows that."""
+    """Gives this thread the lowest scheduling priority on Linux.
+
+    A software driver renders on the same cores; Linux then runs the driver's threads first.
+    """
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 class _Yielding:
-    """How many threads compile, and the interpreter's own interval."""
+    """Shortens the interpreter's switch interval while any thread compiles."""
 
     def __init__(self) -> None:
         self.lock, self.threads, self.usual_s = Lock(), 0, 0.0
 
     def begin(self) -> None:
-        """A thread is about to compile."""
+        """Counts a thread that starts to compile; the first one shortens the interval."""
         with self.lock:
             if not self.threads:
                 self.usual_s = sys.getswitchinterval()
@@ -133,7 +139,7 @@ class _Yielding:
             self.threads += 1
 
     def end(self) -> None:
-        """It has."""
+        """Counts a thread that has finished; the last one restores the interval."""
         with self.lock:
             self.threads -= 1
             if not self.threads:
@@ -144,8 +150,8 @@ _yielding = _Yielding()
 
 
 def check_interface(old: Graph, new: Graph) -> None:
-    """:class:`InputError` where a host that has given the old one its inputs, and taken its
-    outputs, could not go on with the new one."""
+    """Raises :class:`InputError` if the new network's inputs or outputs differ from the old
+    one's."""
     for what, names, others in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),

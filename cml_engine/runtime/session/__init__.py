@@ -1,4 +1,4 @@
-"""A graph compiled for one backend, run many times."""
+"""Sessions: graphs that are compiled for one backend and run many times."""
 
 from cml_engine.runtime.session.compiling import make_plan
 from cml_engine.runtime.session.inputs import check_inputs, random_inputs

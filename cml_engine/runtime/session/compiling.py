@@ -1,4 +1,4 @@
-"""A graph compiled for a backend: optimized, planned, and as a program."""
+"""Compiles a graph for a backend: optimizes it, plans it and creates its program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Program(Protocol):
-    """What a backend makes of a network."""
+    """The interface of a backend's compiled network."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
     def reset(self) -> None: ...
@@ -45,7 +45,7 @@ class Program(Protocol):
 
 
 def as_gpu_program(program: Any) -> GpuProgram:
-    """The program of a session that has a GPU."""
+    """Casts the program of a GPU session to :class:`GpuProgram`."""
     return program  # type: ignore[no-any-return]
 
 
@@ -58,8 +58,10 @@ def compile_graph(
     before: Compiled[Program] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Compiled[Program]:
-    """A graph compiled for its backend; one that comes in the place of ``before`` has its plan
-    where they differ in weights alone."""
+    """Compiles a graph for its backend.
+
+    A graph that replaces ``before`` and differs only in its weights reuses the plan of ``before``.
+    """
     if graph.integer and options.storage != "float":
         raise InputError(
             f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
@@ -91,7 +93,7 @@ def compile_graph(
 
 
 def _specs(graph: Graph) -> dict[str, OpSpec]:
-    """The graph's operators as they are registered now."""
+    """Returns the current registrations of the graph's operators."""
     ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
     return {op: lookup(op) for op in ops if is_registered(op)}
 
@@ -99,7 +101,7 @@ def _specs(graph: Graph) -> dict[str, OpSpec]:
 def _refilled(
     graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
 ) -> Plan | None:
-    """The plan before with the weights of a graph that is the same but for these."""
+    """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
     if graph.ready is not None or options.plan.stub:
         return None
     asked = asked_for(options.decide, graph, optimized)
@@ -107,7 +109,7 @@ def _refilled(
 
 
 def _optimized(graph: Graph, options: CompileOptions) -> Graph:
-    """The graph after the passes, with the tensors that the options keep."""
+    """Runs the passes on a graph, preserving the tensors that the options keep."""
     outputs = set(graph.outputs)
     computed = (name for node in graph.nodes for name in node.outputs)
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
@@ -120,8 +122,10 @@ def _optimized(graph: Graph, options: CompileOptions) -> Graph:
 def recompiler(
     first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
 ) -> Callable[[Graph], Compiled[Program]]:
-    """What compiles the network of ``first`` at other shapes. It does not hold the first program,
-    whose arena goes with its session."""
+    """Returns a function that compiles the network of ``first`` at other shapes.
+
+    The function holds no reference to the first program, whose arena is freed with its session.
+    """
     before = first.graph
     if gpu is None or first.plan is None:
         assert isinstance(first.program, CpuProgram)
@@ -137,7 +141,8 @@ def recompiler(
 
     assert isinstance(first.program, GpuProgram)
     sibling, common = Sibling(before, first.plan), first.program.common
-    options = replace(options, plan=_plan_options(gpu, options), tuned=False)  # reads no table
+    # the table of variants is read here, once
+    options = replace(options, plan=_plan_options(gpu, options), tuned=False)
 
     def on_gpu(graph: Graph) -> Compiled[Program]:
         optimized = share_constants(_optimized(graph, options), before)
@@ -155,8 +160,11 @@ def make_plan(
     sibling: Sibling | None = None,
     written: Graph | None = None,
 ) -> Plan:
-    """The plan that a GPU session runs; with a sibling as much as may be like that one. What is
-    decided may be said by the names of the graph as it is ``written``."""
+    """Returns the plan that a GPU session runs.
+
+    With a ``sibling``, the plan reuses as much of the sibling's as possible. ``written`` is the
+    graph before the passes; decisions of the caller may use its tensor names.
+    """
 
     def lowered() -> Plan:
         return plan_graph(

@@ -1,4 +1,4 @@
-"""What a run is given, checked against what the network takes."""
+"""Checks the inputs of a run against the inputs of the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_defaults(
     kept: frozenset[str],
     inputs: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """The inputs with the sliders that are left out, or given as plain numbers."""
+    """Returns the inputs with arrays for sliders that are missing or given as plain numbers."""
     if not sliders or not isinstance(inputs, Mapping):
         return inputs
     numbers = {
@@ -43,8 +43,11 @@ def check_inputs(
     given: Mapping[str, Array],
     known: frozenset[str] = frozenset(),
 ) -> dict[str, Array]:
-    """The given arrays in the network's own types; :class:`InputError` where they do not fit, or
-    where one is missing that is not ``known``."""
+    """Returns the given arrays converted to the network's dtypes.
+
+    Raises :class:`InputError` if an array does not fit, if a name is unknown, or if an input is
+    missing that is not in ``known``.
+    """
     for name in inputs_by_name(given):
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {listed(facts)}")
@@ -59,10 +62,10 @@ def check_inputs(
 
 
 def as_array(name: str, given: Any) -> Array:
-    """An input as an array; :class:`InputError` where it is none."""
+    """Converts an input to an array; raises :class:`InputError` if that is impossible."""
     try:
         return np.asarray(given)
-    except Exception as error:  # whatever it is, it is no array
+    except Exception as error:  # NumPy calls the object's own methods, which may raise anything
         shown = f"{type(given).__name__}: {error}"
         raise InputError(f"input '{name}': wanted an array, got a {shown}") from None
 
@@ -84,7 +87,10 @@ def _checked(name: str, fact: Fact, given: Array) -> Array:
 
 
 def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
-    """Inputs for a measurement: uniform in [0, 1), small integers, coin flips."""
+    """Returns random inputs for measurements.
+
+    Scalars are uniform in [0, 1); integers and logicals are 0 or 1.
+    """
     generator = np.random.default_rng(SEED.check(seed, "seed"))
     made: dict[str, Array] = {}
     for name, fact in facts.items():
@@ -96,5 +102,5 @@ def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
 
 
 def listed(facts: Mapping[str, Fact]) -> str:
-    """Tensors as messages name them."""
+    """Formats tensors with their types and shapes for messages."""
     return ", ".join(f"{name}: {fact}" for name, fact in facts.items()) or "(none)"

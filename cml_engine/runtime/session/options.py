@@ -1,4 +1,4 @@
-"""How a network is compiled."""
+"""The compile options of a session."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ from cml_engine.errors.arguments import ARENA_LIMIT, an_object, flag, names, one
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """``without``: names of passes to leave out, ``"views"`` (``passes/views.py``) among them;
-    ``storage``: ``"half"`` keeps a GPU's feature maps and the weights that meet them in 16 bits
-    (docs/faster.md); arithmetic is in 32 bits in any case, and the CPU stores 32 bits too;
-    ``tuned``: take the kernels that the device's table of variants has (docs/faster.md), where
-    ``plan`` brings no table of its own; ``plan``: see :class:`PlanOptions`;
-    ``keep``: tensors of the graph as it is written that no pass takes away, to be read after a run
-    beside the outputs (:meth:`Session.tensor`, docs/see_inside.md);
-    ``decide``: by tensor, what a GPU's plan takes instead of what tables and rules would,
-    ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md);
-    ``arena_limit``: bytes that a GPU's activations may take: where they would take more, operators
-    are computed in bands of rows, to the same bits (docs/faster.md)."""
+    """The options of compiling a network.
+
+    Parameters
+    ----------
+    without : names of passes to leave out; ``"views"`` (``passes/views.py``) is one of them.
+    blocked_layout : store feature maps on a GPU in blocks of four channels.
+    storage : ``"half"`` stores a GPU's feature maps, and the weights that are applied to them, in
+        16 bits (docs/faster.md). Arithmetic is always in 32 bits, and the CPU stores 32 bits.
+    plan : see :class:`PlanOptions`.
+    tuned : use the kernels of the device's table of variants (docs/faster.md), unless ``plan`` has
+        its own table.
+    keep : tensors of the graph as written that no pass may remove. They can be read after a run
+        like the outputs (:meth:`Session.tensor`, docs/see_inside.md).
+    decide : by tensor, choices for a GPU's plan that override tables and rules, such as
+        ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
+    arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
+        bands of rows, with bit-identical results (docs/faster.md).
+    """
 
     without: frozenset[str] = frozenset()
     blocked_layout: bool = True

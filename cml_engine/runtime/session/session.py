@@ -1,4 +1,4 @@
-"""A graph compiled for one backend, run many times."""
+"""Sessions: graphs that are compiled for one backend and run many times."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """A network ready to run.
+    """A compiled network, ready to run.
 
     Parameters
     ----------
     graph : from :func:`cml_engine.load`.
-    backend : a :class:`cml_engine.Gpu`, ``"cpu"`` (NumPy), ``"gpu"`` (a device of its own), or
-        ``"auto"``: a GPU if there is one, else the CPU with one line of notice.
+    backend : a :class:`cml_engine.Gpu`, ``"cpu"`` (NumPy), ``"gpu"`` (a new device), or
+        ``"auto"``: a GPU if there is one, otherwise the CPU with a warning.
     deferred : upload no weights and build no pipelines now; a frame scheduler does it, a little in
         every frame. (:meth:`run` does the rest at once.)
-    arena : ``"shared:NAME"``: sessions with the same name have their activations in the same
-        memory, so only one of them runs at a time; a frame scheduler sees to that.
-    shapes_kept : how many networks at other shapes stay compiled (see :meth:`reshaped`).
-    retain : an input that a run or job leaves out keeps its value, and only operators run that hang
-        on those which are given, or on variables (docs/see_inside.md).
-    on_progress : called with the stage, the units done and their total: ``("plan", 0, 1)``, then
-        ``("kernels", 3, 17)`` after each kernel that is compiled for a GPU. Kernels are compiled
-        by threads, which make the calls one at a time. An error raised in it ends the compilation.
+    arena : ``"shared:NAME"``: sessions with the same name share the memory of their activations,
+        so only one of them runs at a time; a frame scheduler enforces that.
+    shapes_kept : the number of networks at other shapes that stay compiled (see :meth:`reshaped`).
+    retain : an input that a run or job omits keeps its value, and only operators that depend on
+        the given inputs or on variables run (docs/see_inside.md).
+    on_progress : called with the stage, the number of finished units and their total:
+        ``("plan", 0, 1)``, then ``("kernels", 3, 17)`` after each kernel that is compiled for a
+        GPU. Kernels are compiled by threads, which make the calls one at a time. An exception
+        raised in the call ends the compilation.
 
     Example
     -------
@@ -89,7 +90,7 @@ class Session:
             raise InputError(
                 f"on_progress is {on_progress!r}, wanted a function of a stage and two numbers"
             )
-        load_families()  # a graph that was not loaded from a file may be the first use
+        load_families()  # a graph that was built in code has not loaded the operators yet
         self.options = options
         self.gpu = _choose(backend)
         self._arena, self._shapes_kept = arena, shapes_kept
@@ -100,9 +101,9 @@ class Session:
         )
 
     def _begin(self, first: Compiled[Program]) -> None:
-        """Take a network that was compiled, and forget the shapes of the one before."""
+        """Switches to a compiled network and drops the cached shapes of the previous one."""
         self._take(first)
-        #: the network at other shapes, of all sessions that are made of this one
+        #: the network at other shapes, shared by all sessions that ``reshaped`` returns
         self._shapes: ShapeCache[Program, Session] = ShapeCache(
             self._shapes_kept,
             recompiler(first, self.gpu, self.options, self._arena),
@@ -113,7 +114,7 @@ class Session:
     def _take(self, compiled: Compiled[Program]) -> None:
         self._compiled = compiled
         self.source_graph: Graph = compiled.source
-        #: the inputs that a host may move or leave out, by name (``cml.load(..., sliders=)``)
+        #: the inputs that a host may omit or set to a number (``cml.load(..., sliders=)``)
         self.sliders: Mapping[str, Slider] = compiled.source.sliders
         self.graph: Graph = compiled.graph
         self.plan: Plan | None = compiled.plan
@@ -126,28 +127,33 @@ class Session:
 
     @property
     def inputs(self) -> dict[str, Fact]:
-        """Dtype and shape of every input, by name."""
+        """The dtype and shape of every input, by name."""
         return {name: self.graph.facts[name] for name in self.graph.inputs}
 
     @property
     def outputs(self) -> dict[str, Fact]:
-        """Dtype and shape of every output, by name."""
+        """The dtype and shape of every output, by name."""
         return {name: self.graph.facts[name] for name in self.graph.outputs}
 
     @property
     def program(self) -> Program:
-        """The backend's own view of the network, for tools and the scheduler."""
+        """The backend's program of the network, for tools and the scheduler."""
         self._take_coming()
         return self._program
 
     def replace(self, graph: Graph | Callable[[], Graph]) -> Replacement:
-        """Another network in the place of this one, with the same inputs and outputs: new weights,
-        or new operators. Returns at once; ``graph`` may be a function that loads it. It is compiled
-        by another thread, and uploaded within the budget of a scheduler that has jobs of this
-        session; where only weights differ its plan stays, and pipelines that are there already are
-        not built. Until it is ready the old one
-        serves, and where it fails for good: the replacement's ``error`` says why. Variables begin
-        with the values of the new model's files. A tool waits by :meth:`take_replacement`."""
+        """Replaces the network with another one that has the same inputs and outputs.
+
+        The new network may have new weights or new operators. ``graph`` may be a function that
+        loads it. Returns at once: a thread compiles the network, and a scheduler that has jobs
+        of this session uploads it within its budget. If only weights differ, the plan is reused
+        and existing pipelines are not built again. :meth:`take_replacement` waits for the new
+        network.
+
+        The old network runs until the new one is ready. If the replacement fails, the old
+        network stays and the replacement's ``error`` holds the reason. Variables start with the
+        values in the new model's files.
+        """
         if not callable(graph):
             an_object(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
@@ -168,8 +174,10 @@ class Session:
         return self._coming
 
     def take_replacement(self) -> None:
-        """Wait for a network of :meth:`replace` and take it: for tools. Raises what is wrong with
-        it; the session then goes on with the old one."""
+        """Waits for the network of :meth:`replace` and switches to it; for tools.
+
+        Raises the replacement's error if it failed; the session then keeps the old network.
+        """
         coming = self._coming
         if coming is not None:
             coming.finish()
@@ -194,15 +202,19 @@ class Session:
                 self._coming = None
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Session:
-        """The same network at other shapes of its inputs, by name; inputs that are not named have
-        those of :func:`cml_engine.load`. Weights are shared, variables are not; where the kernels
-        are the same, no file is read, nothing compiled and nothing uploaded.
+        """Returns a session of the same network at other input shapes, by name.
 
-        A shape that was asked for lately gives the same session at once: the last ``shapes_kept``
-        stay compiled. Another takes as long as making a plan: in a frame ask for shapes that you
-        asked for before. On a GPU it is prepared as a deferred session is.
-        :class:`InputError` where there is no such input, :class:`ModelError` where the network
-        cannot have such shapes; a graph that was changed after it was loaded has no others.
+        Inputs that are not named keep their shapes from :func:`cml_engine.load`. Weights are
+        shared, variables are not. If the kernels are the same, no file is read, nothing is
+        compiled and nothing is uploaded. On a GPU the session is prepared like a deferred one.
+
+        The last ``shapes_kept`` shapes stay compiled and return the same session at once. Any
+        other shape takes as long as making a plan: within a frame, request only shapes that were
+        requested before.
+
+        Raises :class:`InputError` if there is no such input, and :class:`ModelError` if the
+        network does not support the shapes. A graph that was changed after it was loaded
+        supports no other shapes.
         """
         source = self.source_graph
         given = dict(source.origin.shapes) if source.origin else {}
@@ -210,21 +222,27 @@ class Session:
         return self._shapes.get(given, lambda: source.reshaped(shapes))
 
     def build_ahead(self) -> None:
-        """Begin to build a deferred session's pipelines on all cores, and return at once: for a
-        loading screen. Without it one core builds them, when a job first wants them."""
+        """Starts building a deferred session's pipelines on all cores and returns at once.
+
+        Intended for loading screens. Without this call, one core builds them when a job first
+        needs them.
+        """
         self._program.build_ahead()
 
     def run(self, inputs: Mapping[str, Any], *, watch: Watch | None = None) -> dict[str, Array]:
-        """Outputs by name; blocks until they are there. For tools and tests: a game submits to a
-        :class:`scheduler.FrameScheduler`. Runs of several threads wait for each other. Inputs are
-        arrays or, on a GPU, textures (:class:`TextureInput`) and ``gpu.tensor(...)``.
-        :class:`InputError` where an input is missing, unknown, or of another shape or type than
-        :attr:`inputs` says, and while a job is running in the session's memory.
+        """Runs the network and returns the outputs by name; blocks until they are computed.
+
+        Intended for tools and tests: a game submits jobs to a :class:`scheduler.FrameScheduler`.
+        Runs from several threads wait for each other. Inputs are arrays or, on a GPU, textures
+        (:class:`TextureInput`) and ``gpu.tensor(...)``. Raises :class:`InputError` if an input
+        is missing, unknown, or of another shape or type than :attr:`inputs` states, and if a job
+        is running in the session's memory.
 
         ``watch(node, results)`` is called after each operator of :attr:`graph` with its results,
-        which are its own only during the call; what it raises ends the run. On a GPU that is a
-        readback for each operator. A session that retains its inputs runs, and shows, what those
-        change that are given."""
+        which are valid only during the call. An exception raised in ``watch`` ends the run. On a
+        GPU every operator then costs a readback. In a session that retains its inputs, only
+        operators that depend on the given inputs run and are shown.
+        """
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
         self._take_coming()
@@ -238,9 +256,13 @@ class Session:
         return run_watched(as_gpu_program(self._program), self.graph, taken, watch)
 
     def tensor(self, name: str) -> Any:
-        """An output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it: a NumPy
-        array on the CPU; on a GPU a tensor in its memory, whose value the next run changes and
-        ``read()`` copies. :class:`InputError` where there is none now."""
+        """Returns an output, or a tensor of ``CompileOptions(keep=…)``, with its value from the
+        last run.
+
+        On the CPU this is a NumPy array. On a GPU it is a tensor in the session's memory, which
+        ``read()`` copies and the next run overwrites. Raises :class:`InputError` if the tensor
+        has no value now.
+        """
         text(name, "a tensor's name")
         if self.gpu is None:
             return _on_cpu(self._program).tensor(name)
@@ -251,8 +273,11 @@ class Session:
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
-        """The inputs in the network's own types; those named in ``skip`` only have to exist. A
-        slider that is left out has its default."""
+        """Returns the inputs converted to the network's dtypes.
+
+        Inputs named in ``skip`` must exist but are not converted. Missing sliders get their
+        defaults.
+        """
         inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
         if not skip:
             return check_inputs(self.inputs, inputs, self._program.known_inputs)
@@ -264,15 +289,17 @@ class Session:
         return {**checked, **{name: inputs[name] for name in skip}}
 
     def close(self) -> None:
-        """Give the network's memory on the device back now; with the last reference it would go as
-        well. Whatever is asked of the session afterwards is an :class:`InputError`, as closing it
-        is while a run or a job is under way. On the CPU there is nothing to give back."""
+        """Frees the network's memory on the device now instead of with the last reference.
+
+        Any later use of the session raises :class:`InputError`, as does closing it during a run
+        or a job. On the CPU there is nothing to free.
+        """
         self._coming = None
         if self.gpu is not None:
             as_gpu_program(self._program).close()
 
     def reset(self) -> None:
-        """Give the variables that the network updates the values in its files."""
+        """Resets the variables that the network updates to the values in its files."""
         self._program.reset()
 
     def rank(
@@ -282,9 +309,12 @@ class Session:
         runs: int = 10,
         given: Sequence[str] | None = None,
     ) -> RankReport:
-        """Time per operator over ``runs`` runs, after one that is not counted. Without ``inputs``
-        random ones are used. ``given``, of a session that retains its inputs: what runs where only
-        these are given anew. ``str()`` of the report is the table."""
+        """Measures the time per operator over ``runs`` runs, after a warm-up run.
+
+        Without ``inputs``, random ones are used. In a session that retains its inputs, ``given``
+        names the inputs that each run provides; only operators that depend on them are timed.
+        ``str()`` of the report is a table.
+        """
         TIMES.check(runs, "runs")
         if given is not None:
             check_names(
@@ -300,8 +330,11 @@ class Session:
     def rank_without(
         self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
     ) -> StubReport:
-        """What the operator of that name costs end to end: ``runs`` whole runs with it against
-        as many with one that does nothing in its place, in turns. The GPU only."""
+        """Measures the end-to-end cost of the operator of that name; on a GPU only.
+
+        Alternates ``runs`` whole runs of the network with as many in which the operator does
+        nothing.
+        """
         if self.gpu is None:
             raise InputError("an operator can be replaced by a stub on the GPU only")
         TIMES.check(runs, "runs")
@@ -314,11 +347,14 @@ class Session:
         return StubReport.of(self.graph, operator, self.gpu.name, clock, times)
 
     def timer(self, inputs: Mapping[str, Array] | None = None) -> Callable[[], float]:
-        """A function that runs the whole network once, undisturbed, and returns the milliseconds:
-        on a GPU of its computation alone, without upload and readback."""
+        """Returns a function that runs the whole network once, exclusively, and returns its
+        milliseconds.
+
+        On a GPU this is the time of the computation without upload and readback.
+        """
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
-            alone = CpuProgram(self.graph)  # the session's variables stay as they are
+            alone = CpuProgram(self.graph)  # leaves the session's variables unchanged
             return lambda: _wall_ms(lambda: alone.run(arrays))
         from cml_engine.gpu.program.program import GpuProgram
         from cml_engine.gpu.timing.timers import PassTimer
@@ -339,7 +375,7 @@ class Session:
 
 
 def _taken(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked inputs of a run."""
+    """Returns the checked inputs of a run."""
     there = isinstance(inputs, Mapping)
     present = {name for name, value in inputs.items() if on_device(value)} if there else ()
     if present and session.gpu is None:
@@ -372,7 +408,7 @@ def _session_of(
 
 
 def _choose(backend: Gpu | str) -> Gpu | None:
-    """The GPU to use, or None for the CPU."""
+    """Returns the GPU to use, or None for the CPU."""
     if (
         not isinstance(backend, str | type)
         and hasattr(backend, "limits")

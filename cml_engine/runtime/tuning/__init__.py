@@ -1,5 +1,7 @@
-"""Which kernels are fastest on a device: measured (:func:`tune`, :class:`Bench`), kept in a file
-for each device and driver, and taken by every session on it. See ``docs/faster.md``.
+"""Measures which kernels are fastest on a device (:func:`tune`, :class:`Bench`).
+
+The results are stored in a file per device and driver, which every session on the device uses.
+See ``docs/faster.md``.
 """
 
 from cml_engine.compiler.tuning_tables import Record, table_for

@@ -1,4 +1,4 @@
-"""A plan's choices taken apart: each as a network of one node, once for every option."""
+"""Splits a plan's choices into networks of one node, one plan for every option."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialNode:
-    """A key of a plan, and the node that stands for all ``count`` nodes that have it: ``graph`` is
-    that node alone, its tensors as they lie in the plan."""
+    """A choice of a plan, and a node that represents all ``count`` nodes with the same key.
+
+    ``graph`` contains that node alone; ``layouts`` are the plan's layouts of its tensors.
+    """
 
     choice: Choice
     count: int
@@ -39,14 +41,17 @@ class TrialNode:
         return self.choice.key
 
     def plans(self, limits: Limits) -> dict[str, Plan]:
-        """The node's plan by option, the default first; options that come to the same kernels as
-        one before them are left out. Pure, and may take its time: filters are packed."""
+        """Returns the node's plan by option, the default first.
+
+        Options whose kernels equal those of an earlier option are left out. The function is
+        pure; it may be slow because it packs filters.
+        """
         names = dict.fromkeys([self.choice.default, *self.choice.options])
         plans: dict[str, Plan] = {}
         seen = set()
         for name in names:
             table = VariantTable.forcing(self.key, name)
-            # with all tensors kept, a run leaves the inputs as they were for the next one
+            # with all tensors kept, no step overwrites the inputs, which the next run needs
             plan = lower(self.graph, limits, self.layouts, PlanOptions(keep=True, variants=table))
             work = tuple(
                 (str(s.path), repr(s.defines), repr(s.params), s.groups) for s in plan.steps
@@ -58,11 +63,11 @@ class TrialNode:
 
 
 class Bench:
-    """The choices of a session's plan, ready to be measured: by
-    :func:`cml_engine.runtime.tuning.tune` all at once, by ``scheduler.Tuning`` in the frames of a
-    game.
+    """The choices of a session's plan, ready to be measured.
 
-    ``again``: choices that the device's own table has already are measured too.
+    :func:`cml_engine.runtime.tuning.tune` measures all at once, ``scheduler.Tuning`` measures
+    them in the frames of a game. With ``again``, choices that are already in the device's table
+    are measured too.
     """
 
     def __init__(self, session: Session, *, again: bool = True) -> None:
@@ -80,27 +85,27 @@ class Bench:
         ]  # fmt: skip
 
     def plans(self, candidate: TrialNode) -> dict[str, Plan]:
-        """See :meth:`TrialNode.plans`; of any thread."""
+        """See :meth:`TrialNode.plans`; may be called from any thread."""
         return candidate.plans(self.gpu.limits)
 
     def trial(self, candidate: TrialNode, plans: Mapping[str, Plan], rounds: int) -> Trial:
-        """The paired benchmarks of these plans' options, none begun yet."""
+        """Returns a new trial of these plans' options."""
         return Trial(candidate.choice.default, tuple(plans), rounds)
 
     def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:
-        """What runs such a plan."""
+        """Returns a program that runs the plan."""
         from cml_engine.gpu.program.program import GpuProgram
 
         return GpuProgram(plan, self.gpu, deferred=deferred)
 
     def inputs(self, plan: Plan) -> dict[str, Array]:
-        """Random values for what such a plan reads."""
+        """Returns random inputs for the plan."""
         from cml_engine.runtime.session import random_inputs
 
         return random_inputs({name: place.fact for name, place in plan.inputs.items()})
 
     def record(self, candidate: TrialNode, trial: Trial) -> Record | None:
-        """What a trial that is over has found; None where nothing could be timed."""
+        """Returns the result of a finished trial; None if nothing could be timed."""
         ms = trial.ms()
         if not ms:
             return None
@@ -110,13 +115,13 @@ class Bench:
         return Record(candidate.key, trial.default, chosen, ms, ratio, trial.rounds, source)
 
     def save(self, records: list[Record]) -> Path:
-        """Put the records into the device's table."""
+        """Writes the records to the device's table and returns its path."""
         return tables.save(self.device, records)
 
 
 def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
-    """Every key of the plan that has two options or more and is not decided by the caller, in the
-    plan's order."""
+    """Returns the plan's choices with two or more options that the caller did not decide, in
+    order."""
     nodes = {node.title: node for node in graph.nodes}
     users: dict[str, dict[str, Choice]] = {}
     for choice in plan.choices:
@@ -136,7 +141,7 @@ def _names(node: Node) -> dict[str, None]:
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
-    """The graph of that node only: what it reads are inputs, or the constants that they are."""
+    """Returns a graph of that node only; its operands are inputs or constants."""
     constants: dict[str, Any] = {n: graph.constants[n] for n in node.reads if graph.is_constant(n)}
     return Graph(
         name=f"{graph.name} {node.title}",

@@ -1,4 +1,4 @@
-"""What tuning found, as a table: ``cml tune``."""
+"""The report of ``cml tune``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredChoice:
-    """A choice, its paired benchmarks, and what came of them (None: nothing could be timed)."""
+    """A choice, its paired benchmarks and their result (None if nothing could be timed)."""
 
     candidate: TrialNode
     trial: Trial
     record: Record | None
 
     def lines(self) -> list[str]:
-        """The key, then its options, the fastest first."""
+        """Returns the key and then the options, from the fastest to the slowest."""
         candidate, trial = self.candidate, self.trial
         nodes = f"{candidate.count} node{'s' if candidate.count != 1 else ''}"
         rows = [f"{candidate.key}  ({nodes}, {candidate.choice.node})"]
@@ -38,9 +38,11 @@ class MeasuredChoice:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """See :func:`cml_engine.runtime.tuning.tune`. ``before_after`` has ms of whole runs by the
-    engine's rules and by the table, ``[runs, 2]``; it is empty where these take the same
-    kernels."""
+    """The result of :func:`cml_engine.runtime.tuning.tune`.
+
+    ``before_after`` has the ms of whole runs by the engine's rules and by the table, ``[runs,
+    2]``. It is empty if both select the same kernels.
+    """
 
     model: str
     device: str
@@ -52,13 +54,15 @@ class TuneReport:
 
     @property
     def won(self) -> list[MeasuredChoice]:
-        """The choices where an option beat the default."""
+        """The choices whose default was beaten by another option."""
         return [m for m in self.measured if m.record is not None and m.record.won]
 
     @property
     def ratio(self) -> float:
-        """Time of the whole network by the table over that by the rules, the median of runs that
-        followed each other; 1 where nothing was gained."""
+        """The whole network's time by the table divided by its time by the rules.
+
+        This is the median of consecutive runs; 1 if nothing changes.
+        """
         return median(b / a for a, b in self.before_after) if self.before_after else 1.0
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
-"""Which of some options is the fastest, decided by paired benchmarks: knows no GPU.
+"""Finds the fastest of several options by paired benchmarks, independently of the GPU.
 
-Options are timed in pairs with the default, close in time, so that whatever else the machine does
-touches both alike; the order in a pair changes from round to round. What counts is the ratio in a
-pair. Of many options one is always lucky: so the best of them must beat the default once more, in
-as many rounds of which none was seen before.
+Each option is timed in pairs with the default, close in time, so that other load on the machine
+affects both alike. The order in a pair alternates from round to round, and only the ratio within
+a pair counts. The best of many options may be best by chance, so it must beat the default again
+in a second benchmark of as many new rounds.
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ from statistics import median
 
 #: an option must take this share of the default's time, or less, to replace it
 WINS_BELOW = 0.95
-#: after so many rounds an option that lost all of them, by this ratio in the median, is out
+#: an option that loses each of this many first rounds, by this median ratio, is not timed further
 _FEW, _HOPELESS = 3, 1.05
 
 
 @dataclass
 class PairedTimes:
-    """An option beside the default: milliseconds of both in each round."""
+    """The milliseconds of an option and of the default in each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
-        """The option's time over the default's, the median of the rounds."""
+        """The median over rounds of the option's time divided by the default's."""
         return median(self._ratios) if self.rounds else 1.0
 
     @property
     def lost(self) -> bool:
-        """Whether a few rounds are enough to see that it is slower."""
+        """True if the option is clearly slower after a few rounds."""
         enough = len(self.rounds) >= _FEW
         return enough and min(self._ratios) > 1 and self.ratio > _HOPELESS
 
     @property
     def won(self) -> bool:
-        """Whether it is faster by more than chance: in the median, and in so many rounds that a
-        fair coin is two standard deviations away."""
+        """True if the option is faster by more than chance.
+
+        Its median ratio must be at most ``WINS_BELOW``, and it must be faster in more rounds
+        than a fair coin would win, by two standard deviations.
+        """
         faster, count = sum(ratio < 1 for ratio in self._ratios), len(self.rounds)
         often = faster >= min(count, count / 2 + sqrt(count))
         return count > 0 and often and self.ratio <= WINS_BELOW
@@ -51,7 +54,9 @@ class PairedTimes:
 
 @dataclass
 class Trial:
-    """The paired benchmarks of one choice; :meth:`next` says what to time, :meth:`told` takes it.
+    """The paired benchmarks of one choice.
+
+    :meth:`next` returns the pair to time, and :meth:`told` records its times.
 
     >>> trial = Trial("a", ("a", "b"), rounds=4)
     >>> while pair := trial.next():
@@ -63,14 +68,14 @@ class Trial:
     default: str
     options: Sequence[str]
     rounds: int = 30
-    #: by option
+    #: the first benchmark of each option
     pairs: dict[str, PairedTimes] = field(default_factory=dict)
     #: the best option's second benchmark
     final: PairedTimes = field(default_factory=PairedTimes)
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def next(self) -> tuple[str, str] | None:
-        """The pair to time now, in this order; None when all is decided."""
+        """Returns the pair to time now, in this order; None when the trial is over."""
         option, paired = self._current()
         if option is None:
             return None
@@ -78,8 +83,10 @@ class Trial:
         return pair[::-1] if len(paired.rounds) % 2 else pair
 
     def told(self, ms: Mapping[str, float]) -> None:
-        """The times of the pair that :meth:`next` named. The first of an option warms up and does
-        not count, nor do times that are none (not above 0)."""
+        """Records the times of the pair that :meth:`next` returned.
+
+        An option's first times are a warm-up and are ignored, as are times that are not positive.
+        """
         option, paired = self._current()
         assert option is not None and set(ms) == {option, self.default}
         if option not in self.pairs:
@@ -88,30 +95,34 @@ class Trial:
             paired.rounds.append((ms[option], ms[self.default]))
 
     def drop(self, option: str, why: str) -> None:
-        """The option cannot be timed; without the default none can."""
+        """Excludes an option that cannot be timed; if it is the default, excludes all options."""
         for name in self.options if option == self.default else (option,):
             self._dropped[name] = why
 
     @property
     def dropped(self) -> Mapping[str, str]:
-        """The options that could not be timed, and why."""
+        """The options that could not be timed, with the reasons."""
         return self._dropped
 
     @property
     def winner(self) -> str:
-        """The option that beat the default twice, else the default."""
+        """The option that beat the default twice; otherwise the default."""
         leader = self._leader()
         return leader if leader is not None and self.final.won else self.default
 
     def ratio(self, option: str) -> float:
-        """The option's time over the default's: the winner's in its second benchmark."""
+        """Returns the option's time divided by the default's; for the winner, from its second
+        benchmark."""
         if option == self.winner and option != self.default:
             return self.final.ratio
         return self.pairs[option].ratio if option in self.pairs else 1.0
 
     def ms(self) -> dict[str, float]:
-        """The median time of the default in all rounds, and that times the ratio of each option
-        that was timed: rounds of different options met different loads on the machine."""
+        """Returns the time in ms of the default and of every timed option.
+
+        The default's time is its median over all rounds. An option's time is that median times
+        the option's ratio, because rounds of different options saw different machine load.
+        """
         timed = [name for name, paired in self.pairs.items() if paired.rounds]
         rounds = [pair for paired in (*self.pairs.values(), self.final) for pair in paired.rounds]
         if not rounds:
@@ -133,6 +144,6 @@ class Trial:
         return paired.lost or len(paired.rounds) >= self.rounds
 
     def _leader(self) -> str | None:
-        """The best of those that have won theirs."""
+        """Returns the option with the best ratio among those that won their first benchmark."""
         won = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
         return min(won, key=lambda name: self.pairs[name].ratio, default=None)

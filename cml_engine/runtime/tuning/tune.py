@@ -1,4 +1,4 @@
-"""Measures every option of a session's choices at once, on a device with nothing else to do."""
+"""Measures every option of a session's choices at once, on an otherwise idle device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
     from cml_engine.runtime.session import Session
 
-#: a node is run so often in one measurement that it takes about so long
+#: a measurement repeats a node until it takes about this many ms, up to the most repeats
 _LEAST_MS = 1.0
 _MOST_REPEATS = 32
 
@@ -29,12 +29,14 @@ def tune(
     session: Session, *, rounds: int = 30, dry_run: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TuneReport:  # fmt: skip
-    """Time every option of every choice of the session's plan against the default, ``rounds``
-    times each, and write the device's table (not with ``dry_run``). Sessions that are made from
-    then on use it; this one stays as it is.
+    """Times every option of the session's plan against the default and writes the device's table.
 
-    Then the whole network by the engine's own rules and by the table, in turns. Blocks; for a
-    running game there is ``scheduler.Tuning``. :class:`InputError` where the session has no GPU.
+    Each option is timed ``rounds`` times. Then the whole network is timed by the engine's rules
+    and by the table, in alternation. With ``dry_run`` the table is not written. New sessions use
+    the table; this one does not change.
+
+    Blocks; in a running game use ``scheduler.Tuning``. Raises :class:`InputError` if the session
+    has no GPU.
     """
     from cml_engine.gpu.timing.timers import PassTimer
 
@@ -64,7 +66,7 @@ def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
         for option in pair:
             try:
                 times[option] = watch.ms(option)
-            except CmlError as error:  # a driver that refuses a kernel, or has not the memory
+            except CmlError as error:  # the driver refuses the kernel or is out of memory
                 trial.drop(option, error.message)
                 break
         else:
@@ -73,7 +75,7 @@ def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
 
 
 class _Watch:
-    """Times options of one candidate; the default and one other are on the device at a time."""
+    """Times the options of one candidate; the device holds the default and one other at a time."""
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
         from cml_engine.gpu.timing.timers import PassTimer
@@ -84,7 +86,7 @@ class _Watch:
         self._repeats = 0
 
     def ms(self, option: str) -> float:
-        """Milliseconds of the node by that option."""
+        """Returns the node's time in milliseconds with that option."""
         program = self._program(option)
         if not self._repeats:
             self._run(program, 1)
@@ -114,7 +116,10 @@ class _Watch:
 def _whole_network(
     session: Session, records: Mapping[str, tables.Record], rounds: int
 ) -> list[list[float]]:
-    """Milliseconds of runs by the rules and by the table, in turns; none where these agree."""
+    """Returns the milliseconds of alternating runs by the rules and by the table.
+
+    Returns an empty list if both select the same kernels.
+    """
     from cml_engine.runtime.session import Session
 
     by_rules = replace(session.options, tuned=False)
