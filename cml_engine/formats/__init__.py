@@ -1,4 +1,4 @@
-"""Models of other formats -> :class:`cml_engine.ir.graph.Graph`, which ``save`` writes as NNEF."""
+"""The converters from other model formats to :class:`cml_engine.ir.graph.Graph`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ __all__ = ["GraphBuilder", "formats", "graph_builder"]
 
 @cache
 def formats() -> Mapping[str, Format]:
-    """What ``cml.load`` reads beside NNEF, by suffix: the ``FORMAT`` of each package here."""
+    """Returns the formats that ``cml.load`` reads beside NNEF, by file suffix.
+
+    Each package of this folder that defines ``FORMAT`` is one of them.
+    """
     packages = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__) if m.ispkg]
     found: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]
     return {format.suffix: format for format in found}
 
 
 def graph_builder() -> GraphBuilder:
-    """A builder of a graph of the engine's operators, for a converter of your own. Each operator's
-    shapes are inferred, and checked, when it is added."""
+    """Returns a builder of a graph of the engine's operators, for a converter of your own.
+
+    The shapes of each operator are inferred and checked when it is added.
+    """
     from cml_engine.compiler.passes.infer import infer_node
     from cml_engine.ops import load_families
 

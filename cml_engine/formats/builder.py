@@ -1,4 +1,4 @@
-"""A graph made operator by operator, as converters need it."""
+"""Builds a graph operator by operator, for converters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _LONGEST = 100
 
 
 class GraphBuilder:
-    """Nodes, constants and names so far; ``source`` is where the next ones come from."""
+    """A graph under construction: its nodes, constants and names.
+
+    ``source`` is the source position that is recorded for the nodes added next.
+    """
 
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
@@ -41,9 +44,9 @@ class GraphBuilder:
         self.sources: dict[str, Source] = {}
 
     def name(self, wanted: str) -> str:
-        """A free identifier, as near to the wanted one as can be.
+        """Returns an unused identifier that resembles the requested name.
 
-        Two names differ by more than their case, because labels become files.
+        Two names differ by more than their case, because labels become file names.
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
@@ -57,31 +60,30 @@ class GraphBuilder:
         return found
 
     def _free(self, name: str) -> None:
-        """Makes a name free again."""
         self._taken.discard(name.lower())
         base, _, number = name.lower().rpartition("_")
         if base in self._numbers and number.isdigit():
             self._numbers[base] = min(self._numbers[base], int(number) - 1)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that stay as they are, identifiers or not: nothing else is called so."""
+        """Reserves names, identifiers or not, so that :meth:`name` does not return them."""
         self._taken.update(name.lower() for name in names)
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
-        """An input of the network, of float32; its name."""
+        """Adds a float32 input of the network and returns its name."""
         name = self.name(wanted)
         self.inputs.append(name)
         self._declare(name, Fact("scalar", tuple(shape)))
         return name
 
     def exact_input(self, name: str, fact: Fact) -> str:
-        """An input of a reserved name."""
+        """Adds an input under a reserved name and returns the name."""
         self.inputs.append(name)
         self._declare(name, fact)
         return name
 
     def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
-        """Weights, which become a file of that label."""
+        """Adds weights, which are saved in a file of that label, and returns their name."""
         name = self.name(wanted)
         size = values.size * NUMPY_DTYPE[dtype].itemsize
         current().charge_bytes(size, f"the constant '{name}'", self.source)
@@ -93,7 +95,7 @@ class GraphBuilder:
         return name
 
     def literal(self, value: Any, dtype: str = "scalar") -> str:
-        """A constant of one element, or the one of that value which is there; its name."""
+        """Adds a constant of one element and returns its name; equal constants are shared."""
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
@@ -104,7 +106,10 @@ class GraphBuilder:
         return name
 
     def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
-        """One operator with one result; attributes that are not given have their defaults."""
+        """Adds an operator with one result and returns the result's name.
+
+        Attributes that are left out have their defaults.
+        """
         return self.split_node(op, inputs, [wanted], **attrs)[0]
 
     def split_node(
@@ -115,7 +120,10 @@ class GraphBuilder:
         declared: Signature | None = None,
         **attrs: Any,
     ) -> list[str]:
-        """One operator with several results; ``declared`` where it is neither NNEF's nor ours."""
+        """Adds an operator with several results and returns their names.
+
+        ``declared`` is the signature of an operator that is neither NNEF's nor the engine's.
+        """
         declared = declared or _signature(op)
         given = {
             p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
@@ -139,34 +147,42 @@ class GraphBuilder:
         attrs: Mapping[str, Any],
         facts: Sequence[Fact],
     ) -> list[str]:
-        """One operator of which only the results' facts are known."""
+        """Adds an operator without a known signature; ``facts`` are the facts of its results."""
         outputs = [self.name(wanted) for _ in facts]
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
         self.facts.update(zip(outputs, facts, strict=True))
         return outputs
 
     def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
-        """Another name for a result of the nodes from number ``first`` on, which alone read it."""
+        """Renames a result of the nodes from index ``first`` on and returns its new name.
+
+        No node before ``first`` may read it.
+        """
         self._free(tensor)
         new = self.name(wanted)
         self.rename_all({tensor: new}, first)
         return new
 
     def rename_all(self, names: Mapping[str, str], first: int = 0) -> None:
-        """Other, free names for results of the nodes from number ``first`` on, which alone read
-        them."""
+        """Renames results of the nodes from index ``first`` on; the new names must be unused.
+
+        No node before ``first`` may read them.
+        """
         self.nodes[first:] = [renamed(node, names) for node in self.nodes[first:]]
         for old, new in names.items():
             self.facts[new] = self.facts.pop(old)
 
     def graph(self, name: str, outputs: Sequence[str]) -> Graph:
-        """The graph that was built. :class:`ModelError` where it has no inputs or outputs."""
+        """Returns the finished graph.
+
+        Raises :class:`ModelError` if it has no inputs or no outputs.
+        """
         if not outputs or not self.inputs:
             raise ModelError(f"'{name}' has no {'outputs' if self.inputs else 'inputs'}")
         return self.any_graph(name, outputs)
 
     def any_graph(self, name: str, outputs: Sequence[str]) -> Graph:
-        """The same, which may be of constants alone."""
+        """Returns the finished graph, which may consist of constants alone."""
         return Graph(
             name=self.name(name),
             inputs=tuple(self.inputs),
@@ -191,7 +207,7 @@ class GraphBuilder:
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with other names of tensors."""
+    """Returns the node with its tensors renamed."""
 
     def new(old: Iterable[str]) -> tuple[str, ...]:
         return tuple(names.get(name, name) for name in old)
@@ -201,5 +217,5 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _signature(op: str) -> Signature:
-    """An operator of NNEF's or of the engine's own library."""
+    """Returns the signature of an operator of NNEF or of the engine's library."""
     return extension_signatures().get(op) or signature(op)

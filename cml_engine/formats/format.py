@@ -1,4 +1,7 @@
-"""What converters ask of the engine, so that they need not import it."""
+"""The interfaces between converters and the engine.
+
+Converters get the engine as an argument and need not import it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,13 @@ from cml_engine.nnef import RandomWeights
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """``infer``: the facts of a node's outputs; ``expand``: a graph in NNEF's text, its compounds
-    expanded to operators that the engine has; ``run``: a node's results in NumPy;
-    ``declarations``: what a game's own operators take and give, by name, as NNEF fragments."""
+    """The functions of the engine that converters call.
+
+    ``infer`` returns the facts of a node's outputs. ``expand`` parses a graph in NNEF's text and
+    expands its compound operators to operators of the engine. ``run`` computes a node's results
+    in NumPy. ``declarations`` are the signatures of the game's own operators as NNEF fragments,
+    by name.
+    """
 
     infer: Infer
     expand: Callable[[str], Graph]
@@ -32,7 +39,7 @@ Make: TypeAlias = Callable[[Shapes], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the caller of ``cml.load`` says beside the model."""
+    """The arguments of ``cml.load`` that concern converters, beside the model itself."""
 
     constants: Mapping[str, Array] = field(default_factory=dict)
     random: RandomWeights | None = None
@@ -41,16 +48,18 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Files that ``cml.load`` and every command read. A package of this folder that has one as
-    ``FORMAT`` is found.
+    """A file format that ``cml.load`` and every command read.
+
+    Packages of this folder register one by defining ``FORMAT``.
 
     Parameters
     ----------
-    name, suffix : what it is called, and how its files' names end.
-    open : reads the model, of a path or of a :class:`ModelSource`, into what makes graphs of it.
-    takes : what of ``cml.load``'s arguments it knows: of ``constants``, ``random_weights`` and
+    name, suffix : the format's name, and the suffix of its files.
+    open : reads a model from a path or a :class:`ModelSource`; returns a function that makes its
+        graphs.
+    takes : the supported arguments of ``cml.load``, of ``constants``, ``random_weights`` and
         ``placeholders``.
-    in_bytes : whether the bytes of its one file are a whole model.
+    in_bytes : whether a model may be given as the bytes of its one file.
     """
 
     name: str

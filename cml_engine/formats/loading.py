@@ -1,4 +1,4 @@
-"""From a model on disk to a :class:`Graph` whose shapes are known, and back."""
+"""Loads a model from disk as a :class:`Graph` with known shapes, and saves graphs."""
 
 from __future__ import annotations
 
@@ -43,34 +43,37 @@ def load(
     gas_limit: int | None = None,
     limits: LoadLimits | None = None,
 ) -> Graph:
-    """The network in an NNEF folder, in the ``graph.nnef`` inside one, in a ``.tgz`` of one, in an
-    ``.onnx`` file, in the bytes of either file, in a ncnn ``.param`` with its ``.bin`` beside it,
-    or in a :class:`ModelSource`.
+    """Loads a neural network as a graph.
+
+    The model is an NNEF folder, the ``graph.nnef`` inside one, a ``.tgz`` of one, an ``.onnx``
+    file, the bytes of a ``.tgz`` or an ``.onnx`` file, an ncnn ``.param`` with its ``.bin``
+    beside it, or a :class:`ModelSource`.
 
     Operators that the engine knows, or that a game has registered, become nodes; other fragments
-    with a body are expanded. ``fragments`` are files of fragments that the model calls and does
-    not bring itself. With ``fake_quantize`` every tensor that a ``graph.quant`` names is rounded
-    to the values that its line says; else such lines are read for stored integers only.
+    with a body are expanded. ``fragments`` are files with fragments that the model calls and
+    does not contain. With ``fake_quantize`` every tensor that ``graph.quant`` names is rounded
+    to the values of its line; without it those lines are used for stored integers only.
 
-    ``shapes`` are the shapes of inputs, by name, or that of the only input: where the model has
-    symbols, or instead of what it has; ``graph.reshaped(shapes)`` gives it at others later.
-    ``constants`` are inputs of an ONNX model that are the same in every run: they are known when it
-    is loaded, and inputs no more.
+    ``shapes`` are the shapes of inputs by name, or the shape of the only input. They replace the
+    model's shapes and give its symbols values. ``graph.reshaped(shapes)`` changes them later.
+    ``constants`` are inputs of an ONNX model that are the same in every run; they become
+    constants of the graph.
 
-    ``weights`` is a safetensors file, or the bytes of one, that has the variables' values by their
-    labels, instead of tensor files. ``random_weights`` is the seed of values for what is missing
-    (tensor files, tensors of ``weights``, an ONNX model's external data): what a network costs
-    does not depend on them, and ``graph.notes`` says that they are there.
+    ``weights`` is a safetensors file, or its bytes, with the variables' values by label; it
+    replaces the tensor files. ``random_weights`` is the seed of random values for whatever is
+    missing (tensor files, tensors of ``weights``, an ONNX model's external data). The cost of a
+    network does not depend on its values, and ``graph.notes`` says that they are random.
 
-    ``gas_limit`` is the most that it may cost, in units that are the same on every machine
-    (``cml info --gas``): for models that players bring. One that costs more is refused.
+    ``gas_limit`` is the highest cost that is accepted, in units that are the same on every
+    machine (``cml info --gas``), for models that players bring. A model that costs more is
+    refused.
 
-    ``sliders`` are numbers of the model that a host moves, by the names that they get:
+    ``sliders`` are numbers of the model that the host changes, by the names that they get:
     ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description. Each is an
-    input, which may be left out.
+    optional input.
 
-    ``limits`` bound the memory and the work of this load and of later reshapes, for models that are
-    not trusted: by default half of the machine's memory (docs/your_model.md).
+    ``limits`` bound the memory and the work of this load and of later reshapes, for models that
+    are not trusted. The default is half of the machine's memory (docs/your_model.md).
 
     Every error in the model is a :class:`ModelError` with file, line and operator.
     """
@@ -86,7 +89,8 @@ def load(
 
 
 def _bounded(make: Make, limits: LoadLimits | None) -> Make:
-    """Gives every later graph of the model, at other shapes, a budget of its own."""
+    """Returns a graph function that runs each call, also a later reshape, within its own load
+    budget."""
 
     def bounded(shapes: Shapes) -> Graph:
         with load_budget(limits):
@@ -143,14 +147,14 @@ def _maker(
 def _sliding(
     make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
 ) -> Callable[[Shapes], Graph]:
-    """What makes the graph with its sliders."""
+    """Returns a graph function that adds the sliders to each graph."""
     if not sliders:
         return make
     return lambda shapes: with_sliders(make(shapes), sliders, _operands)
 
 
 def _operands(op: str) -> tuple[str, ...]:
-    """The names of an operator's operands."""
+    """Returns the names of an operator's operands."""
     found = nnef.standard_signatures().get(op)
     return () if found is None else tuple(param.name for param in found.tensors)
 
@@ -158,8 +162,10 @@ def _operands(op: str) -> tuple[str, ...]:
 def load_with_placeholders(
     model: str | Path, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Graph:
-    """An ONNX model whose unknown operators are declared only: to be saved, and run with a game's
-    own operators of those declarations."""
+    """Loads an ONNX model whose unknown operators become declarations without an implementation.
+
+    The graph can be saved, and run by a game that registers operators of those declarations.
+    """
     load_families()
     load_entry_points()
     format = _format_of(model)
@@ -169,8 +175,10 @@ def load_with_placeholders(
 
 
 def _format_of(model: Model) -> Format | None:
-    """A model's format, where it is not NNEF: of bytes by what they are, of others by their
-    file's name."""
+    """Returns a model's format, or None if it is NNEF.
+
+    Bytes are recognised by their content, other models by the suffix of their file.
+    """
     if isinstance(model, Bytes):
         alone = [format for format in formats().values() if format.in_bytes]
         return None if is_archive(model) else alone[0]
@@ -192,7 +200,7 @@ def _no_model(model: Any) -> InputError:
 
 
 def _shown(model: Model) -> str:
-    """What a message calls a model."""
+    """Returns the name of a model for messages."""
     if isinstance(model, Bytes):
         return "the bytes of a model"
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
@@ -210,11 +218,10 @@ def _expanded(text: str) -> Graph:
 def save(
     graph: Graph, path: str | Path, *, overwrite: bool = False, opset: int | None = None
 ) -> None:
-    """Write the graph as an NNEF folder, for a name in ``.tgz`` as an archive of one, and for a
-    name in ``.onnx`` as an ONNX file.
+    """Writes the graph as an NNEF folder, as a ``.tgz`` of one, or as an ``.onnx`` file, by suffix.
 
-    ``opset`` is that of ONNX's operators, 20 where it is left out. What ONNX cannot say is refused
-    by the operator's name.
+    ``opset`` is the version of ONNX's operators (default 20). Raises an error that names the
+    operator if ONNX cannot express one.
     """
     an_object(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.ready is not None:
@@ -247,8 +254,10 @@ def _a_path(given: Any) -> Path:
 
 
 def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:
-    """``save``, of what ``load`` surely reads back, which is returned: nothing is replaced before
-    that is tried."""
+    """Saves a graph, loads it back and returns the loaded graph.
+
+    An existing file is replaced only after the load has succeeded.
+    """
     with TemporaryDirectory() as folder:
         trial = Path(folder) / "model"
         save(graph, trial)
@@ -265,7 +274,7 @@ def _built(text: str) -> Graph:
 
 
 def _declared() -> dict[str, str]:
-    """What the registered operators that are not NNEF's take and give, by name."""
+    """Returns the signatures of the registered operators that NNEF lacks, by name."""
     return {
         name: spec.signature
         for name, spec in registered().items()
@@ -278,7 +287,7 @@ def _is_new(name: str) -> bool:
 
 
 def _library(files: Sequence[str | Path]) -> dict[str, str]:
-    """The fragments of those files, by name."""
+    """Returns the fragments of the given files, by name."""
     found: dict[str, str] = {}
     for file in files:
         try:

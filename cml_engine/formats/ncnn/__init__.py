@@ -1,4 +1,4 @@
-"""ncnn -> Graph: one function per layer type, in ``layers/``; ``table.py`` collects them."""
+"""The converter from ncnn: one function per layer type, in ``layers/``; ``table.py`` lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ncnn's ``.bin``: the layers' weights, in order, and no names."""
+"""Reads ncnn's ``.bin``: the layers' weights in order, without names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLE = 256
 
 
 class WeightReader:
-    """The ``.bin``, read from front to back."""
+    """A sequential reader of a ``.bin``."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
         self._name = name
@@ -34,11 +34,12 @@ class WeightReader:
         self._at = 0
 
     def raw(self, count: int, layer: NcnnLayer) -> Array:
-        """``count`` float32 without a flag: biases, slopes, constants."""
+        """Reads ``count`` float32 values that have no storage flag: biases, slopes, constants."""
         return self._take(count, np.dtype("<f4"), layer)
 
     def flagged(self, count: int, layer: NcnnLayer) -> Array:
-        """``count`` weights after a word that says how they are stored."""
+        """Reads ``count`` weights and the 32-bit flag before them that tells how they are
+        stored."""
         (flag,) = struct.unpack("<I", self._take(4, np.dtype(np.uint8), layer).tobytes())
         if flag in _RAW:
             return self.raw(count, layer)
@@ -52,14 +53,14 @@ class WeightReader:
         return table[self._padded(count, np.dtype(np.uint8), layer)]
 
     def finish(self) -> None:
-        """Nothing may be left over: the files would not belong together."""
+        """Raises TensorFileError if bytes are left: the two files do not belong together."""
         left = len(self._data) - self._at
         if left > 0:
             message = f"'{self._path}' has {left:,} bytes more than its .param takes"
             raise TensorFileError(f"{message}: they do not belong together")
 
     def _padded(self, count: int, dtype: np.dtype[Any], layer: NcnnLayer) -> Array:
-        """Items shorter than a word, filled up to whole words."""
+        """Reads items shorter than 32 bits and skips the padding up to the next 32-bit word."""
         values = self._take(count, dtype, layer)
         self._at = -(-self._at // 4) * 4
         return values

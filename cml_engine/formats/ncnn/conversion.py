@@ -1,4 +1,4 @@
-"""One conversion on its way: which tensor each of ncnn's blobs is."""
+"""The state of one conversion: the tensor of each of ncnn's blobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from cml_engine.ir.graph import Array, Fact, Graph
 
 @dataclass
 class Conversion:
-    """The graph so far; layers' functions add operators with ``op`` and weights with ``weight``.
+    """The graph under construction.
 
-    ncnn has no batch axis: its (channels, height, width) is NNEF's (1, channels, height, width),
-    and an axis counts one more here. ``shapes`` are the inputs'.
+    Layer functions add operators with ``op`` and weights with ``weight``. ncnn has no batch
+    axis: its (channels, height, width) becomes NNEF's (1, channels, height, width), and axis
+    numbers grow by one. ``shapes`` are the shapes of the inputs.
     """
 
     builder: GraphBuilder
@@ -31,57 +32,58 @@ class Conversion:
     # -- for layers -----------------------------------------------------------------------------
 
     def op(self, op: str, *operands: str | float, **attrs: Any) -> str:
-        """One operator with one result; a number is a literal."""
+        """Adds an operator with one result; numbers among the operands become literals."""
         return self.ops(op, 1, *operands, **attrs)[0]
 
     def ops(self, op: str, count: int, *operands: str | float, **attrs: Any) -> list[str]:
-        """One operator with several results."""
+        """Adds an operator with several results."""
         inputs = [x if isinstance(x, str) else self.builder.literal(x) for x in operands]
         wanted = [f"{self._base}_{op}"] * count
         return self.builder.split_node(op, inputs, wanted, **attrs)
 
     def weight(self, values: Array, what: str, dtype: str = "scalar") -> str:
-        """Values that become a file."""
+        """Adds a constant that is saved in a file."""
         return self.builder.variable(f"{self._layer.name}_{what}", values, dtype)
 
     def raw(self, count: int, what: str, unit: int = 1) -> str:
-        """The next weights of the ``.bin`` that have no flag, one for each channel."""
+        """Reads the next weights of the ``.bin`` that have no flag, one per channel, as a
+        constant."""
         values = self.weights.raw(count, self._layer)
         return self.weight(values.reshape(1, -1, *[1] * (unit - 1)), what)
 
     def extents(self, x: str) -> tuple[int, ...]:
-        """ncnn's shape of a tensor, outermost axis first."""
+        """Returns ncnn's shape of a tensor, outermost axis first."""
         return self.builder.facts[x].shape[1:]
 
     def axis(self, x: str, axis: int) -> int:
-        """NNEF's number of an axis."""
+        """Returns NNEF's number of an axis of ncnn."""
         rank = len(self.extents(x))
         if not -rank <= axis < rank:
             raise self._layer.damaged(f"axis {axis} of {rank}")
         return axis % rank + 1
 
     def reshaped(self, x: str, extents: Sequence[int]) -> str:
-        """All axes but the batch anew."""
+        """Reshapes all axes but the batch."""
         if tuple(extents) == self.extents(x):
             return x
         return self.op("reshape", x, shape=list(extents), axis_start=1)
 
     def split(self, x: str, axis: int, parts: Sequence[int]) -> str:
-        """An axis of NNEF's number as several, of which one may be -1."""
+        """Splits an axis, in NNEF's numbering, into several; one extent may be -1."""
         return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
 
     def merged(self, x: str, axis: int, count: int) -> str:
-        """So many axes from one of NNEF's number on as one."""
+        """Merges ``count`` axes, starting at ``axis`` in NNEF's numbering, into one."""
         return self.op("reshape", x, shape=[-1], axis_start=axis, axis_count=count)
 
     def permuted(self, x: str, order: Sequence[int]) -> str:
-        """Axes in another order, counted without the batch."""
+        """Permutes the axes, which are numbered without the batch."""
         return self.op("transpose", x, axes=[0, *(axis + 1 for axis in order)])
 
     # -- for the conversion ---------------------------------------------------------------------
 
     def feed(self, blob: str, layer: NcnnLayer | None) -> None:
-        """A blob that is an input of the network."""
+        """Adds an input of the network for a blob."""
         self.builder.source = layer.source if layer else None
         if layer is not None and blob in self._blobs:
             raise layer.damaged(f"blob '{blob}' is made twice")
@@ -89,7 +91,7 @@ class Conversion:
         self._blobs[blob] = self.builder.exact_input(blob, fact)
 
     def convert(self, layer: NcnnLayer, kind: LayerType) -> None:
-        """Add one layer."""
+        """Converts one layer."""
         self._layer = layer
         self.builder.source = layer.source
         inputs = [self._blob(name) for name in layer.inputs]
@@ -98,7 +100,8 @@ class Conversion:
         self._put([result] if isinstance(result, str) else list(result), first)
 
     def graph(self, name: str) -> Graph:
-        """All of it; what no layer reads is an output, and has its blob's name."""
+        """Returns the finished graph. A blob that no layer reads is an output and keeps its
+        name."""
         builder, outputs = self.builder, list[str]()
         for blob in [b for b in self._blobs if b not in self._used]:
             tensor = self._blobs[blob]
@@ -122,7 +125,8 @@ class Conversion:
         return self._blobs[name]
 
     def _put(self, tensors: list[str], first: int) -> None:
-        """The tensors that the layer's outputs are; those it made take the blobs' names."""
+        """Binds the layer's output blobs to tensors; tensors that the layer made get the blobs'
+        names."""
         layer = self._layer
         if len(tensors) != len(layer.outputs):
             raise layer.damaged(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")

@@ -1,4 +1,4 @@
-"""What enters a network: inputs and stored tensors."""
+"""Converts ncnn's inputs and stored tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _RANKS = range(2, 6)
 def input_shapes(
     layers: Sequence[NcnnLayer], given: Shapes, file: str
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every input, batch first; what the caller says counts before the file."""
+    """Returns the shape of every input, batch first; ``given`` shapes override those of the
+    file."""
     stored = {b: _stored(one) for one in layers if one.type == "Input" for b in one.outputs}
     stored |= dict.fromkeys(_undefined(layers)) if not stored else {}
     written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
@@ -33,14 +34,14 @@ def input_shapes(
 
 
 def _undefined(layers: Sequence[NcnnLayer]) -> list[str]:
-    """The blobs that no layer makes: ncnn takes them for inputs."""
+    """Returns the blobs that no layer computes; ncnn treats them as inputs."""
     made = {name for one in layers for name in one.outputs}
     read = dict.fromkeys(name for one in layers for name in one.inputs)
     return [name for name in read if name not in made]
 
 
 def _stored(one: NcnnLayer) -> tuple[int, ...] | None:
-    """The shape that an ``Input`` holds, if it holds one."""
+    """Returns the shape that an ``Input`` layer states, or None."""
     width, height, depth, channels = (one.whole(key) for key in EXTENTS)
     extents = [channels, depth, height, width]
     while extents and not extents[0]:

@@ -1,4 +1,4 @@
-"""A network of ncnn's in memory."""
+"""An ncnn model in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ del _layers  # whose modules fill the table
 
 
 class NcnnModel:
-    """A ``.param`` and the ``.bin`` beside it, of which graphs of any shapes are made."""
+    """A ``.param`` and the ``.bin`` beside it; makes graphs for any input shapes."""
 
     def __init__(self, model: Model, engine: Engine) -> None:
         if isinstance(model, Bytes):
@@ -36,7 +36,8 @@ class NcnnModel:
         self._engine = engine
 
     def graph(self, shapes: Shapes) -> Graph:
-        """The graph where inputs have these shapes, by name, and else those in the file."""
+        """Returns the graph at the given input shapes, by name; other inputs have the file's
+        shapes."""
         found = input_shapes(self._layers, shapes, self._file)
         bin_name = str(PurePosixPath(self._source.graph).with_suffix(".bin"))
         weights = WeightReader(self._source, bin_name)
@@ -58,7 +59,7 @@ class NcnnModel:
 
 
 def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
-    """The layers' types; what cannot be converted is said at once, before anything is read."""
+    """Returns the layers' types; raises one error for all types that cannot be converted."""
     unknown: dict[str, list[NcnnLayer]] = {}
     for layer in layers:
         kind = LAYERS.get(layer.type)
@@ -75,7 +76,7 @@ def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
 
 
 def _cannot(name: str, layers: Sequence[NcnnLayer]) -> str:
-    """One line for a type that has no counterpart."""
+    """Returns the line of the error message for a layer type that cannot be converted."""
     lower = {known.lower(): known for known in LAYERS}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
     todo = f"did you mean {lower[near[0]]}?" if near else "export the network without it"
@@ -84,7 +85,7 @@ def _cannot(name: str, layers: Sequence[NcnnLayer]) -> str:
 
 
 def _check(layer: NcnnLayer, kind: LayerType) -> None:
-    """As many inputs and outputs as the type has, and only parameters that it has."""
+    """Raises an error if the inputs, outputs or parameters of a layer do not fit its type."""
     for what, got, (least, most) in (
         ("inputs", len(layer.inputs), kind.inputs),
         ("outputs", len(layer.outputs), kind.outputs),

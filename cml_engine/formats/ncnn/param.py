@@ -1,4 +1,4 @@
-"""ncnn's ``.param``: the layers, as text."""
+"""Reads ncnn's ``.param``: the layers, as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARRAY_KEY = -23300
 
 @dataclass(frozen=True, slots=True)
 class NcnnLayer:
-    """One line of the ``.param``; ``params`` are numbers, or lists of them, by ncnn's ids."""
+    """One line of the ``.param``; ``params`` are numbers, or lists of numbers, by ncnn's ids."""
 
     type: str
     name: str
@@ -46,31 +46,31 @@ class NcnnLayer:
         return float(value)
 
     def values(self, key: int) -> list[float]:
-        """An array; one number where a number stands for one."""
+        """Returns a parameter as a list; a single number becomes a list of one."""
         value = self.params.get(key, [])
         if isinstance(value, str):
             raise self.damaged(f"parameter {key} wants numbers, got {_shown(value)}")
         return list(value) if isinstance(value, list) else [value]
 
     def wholes(self, key: int) -> list[int]:
-        """An array of integers."""
+        """Returns a parameter as a list of integers."""
         values = self.values(key)
         if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
             raise self.damaged(f"parameter {key} wants integers, got {_shown(values)}")
         return [int(value) for value in values]
 
     def text(self, key: int) -> str:
-        """An expression that is worked out when the network runs; mostly there is none."""
+        """Returns an expression that ncnn evaluates at run time; usually it is empty."""
         value = self.params.get(key, "")
         return value if isinstance(value, str) else str(value or "")
 
     def refuse(self, key: int, what: str, default: float = 0) -> None:
-        """Raise where a parameter asks for what has no counterpart here."""
+        """Raises an error if a parameter selects a variant that cannot be converted."""
         if self.params.get(key, default) != default:
             raise self.unsupported(what)
 
     def unsupported(self, what: str) -> UnsupportedOp:
-        """The error for a variant of this layer that has no counterpart here."""
+        """Returns the error for a variant of this layer that cannot be converted."""
         message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
         return UnsupportedOp(message, self.source)
 
@@ -79,7 +79,7 @@ class NcnnLayer:
 
 
 def read_param(source: ModelSource) -> list[NcnnLayer]:
-    """The layers of a ``.param``, which is the source's graph."""
+    """Returns the layers of a ``.param``, which is the source's graph file."""
     path = shown(source, source.graph)
     lines = _lines(source, path)
     if not lines or lines[0][1].strip() != MAGIC:
@@ -98,7 +98,7 @@ def read_param(source: ModelSource) -> list[NcnnLayer]:
 
 
 def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
-    """The numbered lines that are not empty."""
+    """Returns the lines that are not empty, with their numbers."""
     if file_size(source, source.graph) is None:
         raise ModelError(f"cannot read '{path}': there is no such file")
     file = SourceFile(source, source.graph)
@@ -129,7 +129,10 @@ def _layer(line: str, source: Source) -> NcnnLayer:
 
 
 def _is_param(word: str) -> bool:
-    """A blob may be called anything, but ``0=64`` in its place means that blobs are missing."""
+    """Returns True if a word is a parameter such as ``0=64``.
+
+    In the place of a blob name, one means that blobs are missing.
+    """
     key, equals, value = word.partition("=")
     return bool(equals) and key.lstrip("-").isdecimal() and value[:1] in "-0123456789"
 
@@ -151,7 +154,7 @@ def _param(word: str, source: Source) -> tuple[int, Any]:
 
 
 def _value(text: str) -> int | float | str:
-    """A number, or the text that newer files have for shapes that are computed."""
+    """Returns a number, or the text that newer files have for computed shapes."""
     is_text = text[:1] == '"' or (text[:1].isalpha() and text.lower() not in ("nan", "inf"))
     return text.strip('"') if is_text else _number(text)
 

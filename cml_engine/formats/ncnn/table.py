@@ -1,4 +1,4 @@
-"""Which ncnn layers can be converted: each function names its layers, and what they may hold."""
+"""The table of ncnn layers that can be converted, filled by :func:`layer`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ ANY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerType:
-    """A layer type of ncnn's: the function, its parameters' ids, how many inputs and outputs.
+    """A layer type of ncnn: its converter, its parameter ids, and its numbers of inputs and
+    outputs.
 
-    ``limits`` says, for the documentation, what of it is refused.
+    ``limits`` describes, for the documentation, the variants that are refused.
     """
 
     name: str
@@ -45,7 +46,8 @@ def layer(
     outputs: tuple[int, int] = (1, 1),
     limits: str = "",
 ) -> Callable[[Convert], Convert]:
-    """Declare that a function converts these layers; ``params`` are ids, like ``"0-6 9"``."""
+    """Registers the decorated function as the converter of layers; ``params`` is like ``"0-6
+    9"``."""
 
     def declare(convert: Convert) -> Convert:
         for name in names:

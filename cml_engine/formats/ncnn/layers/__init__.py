@@ -1,4 +1,4 @@
-"""ncnn's types of layers, a module for each family; importing this enters them in the table."""
+"""ncnn's layer types, a module per family; importing this package registers them in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations: layers of their own, and those that ncnn has fused to others (parameters 9, 10)."""
+"""Activations, as separate layers and fused to others (parameters 9 and 10)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def relu(to: Conversion, x: str, slope: float = 0.0) -> str:
 
 
 def clip(to: Conversion, x: str, low: float, high: float) -> str:
-    """Between two bounds, of which either may be missing; the upper one counts more."""
+    """Clamps to two bounds, of which either may be infinite; the upper bound takes precedence."""
     if low > high:
         return to.op("min", to.op("max", x, low), high)
     if low > -_UNBOUNDED and high < _UNBOUNDED:
@@ -60,7 +60,7 @@ _FUSED: dict[int, tuple[Make, int]] = {
 
 
 def activated(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """A result with the activation that ncnn has fused to its layer."""
+    """Applies the activation that is fused to a layer."""
     kind, params = one.whole(9), [float(value) for value in one.values(10)]
     if kind == 0:
         return x

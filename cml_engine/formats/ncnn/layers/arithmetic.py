@@ -30,7 +30,7 @@ def _unary_op(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 
 def _half_to_even(to: Conversion, x: str) -> str:
-    """NNEF's rounding takes halves up; the even number next to a half is twice its rounded half."""
+    """Rounds halves to the even neighbour; NNEF's ``round`` takes halves up."""
     is_half = to.op("eq", to.op("sub", x, to.op("floor", x)), 0.5)
     even = to.op("mul", to.op("round", to.op("mul", x, 0.5)), 2.0)
     return to.op("select", is_half, even, to.op("round", x))
@@ -66,10 +66,10 @@ def _binary_op(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
 
 
 def _matched(to: Conversion, left: str, right: str) -> tuple[str, str]:
-    """Operands that NNEF broadcasts as ncnn does.
+    """Reshapes two operands so that NNEF broadcasts them as ncnn does.
 
-    Both begin at the outermost axis, but ncnn takes a tensor of one axis for the innermost where
-    it fits only there.
+    Both align shapes at the outermost axis, but ncnn aligns a tensor of one axis with the
+    innermost axis if it fits only there.
     """
     facts = [to.extents(left), to.extents(right)]
     ranks = [len(extents) for extents in facts]
@@ -82,7 +82,7 @@ def _matched(to: Conversion, left: str, right: str) -> tuple[str, str]:
 
 
 def _atan2(to: Conversion, y: Operand, x: Operand) -> str:
-    """The angle of a point by quadrants, of which NNEF has two."""
+    """Computes atan2 by quadrants from NNEF's ``atan``, which covers two of them."""
     angle = to.op("atan", to.op("div", y, x))
     turned = to.op("select", to.op("lt", y, 0.0), -math.pi, math.pi)
     behind = to.op("add", angle, turned)
@@ -92,13 +92,13 @@ def _atan2(to: Conversion, y: Operand, x: Operand) -> str:
 
 
 def _log_add_exp(to: Conversion, x: Operand, y: Operand) -> str:
-    """Shifted by the greater, so that nothing overflows."""
+    """Computes log(exp(x) + exp(y)), shifted by the larger operand to avoid overflow."""
     apart = to.op("neg", to.op("abs", to.op("sub", x, y)))
     return to.op("add", to.op("max", x, y), to.op("softplus", apart))
 
 
 def _rest(whole: Callable[[Conversion, str], str]) -> OfTwo:
-    """What a division leaves, its quotient made whole in one way or another."""
+    """Returns a converter of the remainder of a division whose quotient ``whole`` rounds."""
 
     def make(to: Conversion, x: Operand, y: Operand) -> str:
         return to.op("sub", x, to.op("mul", whole(to, to.op("div", x, y)), y))
@@ -156,7 +156,7 @@ def _log(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 
 def _linear(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """``shift + scale x``, which three layers begin with."""
+    """Computes ``shift + scale x``, the first step of three layers."""
     scale, shift = one.number(1, 1.0), one.number(2)
     x = x if scale == 1 else to.op("mul", x, scale)
     return x if shift == 0 else to.op("add", x, shift)
@@ -164,7 +164,8 @@ def _linear(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 @layer("Scale", params="0-1", inputs=(1, 2))
 def _scale(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
-    """By stored factors, or by those of a second tensor, one for each channel."""
+    """Multiplies each channel by a stored factor, or by one of the second input; adds a stored
+    bias, if any."""
     if bool(computed) != (one.whole(0) == MISSING) or (computed and one.whole(1)):
         raise one.damaged(f"{1 + len(computed)} inputs and {one.whole(0)} factors")
     channels = to.extents(x)[0]
@@ -183,7 +184,7 @@ def _bias(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 
 def _each(one: NcnnLayer, to: Conversion, x: str, what: str) -> str:
-    """One stored number for each channel."""
+    """Reads one stored number per channel."""
     count = one.whole(0)
     if count != to.extents(x)[0]:
         raise one.damaged(f"{count} numbers for {to.extents(x)[0]} channels")

@@ -12,7 +12,10 @@ from cml_engine.formats.ncnn.table import layer
 @layer("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
        limits="a cache of keys, quantised weights")  # fmt: skip
 def _attention(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
-    """Queries, keys and values are rows; a mask, where there is one, is the last input."""
+    """Computes multi-head attention of rows of queries, keys and values.
+
+    A mask, if there is one, is the last input.
+    """
     one.refuse(7, "a cache of keys and values")
     one.refuse(18, "quantised weights")
     width, heads = one.whole(0), one.whole(1, 1)
@@ -47,7 +50,7 @@ def _projected(
     heads: int,
     scale: float = 1.0,
 ) -> str:
-    """Rows times a matrix, then the heads in front: (heads, rows, width of a head)."""
+    """Multiplies rows by a matrix and moves the heads to the front: (heads, rows, head size)."""
     projected = _rows(one, to, x, what, ins, outs)
     if scale != 1:
         projected = to.op("mul", projected, scale)

@@ -23,7 +23,7 @@ _OUTPUT_IDS = {1: ((18,), (20,)), 2: ((18, 19), (20, 21)), 3: ((18, 19, 20), (25
 
 @dataclass(frozen=True, slots=True)
 class PaddedAxis:
-    """How a window moves along one axis."""
+    """The parameters of a window along one axis: kernel, dilation, stride and padding."""
 
     kernel: int
     dilation: int
@@ -36,7 +36,8 @@ class PaddedAxis:
         return (self.kernel - 1) * self.dilation + 1
 
     def padding(self, size: int) -> tuple[int, int]:
-        """The padding of an axis of that size, "same" worked out."""
+        """Returns the padding before and after an axis of ``size`` elements; resolves "same"
+        padding."""
         if self.before not in (SAME_UPPER, SAME_LOWER):
             return self.before, self.behind
         total = max(0, self.extent + (size - 1) // self.stride * self.stride - size)
@@ -44,7 +45,7 @@ class PaddedAxis:
 
 
 def halves(total: int, kind: int) -> tuple[int, int]:
-    """A sum in two parts, the larger at the end or at the start."""
+    """Splits a sum in two; the larger part is the last or the first one."""
     small, large = total // 2, total - total // 2
     return (small, large) if kind == SAME_UPPER else (large, small)
 
@@ -124,9 +125,9 @@ def _deconvolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> st
 
 
 def _cut(one: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """What a deconvolution's result loses on each side; output padding is a negative loss.
+    """Returns the elements that a deconvolution crops on each side of each axis.
 
-    A fixed output size counts only with "same" padding.
+    Output padding is a negative crop. A fixed output size is used only with "same" padding.
     """
     longer, fixed = ([0] * len(axes), [0] * len(axes))
     for values, ids in zip((longer, fixed), _OUTPUT_IDS[len(axes)], strict=True):
@@ -146,7 +147,7 @@ def _cut(one: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> li
 
 
 def _axes(one: NcnnLayer) -> list[PaddedAxis]:
-    """The window's axes, outermost first; what is not given is as of the width."""
+    """Returns the window's axes, outermost first; missing parameters default to the width's."""
     count = 1 if one.type.endswith("1D") else 3 if one.type.endswith("3D") else 2
     width = PaddedAxis(
         *(one.whole(key, default) for key, default in zip(_IDS[0], (0, 1, 1, 0, 0), strict=True))
@@ -186,7 +187,7 @@ def _check_input(one: NcnnLayer, to: Conversion, x: str, axes: Sequence[PaddedAx
 
 
 def _weights(one: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]) -> int:
-    """How many weights there are, checked against what the shapes need."""
+    """Returns the number of weights; raises an error if it differs from the shapes' product."""
     if min(count, groups) < 1 or count % groups or channels % groups:
         raise one.damaged(f"{channels} channels to {count} in {groups} groups")
     wanted = count * (channels // groups) * prod(kernel)
@@ -201,7 +202,7 @@ def _bias(one: NcnnLayer, to: Conversion, count: int) -> str | float:
 
 
 def _dense(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """A convolution of a vector, by kernels of one value, is a product."""
+    """Converts a convolution of a vector by kernels of one value as a matrix product."""
     count, (width,) = _outputs(one), to.extents(x)
     weights = to.weights.flagged(_weights(one, width, count, 1, (1,)), one)
     filters = to.weight(weights.reshape(count, width), "filter")

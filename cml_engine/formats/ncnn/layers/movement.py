@@ -1,4 +1,4 @@
-"""Layers that move elements and compute none."""
+"""Layers that move elements without computing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def _slice(one: NcnnLayer, to: Conversion, x: str) -> list[str]:
 
 
 def _ends(one: NcnnLayer, extent: int) -> list[int]:
-    """Where each part ends: by places, or by sizes, of which some share what is left."""
+    """Returns the end position of each part of a split.
+
+    The layer states positions, or sizes of which some share the remaining extent.
+    """
     count, places = len(one.outputs), one.wholes(2)
     if places:
         found = [place + extent if place < 0 else place for place in places]
@@ -97,7 +100,10 @@ def _by_axes(one: NcnnLayer, to: Conversion, x: str) -> tuple[list[int], list[in
 def _by_offsets(
     one: NcnnLayer, to: Conversion, extents: Sequence[int], reference: Sequence[str]
 ) -> tuple[list[int], list[int]]:
-    """Offsets before and behind, and sizes; a second input gives sizes."""
+    """Returns the begin and the end of a crop on each axis.
+
+    The layer states offsets at both ends or sizes; a second input gives the sizes.
+    """
     keys = _AXES[len(extents)]
     before = {"W": 0, "H": 1, "D": 13, "C": 2}
     size = {"W": 3, "H": 4, "D": 14, "C": 5}
@@ -218,7 +224,7 @@ def _expand_dims(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 
 def _flagged(one: NcnnLayer, rank: int) -> list[int]:
-    """The axes that flags of width, height, depth and channels name."""
+    """Returns the axes selected by flags for width, height, depth and channels."""
     letters = _AXES[rank]
     keys = dict(zip("WHDC", EXTENTS, strict=True))
     return [i for i, letter in enumerate(letters, 1) if one.whole(keys[letter])]

@@ -82,7 +82,7 @@ def _mvn(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 @layer("Normalize", params="0-4 9")
 def _normalize(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """Divided by the norm of a channel, of a place, or of all; then scaled."""
+    """Divides by the norm of a channel, of a position, or of the whole tensor; then scales."""
     rank = len(to.extents(x))
     across_space, across_channels = one.whole(0), one.whole(4, 1)
     if rank != 3 or not (across_space or across_channels):
@@ -107,7 +107,7 @@ def _normalize(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 @layer("LRN", params="0-4")
 def _lrn(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """By the squares around, across the channels or within each."""
+    """Divides by the neighbouring squares, across the channels or within each channel."""
     size, across = one.whole(1, 5), one.whole(0) == 0
     if one.whole(0) not in (0, 1) or size < 1 or len(to.extents(x)) != 3:
         raise one.unsupported(f"region {one.whole(0)} of size {size}")
@@ -131,7 +131,7 @@ def _channels(one: NcnnLayer, to: Conversion, x: str, key: int) -> int:
 def _affine(
     one: NcnnLayer, to: Conversion, x: str, key: int, given: int
 ) -> tuple[str | float, str | float]:
-    """Scale and offset of each channel, where the file has them."""
+    """Applies the scale and offset of each channel, if the file has them."""
     if not given:
         return 1.0, 0.0
     count = _channels(one, to, x, key)
@@ -140,7 +140,7 @@ def _affine(
 
 
 def _inner(one: NcnnLayer, to: Conversion, x: str) -> list[int]:
-    """The axes that are normalised: the last, or the last two, as the weights' number says."""
+    """Returns the normalised axes: the last one or the last two, by the number of weights."""
     extents, size = to.extents(x), one.whole(0)
     for count in (1, 2):
         if prod(extents[-count:]) == size and len(extents) >= count:
@@ -149,6 +149,6 @@ def _inner(one: NcnnLayer, to: Conversion, x: str) -> list[int]:
 
 
 def _over(one: NcnnLayer, to: Conversion, x: str, axes: Sequence[int], what: str) -> str:
-    """Weights for each place on those axes."""
+    """Reads one weight per position on the given axes."""
     shape = [n if axis in axes else 1 for axis, n in enumerate((1, *to.extents(x)))]
     return to.weight(to.weights.raw(prod(shape), one).reshape(shape), what)

@@ -1,4 +1,4 @@
-"""Pooling in one, two and three dimensions: by windows, of everything, to a fixed size."""
+"""Pooling in one, two and three dimensions: windowed, global, and to a fixed size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _reduced(to: Conversion, x: str, average: bool, axes: Sequence[int]) -> str:
 
 
 def _window(one: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
-    """Kernel, stride and padding along an axis of that extent."""
+    """Returns kernel, stride and padding along an axis of the given extent."""
     width = [one.whole(key, default) for key, default in zip(_IDS[0], (0, 1, 0), strict=False)]
     kernel, stride, before = (
         one.whole(key, default) for key, default in zip(ids[:3], width, strict=True)
@@ -83,7 +83,7 @@ def _window(one: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, 
 
 
 def _adaptive(one: NcnnLayer, to: Conversion, x: str, average: bool, count: int) -> str:
-    """To a fixed size: windows that are as equal as can be, axis by axis."""
+    """Pools to a fixed size, axis by axis, with windows of nearly equal size."""
     width = one.whole(8)
     for i, ids in enumerate(_IDS[:count]):
         axis = count + 1 - i

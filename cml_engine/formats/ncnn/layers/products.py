@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _inner_product(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 @layer("MatMul", params="0", inputs=(2, 2))
 def _matmul(one: NcnnLayer, to: Conversion, a: str, b: str) -> str:
-    """As NumPy's, but that both count as batched only beyond two axes."""
+    """Multiplies as NumPy's ``matmul``; operands count as batched only with more than two axes."""
     first, second = to.extents(a), to.extents(b)
     rank = max(len(first), len(second), 2)
     turned = bool(one.whole(0)) and len(second) > 1
@@ -79,7 +79,7 @@ def _matrix(
     ids: tuple[int, int],
     turned: int,
 ) -> str:
-    """An operand: of the file, or the next input."""
+    """Returns an operand: a matrix of the file, or the next input."""
     if one.whole(stored):
         rows, columns = (one.whole(key) for key in (ids[::-1] if turned else ids))
         if min(rows, columns) < 1:
@@ -98,7 +98,8 @@ def _matrix(
 
 
 def _added(one: NcnnLayer, to: Conversion, rest: list[str], shape: tuple[int, ...]) -> str | None:
-    """What is added to the product, as a matrix that broadcasts."""
+    """Returns the addend of a matrix product, as a matrix that broadcasts; None if there is
+    none."""
     rows, columns = shape
     if one.whole(6):
         kind = one.whole(10)

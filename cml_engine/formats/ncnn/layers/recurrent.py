@@ -1,4 +1,4 @@
-"""Recurrent layers, written out step by step: a sequence is as long as its input."""
+"""Recurrent layers, unrolled step by step: the sequence length is an extent of the input."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _FORWARD, _REVERSE, _BOTH = range(3)
 
 @dataclass(frozen=True)
 class _Cell:
-    """One direction's weights: rows for the input and for the state before, gate by gate; ``bias``
-    as ncnn keeps it, a row for each."""
+    """The weights of one direction: rows for the input and for the previous state, gate by gate.
+
+    ``bias`` has ncnn's rows, one per gate (a GRU has four).
+    """
 
     input: Array
     bias: Array
@@ -115,7 +117,7 @@ def _rnn(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
 def _cells(
     one: NcnnLayer, to: Conversion, gates: int, hidden: int, width: int, biases: int
 ) -> list[_Cell]:
-    """The weights of every direction."""
+    """Reads the weights of every direction."""
     one.refuse(8, "int8 weights")
     count, total = 1 + (one.whole(2) == _BOTH), one.whole(1)
     rows = count * gates * hidden
@@ -136,7 +138,8 @@ def _run(
     step_of: Callable[[int, _Cell], _Step],
     biases: Sequence[Array],
 ) -> list[str]:
-    """All steps of all directions; then the last states, where the layer has outputs for them."""
+    """Returns all steps of all directions, then the last states if the layer has outputs for
+    them."""
     extents = to.extents(x)
     if len(extents) != 2 or extents[1] != cells[0].input.shape[1]:
         raise one.damaged(f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}")
@@ -167,7 +170,7 @@ def _run(
 def _first(
     one: NcnnLayer, to: Conversion, states: Sequence[str], index: int, count: int
 ) -> _State | None:
-    """The state before the first step, a row for each direction; zeros where it is not given."""
+    """Returns the initial state of direction ``index``; None if no state is given."""
     for state in states:
         if len(to.extents(state)) != 2 or to.extents(state)[0] != count:
             raise one.damaged(f"a state of {list(to.extents(state))}: wanted {count} rows")

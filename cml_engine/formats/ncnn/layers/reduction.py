@@ -16,7 +16,7 @@ def _sum(to: Conversion, x: str, axes: list[int]) -> str:
 
 
 def _log_sum_exp(to: Conversion, x: str, axes: list[int]) -> str:
-    """Shifted by the greatest, so that nothing overflows."""
+    """Computes log(sum(exp(x))), shifted by the maximum to avoid overflow."""
     most = to.op("max_reduce", x, axes=axes)
     summed = _sum(to, to.op("exp", to.op("sub", x, most)), axes)
     return to.op("add", to.op("log", summed), most)

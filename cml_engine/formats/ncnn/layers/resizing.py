@@ -21,7 +21,7 @@ _CUBIC = -0.75
 
 @layer("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
 def _interp(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
-    """By factors, to a size, or to the size of a second input."""
+    """Resizes by factors, to a size, or to the size of a second input."""
     kind = _KINDS.get(one.whole(0))
     if kind is None or one.text(9):
         raise one.unsupported(f"resize type {one.whole(0)}" if not kind else "a computed size")
@@ -48,9 +48,9 @@ def _interp(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
 def _sizes(
     one: NcnnLayer, to: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
 ) -> tuple[list[int], list[float]]:
-    """The sizes wanted, and how far the position moves for each step.
+    """Returns the output sizes and the source distance between neighbouring results, per axis.
 
-    Sizes are rounded down, but a step is the factor's: their product need not be the extent.
+    Sizes are rounded down but distances are not, so size times distance need not be the extent.
     """
     ids = ((1, 3), (2, 4))[-len(spatial) :]
     factors = [one.number(scale, 1.0) for scale, _ in ids]
@@ -68,7 +68,7 @@ def _sizes(
 
 
 def _by_extents(to: Conversion, x: str, sizes: list[int], kind: str, aligned: bool) -> str:
-    """Where the extents alone say how far a step goes."""
+    """Resizes by the ratio of the extents, with an operator of the engine where one fits."""
     factors = [new / old for new, old in zip(sizes, to.extents(x)[1:], strict=True)]
     whole = [int(factor) for factor in factors]
     if whole == factors and kind == "nearest":
@@ -82,7 +82,7 @@ def _by_extents(to: Conversion, x: str, sizes: list[int], kind: str, aligned: bo
 
 
 def _by_steps(to: Conversion, x: str, sizes: list[int], steps: list[float], kind: str) -> str:
-    """Axis by axis, from positions that are worked out here, in ncnn's precision."""
+    """Resizes axis by axis, at positions that are computed here in ncnn's precision."""
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), start=2):
         extent = to.extents(x)[axis - 1]
         if kind == "nearest":
@@ -101,7 +101,10 @@ def _by_steps(to: Conversion, x: str, sizes: list[int], steps: list[float], kind
 
 
 def _weights(positions: Array, extent: int, cubic: bool) -> Array:
-    """What each value weighs in the result at each position; the edges go on outside."""
+    """Returns the interpolation weights as a matrix [positions, extent].
+
+    Positions outside read the edge values.
+    """
     current().check_bytes(4 * len(positions) * extent, "the weights of the resize")
     found = np.zeros((len(positions), extent), np.float32)
     rows, base = np.arange(len(positions)), np.floor(positions).astype(int)
@@ -120,9 +123,10 @@ def _cubic(t: Array) -> Array:
 
 @layer("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
 def _grid_sample(one: NcnnLayer, to: Conversion, x: str, grid: str) -> str:
-    """Read at positions; where they come as planes, their numbers move to the end.
+    """Samples at given positions; a grid stored as planes is transposed first.
 
-    Reflected far outside, and cubic beyond a border, ncnn reads other values than PyTorch does.
+    For far reflections, and for cubic sampling beyond a border, ncnn's values differ from
+    PyTorch's.
     """
     methods = {1: "linear", 2: "nearest", 3: "cubic"}
     borders = {1: "constant", 2: "replicate"}

@@ -1,4 +1,4 @@
-"""Layers that look rows of a table up."""
+"""Layers that look up rows of a table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from cml_engine.formats.ncnn.table import layer
 
 @layer("Embed", params="0-3 18", limits="int8 weights")
 def _embed(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """Rows of a table by words' numbers, which are the input's values; the nearest where there is
-    none of that number."""
+    """Looks up a row per input value; indices outside the table are clamped to it."""
     one.refuse(18, "int8 weights")
     width, words = one.whole(0), one.whole(1)
     if width < 1 or words < 1 or one.whole(3) != width * words:
