@@ -1,4 +1,4 @@
-"""ONNX models -> :class:`cml_engine.ir.graph.Graph`: opsets 7 to 28, without the onnx package."""
+"""The converter from ONNX: opsets 7 to 28, without the onnx package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes: how a row of the table declares them, and the one place that checks them."""
+"""The declarations of ONNX attributes and the checks of their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST = (1 << 31) - 1
 
 
 class WrongAttribute(Exception):
-    """A value that an attribute may not have; the message says what was given and wanted."""
+    """An attribute has an invalid value; the message says what was given and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +94,28 @@ ELEMENT = Attr(int, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not N
 
 
 def required(attr: Attr) -> Attr:
-    """The attribute, which a node must have."""
+    """Returns a copy of the attribute that a node must give."""
     return replace(attr, required=True)
 
 
 def at_least(low: int, default: int | None = None) -> Attr:
-    """An integer of 32 bits from ``low`` on."""
+    """Declares a 32-bit integer of at least ``low``."""
     return Attr(int, default, low=low, high=_LARGEST)
 
 
 def per_axis(low: int, default: int | None = None, times: int = 1) -> Attr:
-    """A list of so many integers for each spatial axis of the first input."""
+    """Declares a list of ``times`` integers for each spatial axis of the first input."""
     many = replace(at_least(low, default), many=True)
     return replace(many, count=lambda node: times * max(node[0].rank - 2, 0))
 
 
 def one_of(default: str, *others: str) -> Attr:
-    """A text of a few."""
+    """Declares a text that must be one of those listed; the first is the default."""
     return Attr(str, default, among=(default, *others))
 
 
 def declared(value: Any) -> Attr:
-    """The attribute that a row declares by a default, or by a type where it must be given."""
+    """Returns the attribute that a row declares by a default, or by a type if it is required."""
     if isinstance(value, Attr):
         return value
     if isinstance(value, type):

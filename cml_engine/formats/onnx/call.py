@@ -1,4 +1,4 @@
-"""One node while it is imported: its inputs and attributes, and the NNEF operators it becomes."""
+"""One node during import: its inputs and attributes, and the NNEF operators that replace it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from cml_engine.ir.graph import Fact
 
 
 class OnnxCall(NodeInputs):
-    """What an operator's row is handed: what the node says, and how to say it in NNEF."""
+    """The argument of an operator's form: a node's inputs and attributes, and the graph to write
+    to."""
 
     def op(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
-        """One operator with one result."""
+        """Adds an operator with one result."""
         return self.emit.node(op, [self.emit.value(x) for x in inputs], 1, attrs)[0]
 
     def ops(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
-        """One operator with several results."""
+        """Adds an operator with several results."""
         return self.emit.node(op, [self.emit.value(x) for x in inputs], results, attrs)
 
     def fragment(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
-        """A compound operator of NNEF or of the extensions, expanded."""
+        """Adds the operators that a compound operator of NNEF or of the extensions expands to."""
         return self.emit.fragment(op, [self.emit.value(x) for x in inputs], results, attrs)
 
     def zip(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
-        """An elementwise operator; shapes are aligned from the right, as ONNX does."""
+        """Adds an elementwise operator whose operands' shapes are aligned from the right, as in
+        ONNX."""
         return self.op(op, *self.aligned(*inputs), **attrs)
 
     def aligned(self, *inputs: Operand) -> list[Value]:
-        """Operands with 1s in front up to the largest rank, for NNEF aligns from the left."""
+        """Prepends axes of 1 up to the largest rank, because NNEF aligns shapes from the left."""
         values = [self.emit.value(x) for x in inputs]
         rank = max(v.rank for v in values)
         full = any(v.array is None and v.rank == rank for v in values)
@@ -82,7 +84,7 @@ class OnnxCall(NodeInputs):
         return self.op("transpose", value, axes=list(axes)).typed(value.dtype)
 
     def slice(self, value: Value, axis: int, begin: int, end: int) -> Value:
-        """A part of one axis, ``begin <= end`` counted from the front."""
+        """Returns the elements ``begin`` to ``end`` of one axis; ``0 <= begin <= end``."""
         if begin == 0 and end == value.shape[axis]:
             return value
         if value.array is not None:
@@ -93,7 +95,7 @@ class OnnxCall(NodeInputs):
         return result.typed(value.dtype)
 
     def split(self, value: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
-        """Consecutive parts of one axis."""
+        """Splits one axis into consecutive parts of the given sizes."""
         ends = np.cumsum([0, *sizes]).tolist()
         if value.array is not None or 0 in sizes:
             return [self.slice(value, axis, a, b) for a, b in zip(ends, ends[1:], strict=False)]
@@ -103,7 +105,7 @@ class OnnxCall(NodeInputs):
         return [part.typed(value.dtype) for part in parts]
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """The values one after the other; empty ones add nothing."""
+        """Concatenates values along an axis; empty ones are left out."""
         full = [v for v in values if 0 not in v.shape]
         if len(full) == 1:
             return full[0]
@@ -117,7 +119,7 @@ class OnnxCall(NodeInputs):
         return self.op("concat", *full, axis=axis).typed(full[0].dtype)
 
     def expand(self, value: Value, shape: Sequence[int]) -> Value:
-        """Broadcast to a shape, aligned from the right."""
+        """Broadcasts a value to a shape, aligned from the right."""
         lifted = self.reshape(value, [1] * (len(shape) - value.rank) + list(value.shape))
         repeats = [n if have == 1 else 1 for have, n in zip(lifted.shape, shape, strict=True)]
         if all(n == 1 for n in repeats):
@@ -129,13 +131,13 @@ class OnnxCall(NodeInputs):
         return self.op("tile", lifted, repeats=repeats).typed(value.dtype)
 
     def cast(self, value: Value, kind: str) -> Value:
-        """To one of NNEF's three types."""
+        """Casts a value to one of NNEF's three types."""
         if value.kind == kind:
             return value
         return self.op("cast", value, dtype=kind)
 
     def scalar(self, value: Operand) -> Value:
-        """As floats, which most operators want; integers are exact up to 2^24."""
+        """Casts a value to float32, the type of most operators; integers are exact up to 2^24."""
         return self.cast(self.emit.value(value), "scalar")
 
     def fact(self, value: Value) -> Fact:

@@ -1,4 +1,4 @@
-"""NNEF operators from values: the graph that an importer writes."""
+"""The writer of an importer's graph: turns values into NNEF operators."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cml_engine.nnef.text.printer import print_expression
 
 
 def clean(name: str) -> str:
-    """A name without what no identifier has."""
+    """Replaces the characters of a name that an identifier cannot have."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
 
 
 class Emitter:
-    """The graph so far. ``base`` is what the tensors of the next nodes are called."""
+    """A graph under construction. ``base`` is the name stem of the tensors of the next nodes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,21 +49,24 @@ class Emitter:
         return self.builder.source
 
     def at(self, source: Source | None, base: str) -> None:
-        """Where the next nodes come from, and what they are called."""
+        """Sets the source and the name stem of the nodes that are added next."""
         self.builder.source = source
         self.base = clean(base) or "t"
 
     # -- operands -------------------------------------------------------------------------------
 
     def value(self, x: Value | float | int | bool) -> Value:
-        """A number as a value: of Python's types, float is a scalar and int an integer."""
+        """Returns a number as a value: a float is a scalar, an int an integer, a bool a logical."""
         if isinstance(x, Value):
             return x
         dtype = np.bool_ if isinstance(x, bool) else np.int64 if isinstance(x, int) else np.float32
         return Value.known(np.array(x, dtype))
 
     def tensor(self, value: Value) -> str:
-        """The value's tensor in the graph; a known one becomes a literal or a variable."""
+        """Returns the name of the value's tensor in the graph.
+
+        A known value is first added as a literal or a variable.
+        """
         if value.tensor is None or value.tensor not in self.builder.facts:
             assert value.array is not None
             value.tensor = self._constant(value.array, value.kind, value.name)
@@ -100,7 +103,7 @@ class Emitter:
     def custom(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
     ) -> list[Value]:
-        """An operator that a game brought."""
+        """Adds an operator that the game declares."""
         declared, _ = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
         known = [param.name for param in declared.attrs]
         for name in attrs:
@@ -131,14 +134,15 @@ class Emitter:
         attrs: Mapping[str, Any],
         facts: Sequence[Fact],
     ) -> list[Value]:
-        """An operator that nobody knows; ``facts`` are its results'."""
+        """Adds an operator that is unknown to the engine; ``facts`` are the facts of its
+        results."""
         self.declarations[op] = declaration
         names = [self.tensor(value) for value in inputs if value is not None]
         outputs = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
 
     def _attribute(self, param: Param, value: Any) -> Any:
-        """An attribute of ONNX's as the declaration wants it; ONNX has 0 and 1 for truth values."""
+        """Converts an ONNX attribute to its declared type; ONNX has 0 and 1 for logical values."""
         if str(param.type) == "logical" and value in (0, 1):
             return bool(value)
         try:
@@ -149,13 +153,13 @@ class Emitter:
             raise ModelError(message, self.source) from None
 
     def has(self, op: str) -> bool:
-        """Whether a game brought an operator of that name."""
+        """Returns True if the game declares an operator of that name."""
         return op in self._engine.declarations
 
     def fragment(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
     ) -> list[Value]:
-        """A compound operator as the operators that it is made of."""
+        """Adds the operators that a compound operator expands to."""
         names = [self.tensor(value) for value in inputs]
         facts = tuple(self.builder.facts[name] for name in names)
         text = _call_text(op, facts, results, attrs)
@@ -166,7 +170,7 @@ class Emitter:
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
 
     def _spliced(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
-        """The nodes of another graph, its inputs being these tensors."""
+        """Copies the nodes of another graph into this one, with the given tensors as its inputs."""
         builder = self.builder
         names = dict(zip(graph.inputs, inputs, strict=True))
         for name, array in graph.constants.items():
@@ -188,11 +192,12 @@ class Emitter:
     # -- folding --------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """How many nodes there are."""
+        """Returns the number of nodes, to be given to :meth:`evaluate` later."""
         return len(self.builder.nodes)
 
     def evaluate(self, values: Sequence[Value | None], mark: int) -> list[Value | None]:
-        """The values computed now, by the nodes since the mark, which are taken back."""
+        """Runs the nodes added since the mark, removes them, and returns the values as known
+        ones."""
         nodes = self.builder.nodes[mark:]
         del self.builder.nodes[mark:]
         self.intervals.forget(mark)
@@ -213,7 +218,7 @@ class Emitter:
         ]
 
     def origins(self, value: Value) -> tuple[str, ...]:
-        """The graph's inputs from which a tensor is computed."""
+        """Returns the graph's inputs from which a tensor is computed."""
         wanted = {value.tensor}
         for node in reversed(self.builder.nodes):
             if not wanted.isdisjoint(node.outputs):
@@ -223,18 +228,22 @@ class Emitter:
     # -- the end --------------------------------------------------------------------------------
 
     def call(self, tensor: str, wanted: str) -> None:
-        """Give a node's result a name of its own."""
+        """Sets the name that a node's result gets in the finished graph."""
         if tensor not in self._names and tensor not in self.builder.inputs:
             self._names[tensor] = self.builder.name(clean(wanted) or "t")
 
     def also(self, wanted: str, count: Value, result: Value, axis: int) -> None:
-        """One more output of the graph: how much is found along an axis of a result that has a
-        fixed size."""
+        """Adds a graph output with the number of valid elements along an axis of a fixed-size
+        result."""
         self._extra[self.builder.name(clean(wanted) or "count")] = count
         self._found[self.tensor(result)] = axis, count
 
     def found(self, value: Value) -> tuple[int, Value] | None:
-        """The axis along which a value has as much as was found, and how much that is."""
+        """Returns the axis along which only part of a value is valid, and the number of valid
+        elements.
+
+        Returns None if the whole value is valid.
+        """
         if not self._found or value.tensor is None:
             return None
         axes = {name: axis for name, (axis, _) in self._found.items()}
@@ -248,7 +257,7 @@ class Emitter:
         return (axes[value.tensor], counts[value.tensor]) if value.tensor in axes else None
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
-        """The finished graph; outputs have exactly these names."""
+        """Returns the finished graph, whose outputs have exactly the given names."""
         builder = self.builder
         outputs = {**outputs, **self._extra}
         computed = {out for node in builder.nodes for out in node.outputs}
@@ -298,7 +307,7 @@ _OF_ARRAYS = ("einsum", "add_n")
 
 
 def _pruned(graph: Graph) -> Graph:
-    """Without nodes and constants that nothing needs."""
+    """Removes the nodes and constants that no output needs."""
     wanted, nodes = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if not wanted.isdisjoint(node.outputs):

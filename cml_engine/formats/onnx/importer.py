@@ -1,7 +1,7 @@
-"""From an ONNX model to a :class:`Graph`: nodes in order, each by its row of the table.
+"""The importer: turns an ONNX model into a :class:`Graph`, node by node, by the table of operators.
 
-What is known is computed on the way: the values of a graph are its inputs, known arrays, and
-tensors whose shapes are known, so integer arithmetic on shapes is done in int64 as the nodes come.
+Nodes whose inputs are known are evaluated at import, in int64 for integers. Arithmetic on shapes
+therefore leaves no nodes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_FOLDED = 1 << 26
 
 @dataclass(frozen=True)
 class GraphScope:
-    """Names where a node stands: those of its graph, and of the graphs around it."""
+    """The names that a node can read: those of its graph and of the graphs around it."""
 
     values: dict[str, Value]
     opsets: Mapping[str, int]
@@ -73,7 +73,7 @@ class GraphScope:
 
 
 def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
-    """What the file's symbols are, as far as the inputs say it."""
+    """Returns the extents of the file's symbols, as far as the inputs determine them."""
     return {
         dim: extent
         for info in inputs
@@ -83,7 +83,10 @@ def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[s
 
 
 class Importer:
-    """One import; with a ``reading`` that of a quantized model as a network of words."""
+    """One import of a model.
+
+    With a ``reading`` a quantized model is imported as an integer network.
+    """
 
     def __init__(
         self,
@@ -128,7 +131,8 @@ class Importer:
     # -- graphs ---------------------------------------------------------------------------------
 
     def body(self, graph: OnnxGraph, scope: GraphScope) -> list[Value]:
-        """Run a graph's nodes in a scope that has its inputs; gives its outputs."""
+        """Imports a graph's nodes in a scope that has its inputs; returns the values of its
+        outputs."""
         wanted = tuple(info.name for info in graph.outputs)
         needed = self._needed_nodes(graph.nodes, wanted)
         for name in sorted(needed.names):
@@ -141,7 +145,7 @@ class Importer:
     def inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
     ) -> list[Value]:
-        """A graph within a node, which sees the names around it."""
+        """Imports the graph of a node's attribute, which can read the names around the node."""
         source, base = self.emit.source, self.emit.base
         if len(scope.chain) > MAX_DEPTH:
             raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
@@ -152,13 +156,15 @@ class Importer:
         return results
 
     def _initializer(self, name: str, tensor: OnnxTensor) -> Value:
-        """A tensor's value, which is decoded once however often a loop's body reads it."""
+        """Returns an initializer's value; it is decoded once, also for a loop that reads it
+        repeatedly."""
         if id(tensor) not in self._initializers:
             self._initializers[id(tensor)] = Value.known(tensor.values(), name)
         return self._initializers[id(tensor)]
 
     def _needed_nodes(self, nodes: Sequence[OnnxNode], wanted: tuple[str, ...]) -> _Needed:
-        """The nodes that the wanted names need, found once for every body of a loop or function."""
+        """Returns the nodes that the wanted names need; cached for the bodies of loops and
+        functions."""
         key = id(nodes), wanted
         if key not in self._needed:
             self._needed[key] = _Needed(nodes, wanted)
@@ -229,7 +235,7 @@ class Importer:
             raise ModelError("not enough memory for its result", source) from e
 
     def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
-        """An operator that a game brought, whatever the domain."""
+        """Imports an operator that the game declares, whatever its domain."""
         if any(value is None for value in inputs):
             raise ModelError("a game's own operator wants all its inputs", self.emit.source)
         self.summary.nodes += 1
@@ -278,7 +284,7 @@ class Importer:
         inputs: Sequence[Value | None],
         scope: GraphScope,
     ) -> list[Value | None]:
-        """A function's nodes in the place of its call."""
+        """Imports a function's nodes in place of its call."""
         chain = (*scope.chain, node.qualified)
         if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
             raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
@@ -313,8 +319,10 @@ class Importer:
 
 
 class _Needed:
-    """The nodes that wanted names need, in order, each with the outputs that are needed; and the
-    ``names`` that they read."""
+    """The nodes that a set of outputs depends on, in order, each with the outputs that are needed.
+
+    ``names`` are the names that these nodes read.
+    """
 
     def __init__(self, nodes: Sequence[OnnxNode], wanted: Sequence[str]) -> None:
         self.names, self.nodes = set(wanted), list[tuple[OnnxNode, set[str]]]()
@@ -328,7 +336,7 @@ class _Needed:
 
 
 def _reads(node: OnnxNode) -> Iterator[str]:
-    """Every name that a node reads, those in its graphs included."""
+    """Yields every name that a node reads, including those in its graphs."""
     yield from node.inputs
     for graph in _graphs(node):
         for inner in graph.nodes:
@@ -348,7 +356,7 @@ def _without(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
 
 
 def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
-    """A function's node with the attributes of the call; what the call leaves out is left out."""
+    """Returns a function's node with the attributes of the call; missing ones are left out."""
     given: dict[str, Any] = {}
     for name, value in node.attributes.items():
         if isinstance(value, Reference):
@@ -375,8 +383,10 @@ def _check_opset(model: Model) -> None:
 
 
 def _check_size(model: Model) -> None:
-    """Raises OverBudget for functions that would be too many nodes, before any is written out:
-    functions that call each other twice double at every level."""
+    """Raises OverBudget if the inlined functions would have too many nodes.
+
+    The check runs before inlining: functions that call each other twice double at every level.
+    """
     sizes: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Sequence[OnnxNode]) -> int:
@@ -404,7 +414,7 @@ def _output_names(model: Model) -> list[str]:
 
 
 def _check_operators(model: Model, emit: Emitter) -> None:
-    """All operators without a row, in one message."""
+    """Raises one error for all operators that are not supported."""
     found = _missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
@@ -418,7 +428,7 @@ def _missing(
     seen: set[tuple[str, str, str]],
     opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
-    """The nodes without a row; every function is looked at once, however often it is called."""
+    """Yields the nodes whose operator is not supported; visits every function once."""
     for node, _ in _Needed(nodes, wanted).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
@@ -466,7 +476,7 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
 
 
 def _grows(inputs: Sequence[Value | None]) -> bool:
-    """Whether tensors broadcast to one that is too large to be computed at import."""
+    """Returns True if the tensors broadcast to one that is too large to be computed at import."""
     try:
         shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
     except ValueError:  # of no elementwise operator, or for it to refuse

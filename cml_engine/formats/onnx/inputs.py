@@ -1,4 +1,4 @@
-"""The graph's inputs: their shapes, from the file and from the caller."""
+"""The graph's inputs, whose shapes come from the file and from the caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bind_inputs(
     builder: GraphBuilder,
     file: str,
 ) -> dict[str, Value]:
-    """A value for every input: of the given shape, or one of ``constants``."""
+    """Returns a value for every input: a tensor of the given shape, or one of ``constants``."""
     known = {info.name: info for info in inputs}
     check_inputs_exist(constants, known, file)
     shapes = named_shapes(shapes, known, file)
@@ -49,7 +49,7 @@ def bind_inputs(
 def _constant(
     info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
 ) -> Array:
-    """An input's value that is the same in every run; a number fits extents of 1 too."""
+    """Returns the checked value of a constant input; a number also fits a shape of 1s."""
     if given.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
         given = given.reshape([1] * len(info.shape or ()))
     if info.shape is not None and given.ndim != len(info.shape):
@@ -65,7 +65,8 @@ def _constant(
 
 
 def _as_type(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
-    """A constant in the type that the model declares, if it has such values."""
+    """Converts a constant to the type that the model declares; raises InputError if values
+    change."""
     is_number = given.dtype.kind in "biuf"
     with np.errstate(all="ignore"):
         found = given.astype(dtype) if is_number else given
@@ -80,7 +81,7 @@ def _as_type(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> 
 def _symbols(
     inputs: Sequence[ValueInfo], shapes: Mapping[str, Sequence[int]], file: str
 ) -> dict[str, int]:
-    """What the given shapes say of the symbols."""
+    """Returns the extents of the symbols that the given shapes determine."""
     found: dict[str, int] = {}
     for info in inputs:
         given = shapes.get(info.name)

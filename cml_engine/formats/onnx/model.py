@@ -1,6 +1,6 @@
 """The messages of ``onnx.proto`` that an importer needs, as plain data.
 
-Tensors stay views of the file until their values are asked for (``tensors.py``).
+Tensors stay views of the file until their values are read (``tensors.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Dim = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """A graph's input or output; ``kind`` is ``tensor`` or what else it is."""
+    """A graph's input or output; ``kind`` is ``tensor`` or the name of another type."""
 
     name: str
     element: int = 0
@@ -59,12 +59,12 @@ class OnnxNode:
 
     @property
     def title(self) -> str:
-        """``Conv '/conv1/Conv'``, as messages name it."""
+        """The node's operator and name for messages: ``Conv '/conv1/Conv'``."""
         return f"{self.qualified} {self.shown}"
 
     @property
     def shown(self) -> str:
-        """Its name, or its first output's, in quotes."""
+        """The node's name, or that of its first output, in quotes."""
         return f"'{self.name or next((name for name in self.outputs if name), '')}'"
 
     @property
@@ -74,8 +74,10 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """A graph, or the body of a control-flow operator. ``infos`` are what the file says of tensors
-    that are neither inputs nor outputs."""
+    """A graph, or the body of a control-flow operator.
+
+    ``infos`` are the file's declarations of tensors that are neither inputs nor outputs.
+    """
 
     name: str
     nodes: tuple[OnnxNode, ...]
@@ -87,7 +89,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True, slots=True)
 class OnnxFunction:
-    """A local function: nodes in the place of a node of its name."""
+    """A local function, whose nodes replace a node of its name."""
 
     name: str
     domain: str
@@ -113,12 +115,12 @@ class Model:
 
 
 def read_model(data: memoryview, file: str, folder: ExternalData) -> Model:
-    """The model in a file's bytes; ``folder`` has its external data."""
+    """Reads the model in a file's bytes; ``folder`` has its external data."""
     return _Reader(folder).model(Message(data, file))
 
 
 def domain_name(domain: str) -> str:
-    """ONNX's own domain has two names."""
+    """Returns a domain's canonical name; ONNX's own domain has two names."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -184,7 +186,10 @@ class _Reader:
         )
 
     def _attribute(self, message: Message) -> tuple[str, Any]:
-        """Name and value; what the value is, is told by the type or by the field that is there."""
+        """Returns an attribute's name and value.
+
+        The type of the value is stated, or is that of the field that is present.
+        """
         parts = message.parts(1, 20, 21, 22, 23, *self._VALUES)
         for f in (*parts.of(22), *parts.of(23)):
             raise _sparse(f, message.file)

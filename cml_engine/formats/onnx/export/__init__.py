@@ -1,4 +1,4 @@
-"""A graph of ours -> an ONNX file, without the onnx package."""
+"""The exporter to ONNX files, without the onnx package."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["USUAL_OPSET", "onnx_parts", "save_onnx"]
 def save_onnx(
     graph: Graph, path: str | Path, *, opset: int = USUAL_OPSET, overwrite: bool = False
 ) -> None:
-    """Write a graph as an ONNX file.
+    """Writes a graph as an ONNX file.
 
     Parameters
     ----------
-    graph : as it was loaded; operators that ONNX cannot say are refused by name.
+    graph : a loaded graph; an operator that ONNX cannot express is an error that names it.
     path : the file.
-    opset : of ONNX's operators.
-    overwrite : whether a file that is there already may be replaced.
+    opset : the version of ONNX's operators.
+    overwrite : whether an existing file may be replaced.
     """
     path = Path(path)
     check_new_file(path, overwrite)
@@ -37,5 +37,5 @@ def save_onnx(
 
 
 def onnx_parts(graph: Graph, opset: int = USUAL_OPSET) -> list[bytes]:
-    """The file's bytes, in parts."""
+    """Returns the file's bytes, in parts."""
     return Writer(graph, ONNX_OPSET.check(opset, "opset")).parts()

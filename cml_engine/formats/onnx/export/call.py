@@ -1,4 +1,4 @@
-"""One node of ours being written as nodes of ONNX."""
+"""One node of the engine's graph while it is written as nodes of ONNX."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
 
 @dataclass(frozen=True, slots=True)
 class FormOperand:
-    """A tensor that a node reads; ``value`` where it is the same in every run, and ``stored``
-    where a tensor of that name has it already."""
+    """A tensor that a node reads.
+
+    ``value`` is set if the tensor is the same in every run. ``stored`` is True if a tensor of
+    that name is already in the file.
+    """
 
     name: str
     fact: Fact
@@ -25,7 +28,7 @@ class FormOperand:
 
 @dataclass(kw_only=True)
 class FormCall(NodeWriter):
-    """What a row's form is handed: the node's operands and attributes, and where nodes go."""
+    """The argument of an export form: the node's operands and attributes, and the nodes written."""
 
     operands: Sequence[FormOperand]
     results: Sequence[Fact]
@@ -53,11 +56,11 @@ class FormCall(NodeWriter):
         return self.operands[position].fact
 
     def value(self, position: int) -> Array | None:
-        """An operand's values, where they are known."""
+        """Returns an operand's values, or None if they are not known."""
         return self.operands[position].value
 
     def tensor(self, position: int, shape: Sequence[int] | None = None) -> str:
-        """An operand, in another shape if wanted."""
+        """Returns the name of an operand, reshaped if a shape is given."""
         operand = self.operands[position]
         wanted = operand.fact.shape if shape is None else tuple(shape)
         if operand.value is not None and not operand.stored:
@@ -71,7 +74,8 @@ class FormCall(NodeWriter):
         return [self.tensor(i) for i in range(len(self.operands))]
 
     def aligned(self, position: int, rank: int) -> str:
-        """An operand with ones behind: NNEF lines shapes up on the left, ONNX on the right."""
+        """Appends axes of 1 to an operand: NNEF aligns shapes from the left, ONNX from the
+        right."""
         shape = self.fact(position).shape
         if not shape:
             return self.tensor(position)
@@ -82,6 +86,6 @@ class FormCall(NodeWriter):
         return [self.aligned(i, rank) for i in range(len(self.operands))]
 
     def filled(self, value: Any, fact: Fact | None = None) -> str:
-        """A constant of one value, of the first result's shape or another."""
+        """Adds a constant filled with one value; its default shape is that of the first result."""
         fact = fact or self.out
         return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))

@@ -1,4 +1,4 @@
-"""Nodes of ONNX being written, one after the other."""
+"""The ONNX nodes written for one node of the engine's graph."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node, numbered_name
 
 
 class ConstantStore(Protocol):
-    """Where constants go: initializers of the graph, or nodes of a function. ``name`` is what
-    they are called if that can be."""
+    """A function that stores a constant, as an initializer or as a node of a local function.
+
+    It returns the constant's name, which is ``name`` if that is free.
+    """
 
     def __call__(self, array: Array, name: str = "") -> str: ...
 
 
 @dataclass(kw_only=True)
 class NodeWriter:
-    """Where the nodes go that stand for one of ours, and the constants that they read."""
+    """The ONNX nodes that replace one node, and the constants that they read."""
 
     node: Node
     opset: int
@@ -32,11 +34,11 @@ class NodeWriter:
     nodes: list[OutNode] = field(default_factory=list)
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one result."""
+        """Adds a node with one result and returns the result's name."""
         return self.split(op, *inputs, results=1, **attributes)[0]
 
     def split(self, op: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
-        """A node with several results."""
+        """Adds a node with several results and returns their names."""
         names = [self._name(op) for _ in range(results)]
         given = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(OutNode(op, inputs, tuple(names), given))
@@ -54,11 +56,11 @@ class NodeWriter:
         return self.constants(np.array(value, np.float32))
 
     def whole(self, value: int) -> str:
-        """One of our integers."""
+        """Adds an int32 constant."""
         return self.constants(np.array(value, np.int32))
 
     def indices(self, *values: int) -> str:
-        """A list as ONNX wants shapes, axes and the like."""
+        """Adds an int64 list, the type of ONNX's shapes and axes."""
         return self.constants(np.array(values, np.int64))
 
     # -- what many forms share --------------------------------------------------------------------
@@ -71,7 +73,7 @@ class NodeWriter:
         return self.add("Reshape", x, self.indices(*shape), allowzero=zero)
 
     def cast(self, x: str, dtype: str) -> str:
-        """To a type of ours, or of NumPy's."""
+        """Casts to a type of NNEF or of NumPy."""
         name = NUMPY_DTYPE[dtype].name if dtype in NUMPY_DTYPE else dtype
         return self.add("Cast", x, to=ELEMENTS[name])
 
@@ -81,7 +83,7 @@ class NodeWriter:
         return self.add("Transpose", x, perm=[int(axis) for axis in axes])
 
     def reduced(self, op: str, x: str, axes: Sequence[int], keep: bool = True) -> str:
-        """A reduction; its axes were an attribute before opset 18, of ReduceSum's before 13."""
+        """Adds a reduction. The axes are an attribute before opset 18, of ReduceSum before 13."""
         axes = [int(axis) for axis in axes]
         if op == "ReduceSum" or self.opset >= 18:
             return self.add(op, x, self.indices(*axes), keepdims=int(keep))
@@ -91,7 +93,7 @@ class NodeWriter:
         return self.add("Where", condition, yes, no)
 
     def need(self, opset: int, what: str) -> None:
-        """Refuse an opset that is too old for something."""
+        """Raises an error if the opset is older than a feature requires."""
         if self.opset < opset:
             raise UnsupportedOp(
                 f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "
@@ -104,7 +106,7 @@ class NodeWriter:
 
 
 def renamed(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:
-    """The nodes with other names of tensors."""
+    """Returns the nodes with their tensors renamed."""
     return [
         replace(
             node,

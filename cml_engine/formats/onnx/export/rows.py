@@ -1,4 +1,4 @@
-"""The table of operators: for each of ours what it becomes in ONNX."""
+"""The export table: the ONNX form of each operator of the engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ USUAL_OPSET = 20
 
 @dataclass(frozen=True, slots=True)
 class FormRow:
-    """``name``: ours; ``onnx``: what it becomes, in words; ``function``: a local function holds
-    the nodes, so that the graph keeps one node for it; ``since``: the least opset; ``empty``: what
-    the result is filled with where the first operand has no elements, if the form does not say."""
+    """The export form of one operator.
+
+    ``name`` is the engine's operator. ``onnx`` describes the form for the documentation. With
+    ``function`` the nodes are put into a local function, and the graph has one node that calls
+    it. ``since`` is the lowest opset. ``empty`` is the value of the results if the first operand
+    has no elements; None leaves that case to the form.
+    """
 
     name: str
     form: Form
@@ -42,7 +46,7 @@ def form(
     since: int = ONNX_OPSET.low,
     empty: float | None = None,
 ) -> Callable[[F], F]:
-    """Declare a row, or one for each name, with the function below as its form."""
+    """Registers the decorated function as the export form of one or more operators."""
 
     def declare(function_below: F) -> F:
         for name in names:
@@ -55,5 +59,5 @@ def form(
 
 
 def declared() -> Mapping[str, FormRow]:
-    """The rows that have been declared, by the operator's name; all: ``forms.export_rows``."""
+    """Returns the rows registered so far, by operator name; ``forms.export_rows`` returns all."""
     return MappingProxyType(_ROWS)

@@ -1,6 +1,6 @@
-"""ONNX's messages as bytes: Protocol Buffers' wire format, written.
+"""Writes ONNX's messages in the wire format of Protocol Buffers.
 
-The same model always gives the same bytes: fields go by their numbers, and nothing is a map.
+The same model always gives the same bytes: fields are ordered by number and no maps are used.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OutFunction:
 def model_bytes(
     graph: bytes, producer: str, opsets: Mapping[str, int], functions: Iterable[bytes]
 ) -> list[bytes]:
-    """A whole file, in parts: the graph is not copied once more."""
+    """Returns a whole file in parts, which avoids another copy of the graph."""
     head = _whole(1, IR_VERSION) + _text(2, producer)
     tail = b"".join(
         [
@@ -90,7 +90,7 @@ def graph_bytes(
 
 
 def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
-    """A local function of a domain; its body is of ONNX's own operators."""
+    """Returns a local function of the given domain; its body uses ONNX's own operators."""
     return b"".join(
         [
             _text(1, function.name),
@@ -109,7 +109,7 @@ def body_bytes(nodes: Iterable[OutNode]) -> bytes:
 
 
 def node_bytes(node: OutNode) -> bytes:
-    """A node, which is called as its first result is."""
+    """Returns a node, which is named after its first result."""
     return b"".join(
         [
             *(_text(1, name) for name in node.inputs),

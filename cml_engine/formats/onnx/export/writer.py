@@ -1,4 +1,4 @@
-"""A graph of ours as an ONNX model."""
+"""Writes a graph as an ONNX model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEXT = "_next"
 
 
 class Writer:
-    """What has been written of a graph so far."""
+    """An ONNX model under construction: the nodes, initializers and functions written so far."""
 
     def __init__(self, graph: Graph, opset: int) -> None:
         self._graph, self._opset = graph, opset
@@ -44,7 +44,7 @@ class Writer:
         self._state = {variable for variable, _ in graph.updates}
 
     def parts(self) -> list[bytes]:
-        """The file, in parts."""
+        """Returns the file, in parts."""
         graph = self._graph
         self._check_size()
         for name in self._ordered_state():
@@ -71,7 +71,7 @@ class Writer:
         return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, fact.shape)
 
     def _output(self, name: str) -> OutValue:
-        """An output; one that is an input or a constant too gets a node, and another name."""
+        """Returns an output; an input or a constant is copied to an output of another name."""
         graph = self._graph
         if name in graph.inputs or name in graph.constants:
             called = unused_name(f"{name}_out", self._taken)
@@ -95,7 +95,10 @@ class Writer:
         return FormOperand(name, self._graph.facts[name], value)
 
     def _constant(self, array: Array, name: str = "") -> str:
-        """An initializer; those of equal values are one. One of the graph's keeps its name."""
+        """Stores an initializer and returns its name.
+
+        A constant of the graph keeps its name; other constants of equal values are shared.
+        """
         if name and self._tensors.setdefault(name, array).shape == array.shape:
             return name
         key = (array.dtype.name, array.shape, array.tobytes())
@@ -147,7 +150,7 @@ class Writer:
         self._nodes += _finished(call, row, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
-        """Nothing is to be computed, and many readers stumble over it."""
+        """Writes empty results as constants, because many runtimes fail on empty tensors."""
         for name, fact in zip(node.outputs, facts, strict=True):
             empty = self._constant(np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype]))
             self._nodes.append(OutNode("Identity", (empty,), (name,)))
@@ -155,8 +158,10 @@ class Writer:
     def _write_function(
         self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
     ) -> None:
-        """A call of a local function; calls whose bodies are equal share it. The constants that
-        the function is handed are stored when it is called."""
+        """Writes a call of a local function; calls with equal bodies share the function.
+
+        Constants that are passed as arguments are stored with the call.
+        """
         inner, given = list[FormOperand](), list[str]()
         for operand in operands:
             formal = FormOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
@@ -208,7 +213,7 @@ _INLINED = 16
 
 
 class _Body:
-    """A function's nodes, constants among them."""
+    """The nodes of a function, including its constants."""
 
     def __init__(self) -> None:
         self.nodes: list[OutNode] = []
@@ -223,7 +228,7 @@ class _Body:
 
 
 def _finished(call: FormCall, row: FormRow, names: Sequence[str]) -> list[OutNode]:
-    """The nodes of a form, whose results are called so."""
+    """Returns the nodes of a form, with its results renamed to ``names``."""
     if call.opset < row.since:
         call.need(row.since, "its ONNX form")
     filled = row.empty is not None and not call.fact(0).size

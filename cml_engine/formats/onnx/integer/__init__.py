@@ -1,1 +1,1 @@
-"""Quantized ONNX models as integer networks: docs/your_model.md, "Quantized models"."""
+"""Imports quantized ONNX models as integer networks: docs/your_model.md, "Quantized models"."""

@@ -1,7 +1,8 @@
-"""A quantized model's graph, with its rounding points marked, as an integer network.
+"""Converts a quantized model's graph, with its rounding points marked, to an integer network.
 
-Zero points are folded: a word is an integer less its zero point. Where that has no 8 bits it has
-16, and a clamp to what ONNX's integers can be.
+Zero points are folded: a stored integer is ONNX's integer minus its zero point. If the
+difference does not fit into 8 bits, 16 bits are stored and clamped to the range of ONNX's
+integers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _JOINS = frozenset("concat stack min max".split())
 
 
 def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
-    """The integer network; :class:`ModelError` says which node has no integer form, and why."""
+    """Returns the integer network.
+
+    Raises :class:`ModelError` that names the node without an integer form and the reason.
+    """
     work = _Landing(graph, WordConstants(graph, stored))
     for node in graph.nodes:
         work.take(renamed(node, work.names))
@@ -61,7 +65,7 @@ class _Landing:
     shifted: dict[str, str] = field(default_factory=dict)
 
     def take(self, node: Node) -> None:
-        """One node, in running order."""
+        """Converts one node; nodes come in execution order."""
         if WORDS in node.attrs:
             self._point(node, node.attrs[WORDS])
             return
@@ -105,7 +109,7 @@ class _Landing:
                           "that too", node.source)  # fmt: skip
 
     def _weighted(self, node: Node, axis: int) -> Node:
-        """With weights and bias of integers."""
+        """Returns the node with integer weights and bias."""
         of_x = self.words[node.inputs[0]].scale
         scales = self.constants.weights(node, axis)
         if len(node.inputs) < 3:
@@ -117,7 +121,8 @@ class _Landing:
         return replace(node, inputs=(*node.inputs[:2], bias))
 
     def _joined(self, node: Node) -> Node:
-        """With operands of one scale: that to which the result is rounded next."""
+        """Returns the node with operands of one scale, the scale to which the result is rounded
+        next."""
         scales = {self.words[n].scale for n in node.inputs if n in self.words}
         if len(scales) < 2:
             return node
@@ -157,7 +162,7 @@ class _Landing:
             self._round_words(node, name, out, words)
 
     def _alone(self, node: Node, name: str, words: OnnxWords) -> None:
-        """:class:`NotInteger` where something reads a tensor before it is rounded."""
+        """Raises :class:`NotInteger` if a node reads the tensor before it is rounded."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]
         if others or name in self.graph.outputs:
@@ -168,7 +173,7 @@ class _Landing:
             )
 
     def _round_words(self, node: Node, name: str, out: str, words: OnnxWords) -> None:
-        """Words as others: with another scale, or the same."""
+        """Requantizes a tensor of integers; the new scale may be the same."""
         if self.words[name] != words or name in self.graph.inputs:
             self.lines[out] = _line(words)
             if words.is_cut:
@@ -182,7 +187,7 @@ class _Landing:
         self._is_words(out, words)
 
     def _round_sums(self, node: Node, kind: Kind, name: str, out: str, words: OnnxWords) -> None:
-        """What is pending as words."""
+        """Rounds sums that are not yet rounded to the given integers, by a table for a function."""
         table = {}
         if kind.role == "function" and kind.base is not None:
             table = {"table": self._table(kind.base, name, words)}
@@ -213,8 +218,10 @@ class _Landing:
         return [max(words.low, min(words.high, entry)) for entry in found]
 
     def _from_zero(self, base: str, of: OnnxWords, before: set[str]) -> str:
-        """A tensor whose words have 16 bits and but 256 values as one of 8 bits, for a table; what
-        the same numbers are called again."""
+        """Stores a 16-bit tensor of at most 256 different values in 8 bits, for a table.
+
+        Returns the name of the tensor that has the original values again.
+        """
         if base not in self.shifted:
             at = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in before)
             moved, back = (self._fresh(f"{base}_{what}", base) for what in ("moved", "back"))

@@ -1,5 +1,8 @@
-"""Reading a quantized model's nodes as those of a network of words: where QuantizeLinear stands
-numbers are rounded, DequantizeLinear is nothing, and weights keep their integers."""
+"""Reads a quantized model's nodes as those of an integer network.
+
+QuantizeLinear becomes a rounding point, DequantizeLinear disappears, and weights keep their
+integers.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,13 @@ _MOVES = frozenset(
 
 
 def is_quantized(model: Model) -> bool:
-    """Whether a model has operators of quantization."""
+    """Returns True if a model has quantization operators."""
     return any(node.op in _OPERATORS for node in model.graph.nodes)
 
 
 class Reading:
-    """What was read so far: ``stored`` are constants that have integers, by their names."""
+    """The state of the reader; ``stored`` has the integers of constants, by the constants'
+    names."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredWords] = {}
@@ -52,7 +56,7 @@ class Reading:
         }
 
     def results(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None] | None:
-        """A node's results; None where it is like any network's."""
+        """Returns a node's results, or None if the node is imported like any other."""
         op = call.node.op if not call.node.domain else call.node.qualified
         if op in self._forms:
             found = self._forms[op](call)
@@ -66,7 +70,7 @@ class Reading:
         return self._moved(row, call, read) if read else None
 
     def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
-        """:class:`NotInteger` where a node of unknown ways would read integers."""
+        """Raises :class:`NotInteger` if a node without a known integer meaning reads integers."""
         if any(isinstance(value, Quantized) for value in inputs):
             raise NotInteger("reads integers, and does not say what they stand for", source)
 
@@ -106,7 +110,8 @@ class Reading:
         return self._known(call, call[0], call[1], zero, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
-        """The numbers that computed integers stand for: those that were rounded."""
+        """Returns the real numbers that computed integers represent: the values that were
+        rounded."""
         if not isinstance(x, Quantized):
             raise NotInteger(f"reads integers ({x}) that no QuantizeLinear makes")
         if words_of(scale, zero, zero.dtype if zero is not None else np.dtype(np.uint8)) != x.words:
@@ -116,7 +121,7 @@ class Reading:
     def _known(
         self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
     ) -> Value:
-        """A constant's numbers; its integers are kept beside."""
+        """Returns a constant's dequantized values and records its integers in ``stored``."""
         real = dequantized(call, x, scale, zero, block)
         if real.array is None or x.array is None or scale.array is None:
             raise NotInteger("its scale is computed when the network runs")

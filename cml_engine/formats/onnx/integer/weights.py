@@ -1,4 +1,4 @@
-"""The constants of a quantized model as an integer network stores them."""
+"""The constants of a quantized model in the form that an integer network stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEAR = 1e-5
 
 @dataclass
 class WordConstants:
-    """Constants that become integers, with their lines."""
+    """The constants that become integers, with their quantisation lines."""
 
     graph: Graph
     stored: Mapping[str, StoredWords]
@@ -30,7 +30,8 @@ class WordConstants:
     lines: dict[str, Attrs] = field(default_factory=dict)
 
     def weights(self, node: Node, axis: int) -> list[float]:
-        """Make a node's weights integers; their scales along an axis, one or one for each."""
+        """Converts a node's weights to integers and returns their scales: one, or one per
+        channel."""
         name = node.inputs[1]
         found = self._found(name)
         if found is None:
@@ -51,7 +52,8 @@ class WordConstants:
         return scales
 
     def bias(self, node: Node, of_x: float, scales: Sequence[float], channels: int) -> str:
-        """Make a node's bias integers of 32 bits, in the scale of its sums; what it is called."""
+        """Converts a node's bias to 32-bit integers in the scale of its sums and returns its
+        name."""
         name = node.inputs[2]
         numbers = self.graph.constants.get(name)
         if numbers is None:
@@ -76,7 +78,7 @@ class WordConstants:
         return new
 
     def operand(self, name: str) -> None:
-        """Make a constant integers that something adds or multiplies with, if it has such."""
+        """Converts a constant operand to integers if the file stores integers for it."""
         found = self._found(name)
         if found is not None and len(found.scales) == 1 and name not in self.values:
             whole = self._whole(name, found, 0)
@@ -84,11 +86,14 @@ class WordConstants:
                 self._keep(name, whole, decimal(found.scales[0]))
 
     def _found(self, name: str) -> StoredWords | None:
-        """What was read as integers; a name that was taken has a number behind it."""
+        """Returns the integers that were read for a constant, or None.
+
+        The name may have a number appended that made it unique.
+        """
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
     def _whole(self, name: str, found: StoredWords, axis: int) -> Array | None:
-        """A constant's numbers as whole steps, however they lie; None where they are none."""
+        """Returns a constant as integer multiples of its scales; None if it is none."""
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim
         if len(found.scales) > 1:
@@ -108,7 +113,7 @@ class WordConstants:
 
 
 def _in_steps(given: float, step: float, of_sums: Fraction) -> int:
-    """A bias in steps of its sums: its own integers, where their scale is the same."""
+    """Returns a bias value in the scale of its sums; an equal scale keeps the stored integer."""
     if abs(step / float(of_sums) - 1) < _NEAR:
         return int(given)
     return round_half_up(Fraction(float(given)) * Fraction(step) / of_sums)

@@ -1,4 +1,4 @@
-"""How the integers of an ONNX model stand for numbers, as words of an integer network."""
+"""The mapping between an ONNX model's integers and real numbers, as an integer network has it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cml_engine.ir.graph import Array
 
 
 class NotInteger(ModelError):
-    """Why a quantized model has no integer form."""
+    """A quantized model has no integer form; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxWords:
-    """``real = scale * q``, ``low <= q <= high``: ONNX's integers without their zero point."""
+    """ONNX's integers without their zero point: ``real = scale * q``, ``low <= q <= high``."""
 
     scale: float
     low: int
@@ -32,20 +32,24 @@ class OnnxWords:
 
     @property
     def bits(self) -> int:
-        """The fewest that hold them; the least word of ONNX's, -128 or -32768, is one step more
-        than words have and counts as the one above."""
+        """The bits per integer, 8 or 16.
+
+        ONNX's smallest integer, -128 or -32768, is one below the engine's range and counts as
+        -127 or -32767.
+        """
         most = 127 if self.signed else 255
         return 8 if -self.low <= 128 and self.high <= most else 16
 
     @property
     def is_cut(self) -> bool:
-        """Whether fewer words are meant than so many bits hold."""
+        """True if the range is smaller than that of ``bits`` bits, so that values must be
+        clamped."""
         ends = word_range(self.bits, self.signed)
         return self.low > ends.low or self.high < ends.high
 
 
 class Quantized(Value):
-    """A tensor of the graph, of real numbers, where the file has integers."""
+    """A tensor that is real in the graph and integer in the file."""
 
     __slots__ = ("words",)
 
@@ -55,21 +59,23 @@ class Quantized(Value):
 
     @property
     def real(self) -> Value:
-        """The numbers that the integers stand for."""
+        """The real numbers that the integers represent."""
         return Value(self.dtype, self.shape, None, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWords:
-    """The integers of a constant without their zero point, and its scale, one or one for each
-    channel."""
+    """The integers of a constant without their zero point, with one scale or one per channel."""
 
     whole: Array
     scales: tuple[float, ...]
 
 
 def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> OnnxWords:
-    """How a tensor's integers stand for numbers; :class:`NotInteger` where no words do."""
+    """Returns the range and scale of a tensor's integers.
+
+    Raises :class:`NotInteger` if an integer network cannot represent them.
+    """
     if scale is None or scale.array is None or (zero is not None and zero.array is None):
         raise NotInteger(
             "its scale or zero point is computed when the network runs: quantize the model "

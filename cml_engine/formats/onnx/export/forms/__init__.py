@@ -1,4 +1,4 @@
-"""The forms of all operators; importing a family declares its rows."""
+"""The export forms of all operators; importing a module of this package registers its rows."""
 
 from collections.abc import Mapping
 
@@ -17,5 +17,5 @@ from cml_engine.formats.onnx.export.rows import FormRow, declared
 
 
 def export_rows() -> Mapping[str, FormRow]:
-    """Every row by the operator's name."""
+    """Returns every row by the operator's name."""
     return declared()

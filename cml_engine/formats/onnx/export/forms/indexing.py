@@ -1,4 +1,4 @@
-"""Operators whose operand says which elements they read or write."""
+"""Gather and scatter operators."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def _scatter_nd(c: FormCall) -> str:
 
 
 def _flat(c: FormCall, limits: Array, rows: Sequence[int]) -> str:
-    """Rows of indices as one index each, which is as many as there are places where it is none."""
+    """Flattens rows of indices to one index each; an index out of range becomes the element
+    count."""
     limit, last = c.constant(limits), [len(rows)]
     inside = _within(c, c.tensor(1), limit)
     every = c.reduced("ReduceMin", c.cast(inside, "integer"), last, keep=False)
@@ -106,14 +107,14 @@ def _within(c: FormCall, index: str, extent: str) -> str:
 
 
 def _guarded(c: FormCall, index: str, extent: str) -> str:
-    """Indices counted from the front; those that are nowhere are the extent."""
+    """Makes negative indices positive; an index out of range becomes the extent."""
     inside = _within(c, index, extent)
     front = c.either(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
     return c.either(inside, front, extent)
 
 
 def _longer(c: FormCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
-    """The first operand with one more place at the end of an axis."""
+    """Extends the first operand by one element at the end of an axis."""
     x, extents = c.x, list(shape or c.shape)
     if shape and shape != c.shape:
         x = c.reshaped(x, shape)

@@ -1,4 +1,4 @@
-"""Operators of integers, which have 32 bits here and wrap around."""
+"""Integer operators: 32 bits, wrapping around on overflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ for _table, _since in ((_SAME, 13), (_BITS, 18)):
 
 
 def _safe_divisor(c: FormCall, y: str) -> tuple[str, str, str]:
-    """The divisor with ones for 0 and -1, which processors stop at, and where each was."""
+    """Returns the divisor with 1 for 0 and -1, and the masks of the zeros and of the -1s.
+
+    Processors trap on a division by 0 and on the smallest integer divided by -1.
+    """
     zero = c.add("Equal", y, c.whole(0))
     minus = c.add("Equal", y, c.whole(-1))
     return c.either(c.add("Or", zero, minus), c.whole(1), y), zero, minus

@@ -1,4 +1,4 @@
-"""Operators that move elements, and those that change their type."""
+"""Operators that move elements, and type casts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _slice(c: FormCall) -> str:
 
 
 def sliced(c: FormCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
-    """Of each axis so many elements from a first one on, in steps."""
+    """Slices axes of ``x``; ``taken`` gives the first index, the count and the step of each
+    axis."""
     if not taken:
         return x
     firsts, counts, steps = zip(*taken.values(), strict=True)
@@ -95,7 +96,7 @@ def padded(
     c: FormCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
 ) -> str:  # fmt: skip
-    """``x`` with a border, or cropped where the padding is negative."""
+    """Pads ``x``, or crops it where the padding is negative."""
     pairs = [(int(before), int(after)) for before, after in padding]
     if not any(map(any, pairs)):
         return x
@@ -133,5 +134,5 @@ def _cast(c: FormCall) -> str:
 
 
 def merged(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """The axes first those that stay, then the others: what ``Transpose`` is told."""
+    """Returns a permutation for ``Transpose`` that moves ``axes`` behind all others."""
     return [*(a for a in range(len(shape)) if a not in axes), *axes]

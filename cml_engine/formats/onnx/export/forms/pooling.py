@@ -1,7 +1,8 @@
-"""Windows without weights: sums, means, greatest values, and their places.
+"""Windows without weights: sums, means, maxima, and the positions of maxima.
 
-Where a window slides over spatial axes only, and no further out than ONNX lets it, a pool of ONNX's
-does it. Else each axis's windows are gathered: from a table of indices, a row for each window.
+An ONNX pool is used if the window slides over spatial axes only and the padding is within ONNX's
+limits. Otherwise the windows of each axis are gathered by a table of indices with a row per
+window.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ _POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels b
 
 
 def window_table(axis: WindowAxis, border: str) -> Array:
-    """For each window of an axis the index of each of its taps, -1 where there is no value."""
+    """Returns the source index of each tap of each window of an axis; -1 outside the input."""
     starts = np.arange(axis.narrow)[:, None] * axis.stride - axis.before
     at = border_index(border, starts + np.arange(axis.size) * axis.dilation, axis.wide)
     return np.where((at >= 0) & (at < axis.wide), at, -1)
 
 
 def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
-    """For each place of the wide side what falls onto it, -1 to fill rows up. With ``taps`` each
-    window has as many values as taps, else one for all."""
+    """Returns, for each position of the wide side, the indices of the values that are added there.
+
+    Rows are filled up with -1. With ``taps`` every tap of a window has its own value, otherwise
+    each window has one.
+    """
     terms: list[list[int]] = [[] for _ in range(axis.wide)]
     for window in range(axis.narrow):
         for tap in range(axis.size):
@@ -46,7 +50,8 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
 
 
 def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float) -> str:
-    """An axis as a table says, with one more axis behind it; ``fill`` for -1."""
+    """Gathers an axis by a table of indices, whose columns become one more axis; -1 gives
+    ``fill``."""
     if (table < 0).any():
         pads = [0] * (2 * rank)
         pads[rank + axis] = 1
@@ -56,7 +61,7 @@ def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, 
 
 
 def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
-    """Windows reduced axis by axis."""
+    """Reduces windows axis by axis."""
     for i, axis in enumerate(window):
         if not axis.trivial:
             table = window_table(axis, border)
@@ -66,7 +71,7 @@ def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: fl
 
 
 def _terms(tables: Iterable[Array]) -> Array:
-    """How many values each result is made of, by the tables of all axes; 1 where of none."""
+    """Returns the number of values in each result, at least 1, from the tables of all axes."""
     counts = [(table >= 0).sum(1).astype(np.float32) for table in tables]
     return np.maximum(reduce(np.multiply.outer, counts, np.ones((), np.float32)), 1)
 
@@ -75,7 +80,7 @@ def _terms(tables: Iterable[Array]) -> Array:
 
 
 def _is_pool(window: Window, dilated: bool) -> bool:
-    """Whether ONNX's pools have such windows."""
+    """Returns True if one of ONNX's pools can have such windows."""
     spatial = window[2:]
     return (
         2 < len(window) <= 5
@@ -87,7 +92,7 @@ def _is_pool(window: Window, dilated: bool) -> bool:
 
 
 def _fits(window: Window) -> bool:
-    """Whether no window lies on the border alone, which ONNX Runtime asks for."""
+    """Returns True if no window lies entirely in the padding, as ONNX Runtime requires."""
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
@@ -152,7 +157,7 @@ def _greatest(c: FormCall) -> str:
 
 
 def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str:
-    """The values of each window in a last axis, row-major."""
+    """Gathers the values of each window into a last axis, in row-major order."""
     rank = len(window)
     sizes: list[int] = []
     at = 0
@@ -191,7 +196,10 @@ def _sample(c: FormCall) -> str:
 
 
 def _inside(c: FormCall, count: int) -> tuple[str, str]:
-    """Whether the second operand's indices are below ``count``, and them with 0 where not."""
+    """Returns the mask of the second operand's indices below ``count``, and the indices.
+
+    Indices outside the range are replaced by 0.
+    """
     index = c.tensor(1)
     inside = c.add(
         "And", c.add("GreaterOrEqual", index, c.whole(0)), c.add("Less", index, c.whole(count))
@@ -203,7 +211,7 @@ def _inside(c: FormCall, count: int) -> tuple[str, str]:
 
 
 def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
-    """What falls onto each place of the wide side, added."""
+    """Adds up, for each position of the wide side, the values of the windows that cover it."""
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
             continue

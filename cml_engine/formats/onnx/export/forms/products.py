@@ -1,4 +1,4 @@
-"""Products: matrices and convolutions."""
+"""Matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _linear(c: FormCall) -> str:
 
 
 def _bias(c: FormCall, channels: int | None) -> list[str]:
-    """The third operand as a list of ``channels`` values (or as it is); none where it is 0."""
+    """Returns the third operand, as a list of ``channels`` values if given; empty if it is 0."""
     value, size = c.value(2), c.fact(2).size
     if value is not None and not value.any():
         return []
@@ -66,7 +66,7 @@ def _conv(c: FormCall) -> str:
 
 
 def _bias_alone(c: FormCall, channels: int) -> str:
-    """Of sums of nothing the bias is left."""
+    """Returns the result of a convolution with empty sums: the bias, or zeros."""
     bias = _bias(c, channels)
     if not bias:
         return c.filled(0.0)

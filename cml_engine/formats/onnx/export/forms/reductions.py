@@ -1,4 +1,4 @@
-"""Reductions, order, running sums, and what is selected of many."""
+"""Reductions, sorting, running sums and selection."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from cml_engine.ops.resampling.roi import LIMIT
 
 
 def _batch(c: FormCall) -> str:
-    """The batch item of each region, the nearest where it is none."""
+    """Returns the batch index of each region, clamped to the batch."""
     count = c.fact(1).shape[0]
     index = c.tensor(2) if c.fact(2).rank == 1 else c.tensor(2, (c.fact(2).size,))
     if c.fact(2).size != count:
@@ -31,7 +31,10 @@ def _roi_align(c: FormCall) -> str:
 
 
 def _corners(c: FormCall, axis: int) -> tuple[str, str]:
-    """First and second corner of each region on a spatial axis, ``[R, 1, 1]``; NaN is 0."""
+    """Returns the first and second corner of each region on a spatial axis, ``[R, 1, 1]``.
+
+    NaN becomes 0.
+    """
     spatial = len(c.shape) - 2
     rois = c.either(c.add("IsNaN", c.tensor(1)), c.real(0.0), c.tensor(1))
     rois = c.add("Clip", rois, c.real(-LIMIT), c.real(LIMIT))
@@ -42,12 +45,15 @@ def _corners(c: FormCall, axis: int) -> tuple[str, str]:
 
 
 def _items(c: FormCall) -> str:
-    """Of each region its batch item."""
+    """Gathers the batch item of each region."""
     return c.add("Gather", c.x, _batch(c), axis=0)
 
 
 def _shaped(c: FormCall, weights: str, axis: int) -> str:
-    """``[R, results, extent]`` beside ``[R, C, …, extent of axis, …]`` with one more axis."""
+    """Reshapes weights ``[R, results, extent]`` to broadcast along an axis.
+
+    The other operand is ``[R, C, …, extent of axis, …]`` with one more axis in front of ``axis``.
+    """
     spatial = len(c.shape) - 2
     return c.add(
         "Unsqueeze", weights, c.indices(*range(1, 2 + axis), *range(4 + axis, 3 + spatial))
@@ -55,7 +61,7 @@ def _shaped(c: FormCall, weights: str, axis: int) -> str:
 
 
 def _cells(c: FormCall, axis: int) -> str:
-    """Which indices of a spatial axis lie in each cell: ``[R, cells, extent]``."""
+    """Returns the mask of the indices of a spatial axis in each cell, ``[R, cells, extent]``."""
     cells, extent = int(c.attrs.output_size[axis]), c.shape[2 + axis]
     first, last = (_whole(c, corner) for corner in _corners(c, axis))
     size = c.add("Max", c.add("Sub", last, first), c.real(0.0))
@@ -69,8 +75,10 @@ def _cells(c: FormCall, axis: int) -> str:
 
 
 def _exactly(c: FormCall, op: str, size: str, share: str, cells: int) -> str:
-    """``size / cells`` rounded down or up; by whole numbers, which the quotient's own rounding
-    does not deceive."""
+    """Returns ``size / cells`` rounded down or up.
+
+    Integer arithmetic avoids the rounding error of the float quotient.
+    """
     whole = c.add("Div", c.cast(size, "integer"), c.whole(cells))
     low = c.cast(whole, "scalar")
     if op == "Floor":
@@ -105,7 +113,7 @@ def _roi_pool(c: FormCall) -> str:
 
 
 def _samples(c: FormCall, counts: list[int], method: str) -> str:
-    """So many samples of each region on each axis, between neighbours."""
+    """Samples each region at ``counts`` positions per axis, with linear interpolation."""
     x = _items(c)
     for axis, count in enumerate(counts):
         extent = c.shape[2 + axis]

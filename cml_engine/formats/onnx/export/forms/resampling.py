@@ -1,4 +1,4 @@
-"""Other resolutions, and reading between values."""
+"""Resizing, and sampling between elements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Taps = Iterable[tuple[Array, Array]]
 
 
 def _weighted(c: FormCall, x: str, axis: int, taps: Taps, extent: int) -> str:
-    """Each result of an axis a weighted sum of values at indices."""
+    """Computes each result along an axis as a weighted sum of the values at given indices."""
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
     weights = np.stack([weight for _, weight in pairs], axis=1).astype(np.float32)
@@ -93,7 +93,7 @@ def _multilinear_upsample(c: FormCall) -> str:
 
 
 def _spread(c: FormCall) -> str:
-    """Every value times a tent of weights around its place, zeros outside."""
+    """Upsamples by a transposed convolution with a tent filter; values outside are 0."""
     rows, before, after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
         centre = (f - 1) / 2 if c.attrs.method == "symmetric" else 0.0
@@ -142,7 +142,7 @@ def _resized(c: FormCall, a: Attrs) -> str:
 
 
 def _is_exact(c: FormCall) -> bool:
-    """Whether single precision chooses the neighbours that whole numbers do, on every axis."""
+    """Returns True if float32 positions select the exact nearest neighbours on every axis."""
     return all(
         _rounds_right(c.attrs, extent, int(size))
         for extent, size in zip(c.shape[2:], c.attrs.output_size, strict=True)
@@ -150,7 +150,10 @@ def _is_exact(c: FormCall) -> bool:
 
 
 def _rounds_right(a: Attrs, extent: int, size: int) -> bool:
-    """With the scale rounded down and up, as readers compute it one way or the other."""
+    """Returns True if float32 positions select the exact neighbours on one axis.
+
+    The scale is also tried one float32 step below and above, because runtimes round it differently.
+    """
     wanted = axis_taps(a, extent, size)[0][0].clip(0, extent - 1)
     scale = np.float32(size / extent)
     i = np.arange(size, dtype=np.float32)
