@@ -1,6 +1,7 @@
-"""conv and deconv kernels beyond their declared cases: epilogues, variants, shapes.
+"""Tests of the conv and deconv kernels beyond their declared cases: epilogues, variants, shapes.
 
-``test_operators.py`` runs every declared case in every layout; here are what a node can be besides.
+``test_operators.py`` runs every declared case in every layout; the tests here cover all other
+nodes.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ KERNELS["computed filter"] = (
     conv_case((1, 8, 9, 7), (10, 8, 3, 3)),
     False,
 )
-#: ends of a node: operators with their constant operands by shape. Each operator and each kind of
-#: operand is in one of them: a chain of several costs no more to compile than one of them alone
+#: epilogues of a node: operators with the shapes of their operands. Each operator and each type of
+#: operand occurs once, since a chain of several costs no more to compile than a single operator
 EPILOGUES = {
     "slopes": [
         ("leaky_relu", (), {"alpha": 0.1}),
@@ -59,7 +60,7 @@ EPILOGUES = {
     ],
 }
 _NAMED = {op for chain in EPILOGUES.values() for op, _, _ in chain}
-#: a new one needs no words here: it comes behind others
+#: all other fusable operators, so that a new one is covered without a change here
 EPILOGUES["channels"] += [
     (name, (), {attr: values[0] for attr, values in row.attrs.items()})
     for name, row in ROWS.items()
@@ -68,7 +69,7 @@ EPILOGUES["channels"] += [
 
 
 def graph_with(kernel, chain, rng):
-    """The kernel's node with a chain of fused operators, and its inputs."""
+    """Returns a graph of the kernel's node with a chain of fused operators, and its inputs."""
     _, op, case, constants = KERNELS[kernel]
     graph, inputs = case_graph(op, case, constants=constants)
     result = graph.facts["y0"]
@@ -82,7 +83,7 @@ def graph_with(kernel, chain, rng):
             if operand == "same":
                 inputs[name] = rng.standard_normal(result.shape).astype(np.float32)
                 facts[name] = result
-            elif str(operand).startswith("computed "):  # known only when it runs
+            elif str(operand).startswith("computed "):  # computed at run time
                 shape = shapes[operand.removeprefix("computed ")]
                 inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
                 facts[name] = Fact("scalar", shape)
@@ -100,7 +101,7 @@ def graph_with(kernel, chain, rng):
 
 
 def layouts_with(graph, layouts):
-    """Fused operands lie as the result does."""
+    """Returns the layouts with the result's layout for the fused operands too."""
     if "y0" not in layouts:
         return layouts
     result = graph.facts["y0"]
@@ -110,12 +111,13 @@ def layouts_with(graph, layouts):
 
 
 def forced(kernel, graph, limits, layouts):
-    """The table that takes the kernel meant, wherever it is possible."""
+    """Returns the variant table that selects ``kernel`` in every node that allows it."""
     return KERNELS[kernel][0].forced(lower(graph, limits, layouts).choices)
 
 
 def test_every_variant_has_an_example():
-    """Those of integer networks alone are tried where these are (``tests/gpu/integer``)."""
+    """Every variant has an example here, except those for integer networks
+    (``tests/gpu/integer``)."""
     without = {v.name for v in CONV.variants if not (v.examples or v.alone)}
     assert without == {"dot4 tile", "dot4 row tile"}
 
@@ -126,7 +128,7 @@ def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
     }
 
 
-#: of each kernel every end, and every layout with one of them; all with all in the long proof
+#: every epilogue of each kernel, and every layout with one of them; all pairs in the long suite
 WITH_EPILOGUES = [
     pytest.param(
         kernel, chain, layouts, id=f"{kernel}-{chain}-{place}",
@@ -158,7 +160,7 @@ def test_a_wrong_slope_would_be_noticed(gpu, rng):
     assert np.abs(wrong["y0"] - right["y0"]).max() > 1e-3
 
 
-#: input channels, output channels, and the layout; each two of them in the suite
+#: input channels, output channels, layout: every pair of channels in the suite, the rest is long
 CHANNELS = [
     pytest.param(inside, out, LAYOUTS[place], id=f"{inside}-{out}-{place}",
                  marks=() if place == (i + j) % len(LAYOUTS) else pytest.mark.long)
@@ -178,7 +180,8 @@ def test_channels_of_any_number(inside, out, layouts, gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_the_one_meant(kernel, gpu):
-    """The node named after a kernel runs on it, so that the tests here test what they say."""
+    """The node named after a kernel runs on that kernel, so the other tests cover the kernel
+    they name."""
     variant = KERNELS[kernel][0]
     graph, _ = graph_with(kernel, [], np.random.default_rng(0))
     plans = []
@@ -193,7 +196,7 @@ def test_each_kernel_is_the_one_meant(kernel, gpu):
 
 
 def test_first_choices_by_the_rules(gpu):
-    """On a software driver, where each of them is the default for its own kind of node."""
+    """On a software driver each variant is the default for its own type of node."""
     for variant, op, case, constants in KERNELS.values():
         graph, _ = case_graph(op, case, constants=constants)
         layouts = {} if variant.name in ("plain", "windows") else {"x0": C4}
@@ -213,7 +216,7 @@ def test_a_long_window_has_the_kernel_that_is_asked_for_or_is_refused(gpu):
             assert plan.steps[-1].variant.startswith(kernel)
 
 
-#: two of a kernel's paddings in the suite
+#: two paddings of each kernel in the suite
 PHASES = [
     pytest.param(stride, kernel, *padding, marks=pytest.mark.long if (i + j) % 2 else ())
     for i, (stride, kernel) in enumerate([(1, 2), (2, 2), (2, 5), (3, 4), (4, 9), (5, 5)])
@@ -223,7 +226,7 @@ PHASES = [
 
 @pytest.mark.parametrize("stride, kernel, before, after", PHASES)
 def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
-    """Where the first tap's phase lies depends on the padding, up to more than a kernel's size."""
+    """A deconv starts in the right phase for any padding, even one larger than its filter."""
     size = max(3, (before + after) // stride + 3)
     axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
     case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
@@ -233,7 +236,8 @@ def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):
-    """A large image is done in rounds that reuse one scratch; a round ends inside an image."""
+    """A large image is processed in rounds that reuse one scratch buffer and may end inside an
+    image."""
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
     graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
@@ -242,7 +246,8 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
 
 
 def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
-    """Every border, padding and size that is declared, by Winograd's tiles."""
+    """Winograd is right for every declared border, padding and size, even if another kernel is
+    faster."""
     for least in ("_LEAST_CHANNELS", "_SHARED_LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS"):
         monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, least, 1)
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_LEAST_TILES", 1)
@@ -257,8 +262,10 @@ def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
 
 
 def test_winograd_is_near_exact_sums(gpu, rng):
-    """Its error is a few times that of direct sums: the points matter
-    (docs/design/performance.md)."""
+    """Winograd's error is only a few times that of direct sums.
+
+    It depends on the interpolation points (docs/design/performance.md).
+    """
     case = conv_case((1, 64, 32, 32), (64, 64, 3, 3), 0.0)
     graph, inputs = case_graph("conv", case, constants=True)
     assert any(s.path == "conv/winograd.hlsl" for s in lower(graph, gpu.limits).steps)
@@ -268,7 +275,7 @@ def test_winograd_is_near_exact_sums(gpu, rng):
 
 @pytest.mark.parametrize("name", ["conv", "conv 5x5", "conv depthwise", "deconv"])
 def test_portable_limits_choose_variants_that_agree(name, gpu):
-    """What a GPU without subgroups is given runs here too."""
+    """The variants chosen for a GPU without subgroups give the reference results."""
     case = {
         "conv": conv_case((1, 16, 62, 64), (40, 16, 3, 3)),
         "conv 5x5": conv_case((1, 12, 9, 14), (40, 12, 5, 5)),
@@ -298,7 +305,7 @@ def test_a_new_shape_makes_no_new_pipeline(gpu):
 
 
 def test_limits_are_kept():
-    """No dispatch wants more of a device than WebGPU guarantees."""
+    """No dispatch exceeds the limits that WebGPU guarantees."""
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, EPILOGUES["all"], np.random.default_rng(0))
         table = forced(kernel, graph, PORTABLE, {})

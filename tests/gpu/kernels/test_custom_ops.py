@@ -1,5 +1,7 @@
-"""A game's own operators on the GPU: names, types, passes, groupshared memory, control flow, and
-the examples. What a kernel of the engine's must do, a game's must too."""
+"""Tests of a game's own operators on the GPU, which must work like the engine's.
+
+They cover names, types, passes, groupshared memory, control flow and the examples.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def declare(source, signature, infer=None, **more):
-    """An operator whose kernel stands here."""
+    """Registers an operator whose kernel is given inline."""
     name = signature.split("(")[0].removeprefix("fragment ").strip()
     kernel = more.pop("kernel", None) or cml.Kernel(source=source)
     return cml.register(
@@ -111,7 +113,7 @@ def test_spirv_that_naga_misreads_is_known(gpu):
     assert found == {"continue": True, "while": False, "switch": False}
 
 
-# ---------------------------------------------------------------- what kernels can have
+# ---------------------------------------------------------------- features of kernels
 
 
 def session_of(op, gpu, shape=(300,), attrs=None, backend=None):
@@ -208,7 +210,7 @@ void kernel(uint group, uint lane) {
 
 def test_several_passes_with_groupshared_memory(gpu):
     def lower(op):
-        """Sums of a workgroup each, until one is left."""
+        """Yields dispatches that each sum 64 values per workgroup, until one sum is left."""
         source, size = op.in_names[0], op.inputs[0].size
         while True:
             groups = -(-size // 64)

@@ -1,4 +1,4 @@
-"""Elementwise kernels beyond their declared cases: the edges of float, sizes, mixed layouts."""
+"""Tests of the elementwise kernels beyond their cases: float extremes, sizes, mixed layouts."""
 
 import itertools
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_angles_of_many_turns(op, gpu):
 @pytest.mark.parametrize("chosen", list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("op", ["sub", "lt"])
 def test_any_mix_of_layouts(op, chosen, gpu):
-    """A comparison's result stays plain where its operands are blocked."""
+    """Any mix of plain and blocked tensors works; a comparison's result is always plain."""
     shape = (2, 8, 3, 5)
     blocked = [n for n, c in zip(("x0", "x1", "y0"), chosen, strict=True) if c]
     if op == "lt":
@@ -59,7 +59,8 @@ def test_sizes_around_the_workgroup(size, gpu):
 
 
 def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
-    """A device takes 65535 workgroups in a row, or 7: the next ones make further rows."""
+    """More workgroups than a dimension allows (65535, or 7 here) use further dimensions of the
+    dispatch."""
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_groups_per_dimension=7))
     graph, _ = case_graph("neg", Case(((65535 * 4,),)))
     (step,) = lower(graph, gpu.limits).steps
@@ -68,7 +69,7 @@ def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
 
 
 def test_a_new_shape_needs_no_new_pipeline(gpu):
-    """But for the two widths: rows of a multiple of four are walked by fours."""
+    """All shapes whose rows are a multiple of four share one pipeline."""
     variants = set()
     for shape, channels in itertools.product([(2, 8, 4, 4), (3, 12, 8, 2), (5, 3, 7, 4)], [1, 0]):
         operand = (1, shape[1]) if channels else (shape[0],)

@@ -1,6 +1,6 @@
-"""Every option of every choice of kernels: against NumPy, guard bands, any partition of the work.
+"""Tests every option of every kernel choice against NumPy, with guard bands and any partition.
 
-What a table of variants may choose must be right whether or not it is the default anywhere.
+A variant table may choose any option, so each must be right even if it is no default.
 """
 
 from dataclasses import replace
@@ -17,8 +17,8 @@ from cml_engine.tools.testing import case_graph, check_graph
 
 pytestmark = pytest.mark.long
 load_families()
-#: kernels that take minutes to build: a declared case is for one kind of device, the next for the
-#: other; both kinds' kernels meet every kind of case (test_operators.py runs the defaults on all)
+#: kernels that take minutes to build: the declared cases alternate between the two types of device
+#: (test_operators.py runs the defaults on all cases)
 SLOW = ("conv", "deconv", "matmul", "linear")
 
 
@@ -65,7 +65,8 @@ def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monk
 
 
 def test_an_option_is_what_runs():
-    """The tables of this sweep do choose: every option of a plain convolution is another plan."""
+    """The tables of this sweep take effect: every option of a plain convolution gives another
+    plan."""
     graph, _ = graph_of("conv", lookup("conv").cases[0])
     (choice,) = choices_of("conv", lookup("conv").cases[0], True)
     plans = set()

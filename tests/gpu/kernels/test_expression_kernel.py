@@ -1,5 +1,8 @@
-"""A game's operator of one expression: alone (in 16 bits too), in chains, behind a conv and a
-product, and in the place of one of the engine's."""
+"""Tests of an operator given by one expression.
+
+It runs alone (in 16 bits too), in chains, as epilogue of a conv or a product, and as replacement of
+an engine's operator.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ MIX = "fragment mix(x: tensor<scalar>, y: tensor<scalar>, k: scalar = 0.5) -> (z
 
 @pytest.fixture
 def soft():
-    """Four numbers at once, and one number at a time (a sine knows no vectors)."""
+    """Registers one operator with a float4 expression and one without, since its sine takes
+    scalars."""
     cml.register(cml.OpSpec("soft", signature=SOFT, expression="x < 0 ? {alpha} * x : tanh(x) + x"))
     cml.register(cml.OpSpec("mix", signature=MIX, expression="x != 0 ? x + {k} * sin(y) : y"))
     yield
@@ -29,7 +33,7 @@ def test_alone(name, gpu):
 
 
 def compare(graph, gpu, rng):
-    """The session, after its results were NumPy's."""
+    """Checks the session's results against NumPy and returns the session."""
     session = cml.Session(graph, gpu)
     given = {"x": rng.standard_normal(graph.facts["x"].shape).astype(np.float32)}
     (wanted,) = cml.Session(graph, "cpu").run(given).values()
@@ -41,7 +45,7 @@ def compare(graph, gpu, rng):
 @pytest.mark.usefixtures("soft")
 @pytest.mark.parametrize("producer", ["conv", "linear"])
 def test_behind_another(producer, gpu, rng):
-    """With a value for each channel, and with one for all."""
+    """The operator is fused with an operand per channel and with a scalar operand."""
     net = Net(1, 8, 6, 5) if producer == "conv" else Net(3, 20)
     if producer == "conv":
         y, other = net.conv("x", 8, 3), net.random(1, 8)
@@ -61,7 +65,8 @@ def test_in_a_chain(gpu, rng):
 
 @pytest.mark.parametrize("expression", ["x > 1 ? 1 : x", ""])
 def test_in_the_place_of_ours(expression, gpu, rng):
-    """By an expression it is fused as what it is; by a kernel it is left alone."""
+    """A replacement of an engine's operator is fused if it is an expression, and not if it is a
+    kernel."""
     source = "void kernel(uint thread) { y[thread] = min(x[thread], 1.0); }"
     made = {"expression": expression} if expression else {
         "infer": cml.same_as(0), "kernel": cml.Kernel(source=source),

@@ -1,5 +1,7 @@
-"""Variants that the sweep over all cases does not reach: those chosen on a real GPU only, and
-products with operators fused to them. They run on whichever GPU is here."""
+"""Tests of variants that the sweep over all cases misses.
+
+They are chosen on hardware GPUs only, or are products with fused operators. They run on any GPU.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,7 @@ LARGER = {
         Case(((9, 4, 65), (9, 33, 65)), {"transposeA": False, "transposeB": True}),
     ],
 }
-#: declared cases run on the device as it is in test_operators.py; here it passes for the other kind
+#: test_operators.py runs the declared cases as the device's own type; here it is the other type
 CASES = [
     pytest.param(name, case, other, id=f"{name}-{i}-{'other' if other else 'own'}")
     for name in OPS
@@ -44,12 +46,12 @@ def test_variant(op, case, other, gpu, monkeypatch):
 
 
 def test_an_index_that_is_not_in_the_axis_reads_its_end(gpu):
-    """The CPU refuses it; a kernel must stay inside whatever the index is."""
+    """A kernel clamps an index outside the axis; the CPU refuses it."""
     x = np.arange(1, 5, dtype=np.float32)
     index = np.array([-1, 4, -(2**31), 2**31 - 1, 2], np.int32)
     graph, inputs = case_graph("gather", Case((x, index), {"axis": 0}))
     np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [1, 4, 1, 4, 3])
-    # gather_nd counts from the end below 0
+    # gather_nd counts negative indices from the end
     graph, inputs = case_graph("gather_nd", Case((x, index[:, None])))
     np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [4, 4, 1, 4, 3])
 
@@ -67,7 +69,7 @@ STEPS = {
 
 
 def fused(op, case, rng, *steps):
-    """The case's graph with those operators done on its result before it is stored."""
+    """Returns the case's graph with these operators as epilogues of its node, and its inputs."""
     graph, inputs = case_graph(op, case)
     result = graph.facts[graph.outputs[0]]
     constants = {
@@ -89,12 +91,12 @@ def fused(op, case, rng, *steps):
 
 LINEAR = [
     Case(((1, 512), (10, 512), (1, 10)), note="reduced"),
-    # few rows: small tiles compile fast
+    # few rows, because small tiles compile fast
     Case(((10, 30), (21, 30), (1, 21)), note="tiles"),
     Case(((6, 5000), (200, 5000), ()), note="several dispatches"),
 ]
 CHAINS = [("add", "prelu"), ("prelu", "add", "clamp", "sigmoid")]
-#: every kernel with chains, and every operator behind one of them; all in the long proof
+#: every kernel with chains, and every operator after one kernel; all pairs in the long suite
 WITH_STEPS = [
     pytest.param(case, steps, id=f"{case.note}-{'-'.join(steps)}",
                  marks=() if steps in CHAINS or k % len(LINEAR) == i else pytest.mark.long)

@@ -1,4 +1,5 @@
-"""A normalization by groups, written with reshapes as exporters do, is one of the map itself."""
+"""Tests that a group normalization exported with reshapes becomes a normalization of the whole
+map."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def operators(graph: Graph) -> list[str]:
 
 
 def wide(graph: Graph) -> list[str]:
-    """The operators that touch whole maps."""
+    """Returns the operators that read whole maps."""
     most = max(fact.size for fact in graph.facts.values())
     return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]
 
@@ -46,7 +47,8 @@ def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
 
 
 def test_far_from_zero_nothing_cancels():
-    """Groups whose channels lie far apart, and whose spread is small against their mean."""
+    """The result is accurate if channels differ widely and their spread is small against their
+    mean."""
     net, y = normalized((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
@@ -56,7 +58,7 @@ def test_far_from_zero_nothing_cancels():
 
 def test_without_factors_behind_it_and_with_another_reader():
     net, y = normalized()
-    even = net.nodes[-3].outputs[0]  # the result that is reshaped back
+    even = net.nodes[-3].outputs[0]  # the result before the final reshape
     both = net.op("sub", y, net.op("relu", even))
     graph = net.graph(both)
     made = normalize_groups(graph)
@@ -80,7 +82,7 @@ def test_what_is_no_normalization_by_groups_stays(what):
 
 
 def test_the_map_lies_in_blocks_between_convolutions(gpu):
-    """With a factor that is computed, of every channel, as diffusion networks have it."""
+    """The map stays blocked before a computed factor per channel, as in diffusion networks."""
     net = Net(1, 8, 9, 11)
     h = net.group_norm(net.conv("x", 24), 4)
     h = net.op("mul", h, net.op("sigmoid", net.op("mean_reduce", h, axes=[2, 3])))

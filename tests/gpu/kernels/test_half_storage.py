@@ -1,7 +1,7 @@
-"""Storage in 16 bits: how numbers are rounded, kernels beside their rounded twins, whole networks.
+"""Tests of 16-bit storage: rounding, kernels against rounded references, whole networks.
 
-``test_operators.py`` runs every declared case of every operator that takes ``c4h`` in it too: odd
-extents, single elements, guard bands, any partition. Here is what that leaves out.
+``test_operators.py`` runs every declared case of operators with the ``c4h`` layout: odd sizes,
+single elements, guard bands, any partition. The tests here cover the rest.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ def run(graph, layouts, gpu, inputs, **options):
 
 
 def copied(values, source, target, gpu):
-    """The values out of a kernel that reads ``source`` blocks and writes ``target`` blocks."""
+    """Returns values and their copy by a kernel that reads layout ``source`` and writes
+    ``target``."""
     x = np.resize(values, (1, 4, 8, -(-values.size // 32))).astype(np.float32)
     facts = {"x": Fact("scalar", x.shape), "y": Fact("scalar", x.shape)}
     graph = Graph(
@@ -86,7 +87,10 @@ CONVS = {
 
 @pytest.mark.parametrize("name", CONVS)
 def test_a_conv_differs_from_its_rounded_twin_only_where_neighbours_are_as_near(name, gpu):
-    """Sums in another order may fall on the other side of a middle: seldom, and by one step."""
+    """A conv differs from its rounded reference in few values, and by one rounding step only.
+
+    Its sums have another order and may round to the other side of a tie.
+    """
     op, case = CONVS[name]
     graph, inputs = case_graph(op, case, constants=True)
     layouts = {"x0": C4H, "y0": C4H}
@@ -99,7 +103,7 @@ def test_a_conv_differs_from_its_rounded_twin_only_where_neighbours_are_as_near(
 
 
 def test_the_twin_notices_what_is_not_rounded(gpu):
-    """The comparison above can fail: against 32 bits nearly everything differs."""
+    """The comparison above can fail: nearly all values differ from a 32-bit reference."""
     op, case = CONVS["tile"]
     graph, inputs = case_graph(op, case, constants=True)
     got = run(graph, {"x0": C4H, "y0": C4H}, gpu, inputs)["y0"]
@@ -109,7 +113,11 @@ def test_the_twin_notices_what_is_not_rounded(gpu):
 
 
 def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
-    """Its filter counts steps: in halves it would lose three times as much."""
+    """Winograd's error in 16 bits is below a direct kernel's, because its filter is stored as int16
+    steps.
+
+    Filters stored as float16 would lose three times as much.
+    """
     filter = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float32)
     x = rounded(rng.uniform(-1, 1, (1, 64, 48, 48)).astype(np.float32))
     bias = np.zeros((1, 64), np.float32)
@@ -117,13 +125,15 @@ def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
     exact = reference(graph, {"x0": x})["y0"]
     got = run(graph, {"x0": C4H, "y0": C4H}, gpu, {"x0": x})["y0"]
     plan = lower(graph, gpu.limits, {"x0": C4H, "y0": C4H})
-    assert [step.path for step in plan.steps] == ["conv/winograd.hlsl"] * 6  # in two rounds
+    assert [step.path for step in plan.steps] == [
+        "conv/winograd.hlsl"
+    ] * 6  # two rounds of three stages
     direct = run_stored(graph.nodes[0], graph, {"x0": C4H, "y0": C4H}, graph.constants | {"x0": x})
     assert np.sqrt(np.mean((got - exact) ** 2)) < np.sqrt(np.mean((direct[0] - exact) ** 2))
 
 
 def test_channels_past_the_last_stay_zero(gpu, rng):
-    """The next conv multiplies them: a NaN there would spread."""
+    """Padding channels stay zero, since the next conv reads them and a NaN there would spread."""
     for channels in (5, 6, 7):
         net = Net(1, 8, 6, 5, seed=channels)
         net.conv(net.op("relu", net.conv("x", channels)), 8)
@@ -180,7 +190,7 @@ def test_memory_and_weights_are_half(gpu):
     )
     assert half.memory.peak < 0.6 * full.memory.peak
     halved = {name: array for name, (_, array) in half.weights.items() if name.endswith(".half")}
-    assert len(halved) == 4  # the last conv's ends are both in 32 bits
+    assert len(halved) == 4  # the last conv reads and writes 32 bits
     for name, array in halved.items():
         assert 2 * array.nbytes == full.weights[name.removesuffix(".half")][1].nbytes
 
@@ -205,7 +215,7 @@ PRODUCTS = {
 }
 
 
-#: tiles of products differ in numbers alone: each product has one here, all in the long proof
+#: tiles differ in sizes only: each product has the default and one other; all in the long suite
 TILES = 4
 KERNELS_OF_PRODUCTS = [
     pytest.param(name, tile, marks=pytest.mark.long if tile not in (0, 1 + number % TILES) else ())

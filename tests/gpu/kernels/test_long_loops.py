@@ -1,5 +1,8 @@
-"""Work of any length: a software driver ends the loops of a thread after 65 535 turns in all, one
-after the other and one in another, and says nothing. So no kernel may need that many."""
+"""Tests of kernels on very long inputs.
+
+A software driver silently ends the loops of a thread after 65,535 iterations in total, nested ones
+included. No kernel may need more.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def check(op, inputs, attrs, gpu, **more):
 
 
 def ramp(*shape):
-    """Values whose sum is far from 0, and of which each is another."""
+    """Returns distinct values whose sum is far from 0."""
     size = int(np.prod(shape))
     return (0.5 + np.arange(size) % 4099 / 4099).astype(np.float32).reshape(shape)
 
@@ -41,7 +44,7 @@ def test_cumsum_of_long_lines_beside_each_other(gpu, rng):
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("k", [3, None])
 def test_top_k(n, k, gpu, rng):
-    x = rng.integers(0, 40_000, n).astype(np.float32)  # many equals
+    x = rng.integers(0, 40_000, n).astype(np.float32)  # many equal values
     check("top_k", [x], {"k": k or n, "axis": 0, "largest": True}, gpu)
 
 
@@ -53,7 +56,7 @@ def test_top_k_of_long_lines_beside_each_other(gpu, rng):
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_products(n, gpu):
-    # lanes of a workgroup share a sum
+    # the lanes of a workgroup share a sum
     long = ramp(2, 8 * n + 1) - 1
     check("matmul", [long, long[:1]], {"transposeA": False, "transposeB": True}, gpu)
 
@@ -62,7 +65,7 @@ def test_products(n, gpu):
 @pytest.mark.parametrize("op", ["sum_reduce", "max_reduce", "argmax_reduce"])
 def test_reductions(n, op, gpu):
     attrs = {"axes": [0]} | ({"normalize": False} if op == "sum_reduce" else {})
-    for x in (ramp(n, 1), ramp(n, 3)):  # by trees, and by threads
+    for x in (ramp(n, 1), ramp(n, 3)):  # reduced by tree, and per thread
         x[n - 1, 0] = 7
         check(op, [x], attrs, gpu)
 
@@ -83,7 +86,8 @@ def test_area_downsample(shape, gpu):
 
 
 def window(size, **more):
-    """One that is not all there is: a reduction would do that."""
+    """Returns the attributes of a window smaller than the input; a full one would become a
+    reduction."""
     attrs = {"border": "ignore", "padding": [(0, 0)] * len(size), "stride": [], "dilation": []}
     return {"size": list(size), **attrs, **more}
 
@@ -110,7 +114,7 @@ def test_pools_of_a_large_window(op, gpu):
 @pytest.mark.parametrize("n", LENGTHS[::3])
 def test_sample_and_desample_of_a_long_window(n, gpu):
     check("sample", [ramp(1, n + 1), np.array([[n - 1, 0]], np.int32)], window((1, n)), gpu)
-    # two results in the middle of two windows, whose other places are outside
+    # two results in the middle of two windows, whose other elements are outside
     attrs = window((1, n), padding=[(0, 0), (n - 3, 2)], output_shape=[1, 2])
     check("desample", [ramp(1, 2), np.array([[n - 2, n - 3]], np.int32)], attrs, gpu)
     check("debox", [ramp(1, 2)], {**attrs, "normalize": False}, gpu)
@@ -120,7 +124,7 @@ CONV = {"stride": [], "dilation": [], "groups": 1, "border": "constant", "paddin
 
 
 def whole(shape, **more):
-    """A conv's attributes without padding."""
+    """Returns a conv's attributes without padding."""
     return {**CONV, "padding": [(0, 0)] * (len(shape) - 2), **more}
 
 
@@ -134,14 +138,15 @@ def test_conv_of_a_long_filter(n, gpu, rng):
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_conv_of_many_channels(n, gpu, rng):
-    # whole numbers: their sums are exact, and what is looked at is that none is left out
+    # sums of whole numbers are exact, so a missing term shows
     filter = rng.integers(-3, 4, (5, 4 * n, 1)).astype(np.float32)
     x = rng.integers(-3, 4, (1, 4 * n, 2)).astype(np.float32)
     check("conv", [x, filter, np.float32(0)], whole(x.shape), gpu, constants=True)
 
 
 def test_convs_of_many_taps_and_channels(gpu, rng):
-    """In two groups and in blocks of channels; a filter for each channel; transposed, computed."""
+    """Large filters are right in groups, blocked, depthwise, transposed and with computed
+    weights."""
     x = rng.uniform(-1, 1, (2, 8, 67, 70)).astype(np.float32)
     filter = rng.uniform(-1, 1, (8, 4, 66, 67)).astype(np.float32)
     case = Case((x, filter, np.float32(0.5)), whole(x.shape, groups=2))
@@ -165,7 +170,7 @@ def test_roi_pools(op, shape, gpu):
 
 @pytest.mark.parametrize("shape", [(11_900, 1, 1), (1, 11_900, 1), (110, 110, 1)])
 def test_roi_pools_of_volumes(shape, gpu):
-    """Where each row begins a loop over lines, and each of these one over columns."""
+    """Triply nested loops over a volume stay below the driver's bound."""
     rois = np.array([(0, 0, 0, *shape)], np.float32)
     x = ramp(1, 1, *shape)
     check("avg_roi_pool", [x, rois, np.int32(0)], {"output_size": [1, 1, 1]}, gpu)
@@ -236,7 +241,8 @@ def test_samples_of_a_region(mode, gpu, rng):
     + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
 )
 def test_convs_that_one_launch_does(op, taps, gpu):
-    """As long as they may be: whatever nested loops cost, their turns are below the bound."""
+    """The longest filters of a single dispatch stay below the bound, including their nested
+    loops."""
     x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
     filter = np.ones((1, 1, *taps), np.float32)
     attrs = whole(x.shape) | ({"output_shape": []} if op == "deconv" else {})
@@ -259,6 +265,7 @@ def test_areas_that_one_launch_does(factor, gpu):
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 5, 2, 5, 2, 4), (2, 8, 2, 8, 2, 8, 2, 1)])
 def test_softmax_over_axes_apart(shape, gpu):
-    """Where every element's place takes a loop of its own."""
+    """A softmax over non-adjacent axes stays below the bound, although each element's index is a
+    loop."""
     check("softmax", [np.ones(shape, np.float32)], {"axes": [1, 3, 5, 7]}, gpu)
     check("softmax", [np.ones(shape, np.float32)], {"axes": [0, 2, 4, 6]}, gpu)

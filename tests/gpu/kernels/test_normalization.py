@@ -1,4 +1,7 @@
-"""Batch normalization that no weights can take: an epilogue of the node before it, or itself."""
+"""Tests of batch normalization that cannot be folded into weights.
+
+It becomes an epilogue of the previous node, or runs as a node of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,10 @@ CASES += [(producer, "noise") for producer in list(PRODUCERS)[2:]]
 
 
 def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -> str:
-    """A value between 0.5 and 1.5 for all that ``form`` says; named in ``computed`` where it
-    becomes an input of the graph."""
+    """Returns a random operand between 0.5 and 1.5 with the shape of ``form``.
+
+    Its name is added to ``computed`` if it becomes an input of the graph.
+    """
     _, channels, *size = result
     shape = {
         "C": (1, channels),
@@ -72,7 +77,8 @@ def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -
 
 
 def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, dict[str, Array]]:
-    """The producer, its normalization, a leaky ReLU, and a factor for each channel; inputs."""
+    """Returns a graph of the producer, a normalization, a leaky ReLU and a channel factor, and
+    its inputs."""
     _, shape, build = PRODUCERS[producer]
     net, computed = Net(*shape), list[str]()
     h = build(net)
@@ -84,7 +90,7 @@ def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, 
 
 
 def computed_inputs(net: Net, result: str, computed: list[str]) -> tuple[Graph, dict[str, Array]]:
-    """The graph with these constants as inputs: what a network would compute."""
+    """Returns the graph with these constants as inputs, like values that a network computes."""
     graph = net.graph(result)
     inputs = {**net.input(), **{name: graph.constants[name] for name in computed}}
     constants = {n: value for n, value in graph.constants.items() if n not in computed}
@@ -92,7 +98,7 @@ def computed_inputs(net: Net, result: str, computed: list[str]) -> tuple[Graph, 
 
 
 def in_blocks(graph: Graph) -> dict[str, str]:
-    """The input, and every map that is as large as the result, in blocks of four channels."""
+    """Returns the blocked layout for the input and for every map as large as the result."""
     result = graph.facts[graph.outputs[0]]
     maps = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n] == result]
     return dict.fromkeys(["x", *maps], C4)
@@ -100,7 +106,10 @@ def in_blocks(graph: Graph) -> dict[str, str]:
 
 @pytest.mark.parametrize(("producer", "form"), CASES)
 def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
-    """In the memory that the kernel is for; of two kernels all forms, which lie in turns."""
+    """Every kernel applies the normalization and the operators after it as epilogues.
+
+    Each runs in its own layout. Two kernels run with all forms, in alternating layouts.
+    """
     graph, inputs = normalized(producer, form)
     fused = optimize(graph)
     last = fused.nodes[-1]
@@ -153,8 +162,8 @@ def test_what_is_normalized_has_another_reader(gpu):
     ("batch", "forms"),
     [
         (1, ("C", "HW", "C", "C")),  # a map of factors
-        (2, ("C", "C", "=HW", "C")),  # positions of two pictures
-        (1, ("C", "C", "=CHW", "C")),  # a constant map, which may lie otherwise
+        (2, ("C", "C", "=HW", "C")),  # positions of two batch items
+        (1, ("C", "C", "=CHW", "C")),  # a constant map, whose layout may differ
     ],
 )
 def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
@@ -167,7 +176,10 @@ def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
 
 
 def test_it_stays_behind_a_kernel_without_epilogues_or_room():
-    """A step reads at most four tensors beside a conv's own four."""
+    """It is not fused if the kernel has no epilogues or has no free bindings.
+
+    A step binds at most four tensors besides a conv's own four.
+    """
     for adds in (0, 2):
         net, computed = Net(1, 8, 9, 11), list[str]()
         h = net.conv("x", 8) if adds else net.op("max_reduce", "x", axes=[0])
@@ -192,7 +204,11 @@ def test_fused_operators_bind_no_more_than_every_device_does():
 
 
 def test_constants_behind_an_activation_leave_nothing_to_compute():
-    """They cannot go into the weights; their factor is a constant."""
+    """A constant normalization after an activation becomes elementwise operators with a constant
+    factor.
+
+    It cannot be folded into the weights.
+    """
     net = Net(1, 8, 9, 11)
     graph = net.graph(net.batch_norm(net.op("relu", net.conv("x", 12))))
     fused = optimize(graph)

@@ -1,8 +1,8 @@
-"""Every operator's every case: GPU against NumPy, guard bands, any partition of the workgroups.
+"""Tests every case of every operator on the GPU against NumPy, with guard bands and any partition.
 
-The cases come from the declarations. Each runs with computed operands and with constant ones, and
-in the memory layouts that the kernel takes: plain and one more in the suite, which takes turns from
-case to case; all of them in the long proof.
+The cases come from the declarations. Each runs with computed and with constant operands, and in the
+memory layouts of the kernel: plain and one other layout in the suite, which alternates from case to
+case; all of them in the long suite.
 """
 
 import pytest
@@ -18,8 +18,8 @@ CASES = [
 ]
 
 
-#: kernels that take long to build: plain memory is for a case's computed operands, and the other
-#: layout for constant ones, or the other way round, which takes turns too
+#: kernels that take long to build: one case has its computed operands plain and its constant ones
+#: in the other layout; the next case has them the other way round
 SLOW = ("conv", "deconv", "matmul", "linear")
 
 
@@ -45,7 +45,8 @@ def test_operator_in_every_layout(op, case, gpu):
 
 
 def operands_of(case):
-    """Whether operands are constants: both, where there is an operand."""
+    """Returns the values of ``constants`` to test: both, if the case has operands besides the
+    input."""
     return (False, True) if len(case.inputs) > 1 else (False,)
 
 

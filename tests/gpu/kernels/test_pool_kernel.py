@@ -1,4 +1,4 @@
-"""Window kernels beyond their declared cases: every layout of either side, and both code paths."""
+"""Tests of the window kernels beyond their cases: layouts of input and output, both code paths."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,13 @@ from cml_engine.tools.testing import case_graph, check_on_gpu
 
 LAYOUTS = ({"x0": C4}, {"y0": C4}, {"x0": C4, "y0": C4})
 OPS = ("box", "avg_pool", "rms_pool", "max_pool", "debox")
-#: a sum, the greatest, and the way back; the others are these with another last step
+#: a sum, a maximum and a transposed sum; the others differ in the last step only
 IN_SUITE = ("box", "max_pool", "debox")
 
 
 def with_even_channels(case):
-    """The case with eight channels in and, where the window lets them, out."""
+    """Returns the case with eight input channels and, if the window allows it, eight output
+    channels."""
     shape = case.inputs[0].shape
     attrs = dict(case.attrs)
     if attrs.get("output_shape"):
@@ -26,7 +27,7 @@ def with_even_channels(case):
     return Case(((shape[0], 8, *shape[2:]),), attrs, case.note)
 
 
-#: in the suite each case in one layout, in turns
+#: in the suite each case runs in one layout, which alternates
 BLOCKED = [
     pytest.param(
         op, with_even_channels(case), layouts, id=f"{op}-{case.note}-{i}".replace(" ", "_"),

@@ -1,4 +1,4 @@
-"""Reduction kernels beyond their declared cases: stages, both kinds of driver, layouts."""
+"""Tests of the reduction kernels beyond their cases: stages, both types of driver, layouts."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ from cml_engine.tools.testing import case_graph, check_on_gpu
 
 VALUES = ("sum_reduce", "mean_reduce", "max_reduce", "argmin_reduce", "softmax", "moments")
 LONG = [((1, 1, 300, 301), [0, 1, 2, 3]), ((3, 9000), [1]), ((2, 3000, 3), [1]), ((400, 2), [0])]
-#: rows of whole vectors: in one workgroup, in several, with rows of others between them
+#: rows of whole float4 vectors: in one workgroup, in several, and interleaved with other rows
 VECTORS = [((3, 320), [1]), ((3, 9000), [1]), ((2, 40, 3, 8), [1, 3])]
 
 
 @pytest.fixture(params=[True, False], ids=["software", "hardware"])
 def driver(request, gpu, monkeypatch):
-    """The device, taken for either kind of driver: they get different kernels."""
+    """Returns the device as a software and as a hardware driver, which get different kernels."""
     monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, software=request.param))
     return gpu
 
@@ -30,11 +30,12 @@ def driver(request, gpu, monkeypatch):
 @pytest.mark.parametrize(("shape", "axes"), LONG)
 @pytest.mark.parametrize("op", VALUES)
 def test_long_reductions(op, shape, axes, driver):
-    """With a mean that is not 0: a sum that cancels keeps few digits in any order."""
+    """Long reductions of values with a nonzero mean are right; cancelling sums would lose digits
+    anyway."""
     check_on_gpu(op, Case((Random(shape, -0.5, 1.0),), {"axes": axes}), driver)
 
 
-#: many equal terms, whose rounding errors all have one sign: along neighbours, apart, in a window
+#: many equal terms, whose rounding errors have one sign: adjacent, strided, in a window
 MANY_TERMS = (
     [
         (op, shape, {"axes": [axis]})
@@ -52,7 +53,7 @@ MANY_TERMS = (
 
 @pytest.mark.parametrize(("op", "shape", "attrs"), MANY_TERMS)
 def test_long_sums_keep_their_digits(op, shape, attrs, driver):
-    """One after the other 1000 terms lose up to 60 units in the last place."""
+    """Long sums keep their precision; 1000 sequential additions would lose up to 60 ulp."""
     graph, inputs = case_graph(op, Case((np.full(shape, 0.1, np.float32),), attrs))
     (got,) = cml.Session(graph, driver).run(inputs).values()
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
@@ -79,7 +80,8 @@ def test_one_value_decides(op, driver):
 @pytest.mark.parametrize("axes", [[2, 3], [1], [1, 2], [0], [0, 1, 2, 3], [1, 3]])
 @pytest.mark.parametrize("op", VALUES)
 def test_blocked_channels(op, axes, driver):
-    """The input blocked; the result too where it keeps its channels (positions never are)."""
+    """A blocked input works, with a blocked result if its channels remain (index results stay
+    plain)."""
     keeps = op == "softmax" or (1 not in axes and not op.startswith("arg"))
     layouts = {"x0": C4} | (dict.fromkeys(["y0", "y1"], C4) if keeps else {})
     for shape in ((2, 8, 3, 5), (1, 4, 20, 21)):
@@ -105,7 +107,8 @@ def test_the_first_of_equals_wins_across_stages(driver):
     ("shape", "axes"), [((1, 1, 4096, 4096), [0, 1, 2, 3]), ((1, 1 << 20, 4), [1]), ((4, 900), [1])]
 )
 def test_a_workgroup_never_takes_much(op, shape, axes, software):
-    """Elements per workgroup, counted from the plan: the scheduler can stop in between."""
+    """The elements per workgroup in the plan are bounded, so that the scheduler can stop between
+    slices."""
     graph, _ = case_graph(op, Case((Random((1,)),), {"axes": [0]}))
     fact = dataclasses.replace(graph.facts["x0"], shape=shape)
     reduced = tuple(1 if a in axes else n for a, n in enumerate(shape))

@@ -1,6 +1,8 @@
-"""NaN, infinities, zeros and the ends of the range: one meaning on both backends, alone, between
-other operators of one kernel, and behind a conv or a product (docs/design/nnef.md, "Special
-values")."""
+"""Tests that NaN, infinities, zeros and range ends have the same meaning on both backends.
+
+They run alone, between other operators of one kernel, and after a conv or a product
+(docs/design/nnef.md, "Special values").
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ VALUES = np.array(
 )  # fmt: skip
 FEW = VALUES[[0, 1, 2, 3, 4, 5, 6]]
 ATTRS = {"alpha": 0.5, "lambda": 2.0, "epsilon": 1e-3}
-#: of two zeros they may give either
+#: operators that may return either of two zeros
 ANY_ZERO = {"min", "max", "relu", "clamp"}
-#: what does not tell NaN from infinity where it should, or loses a sign, is most likely here
+#: operators that are most likely to confuse NaN with infinity or to lose a sign
 BETWEEN = (
     "min", "max", "clamp", "relu", "leaky_relu", "sign", "round", "sigmoid", "tanh", "pow", "sqrt",
     "rcp", "log", "sin", "softplus", "elu",
@@ -40,7 +42,7 @@ OPERATORS = [
 
 
 def operands(count):
-    """Every combination of values: all for one operand and for two, a few for three."""
+    """Returns every combination of special values; for three operands, of a few of them."""
     values = VALUES if count < 3 else FEW
     return [axis.ravel().copy() for axis in np.meshgrid(*[values] * count, indexing="ij")]
 
@@ -54,7 +56,7 @@ def graph_of(op, arrays):
 
 
 def agree(op, got, wanted, arrays, zeros=True):
-    """The same kind of value everywhere, and of numbers about the same."""
+    """Asserts that both arrays have the same special values and approximately the same numbers."""
     assert got.dtype == wanted.dtype
     if got.dtype != np.float32:
         wrong = got != wanted
@@ -88,7 +90,7 @@ def test_a_difference_is_found():
 
 
 def surrounded(op, arrays):
-    """The operator behind a product by 1 and before one, which a compiler does not know of."""
+    """Returns a graph with the operator between two products by 1 that a compiler cannot remove."""
     graph, given = graph_of(op, arrays)
     node, (fact, *_) = graph.nodes[0], (graph.facts[n] for n in graph.inputs)
     nodes = (
@@ -109,7 +111,7 @@ def test_between_others(op, gpu):
     wanted = cml.Session(graph, "cpu").run(given)["y0"]
     chain, given = surrounded(op, arrays)
     session = cml.Session(chain, gpu)
-    assert len(session.plan.steps) == 1  # one kernel has them all
+    assert len(session.plan.steps) == 1  # all are fused into one kernel
     agree(op, session.run(given)["y0"], wanted, arrays)
     agree(op, cml.Session(chain, "cpu").run(given)["y0"], wanted, arrays)
 
@@ -117,7 +119,7 @@ def test_between_others(op, gpu):
 @pytest.mark.parametrize("op", ["sub", "div"])
 @pytest.mark.parametrize("twice", ["a result", "the same result", "an input"])
 def test_a_value_and_itself(op, twice, gpu):
-    """A driver makes 0 of x - x and 1 of x / x where it sees that both are one value."""
+    """NaN and infinity survive x - x and x / x, which a driver may replace by 0 and 1."""
     net = Net(1, 1, 1, len(VALUES))
     first = "x" if twice == "an input" else net.op("sqr", "x")
     second = net.op("mul", "x", "x") if twice == "the same result" else first
@@ -130,7 +132,11 @@ def test_a_value_and_itself(op, twice, gpu):
 
 
 def behind(producer, op, x):
-    """The operator as epilogue of a product by 1: [n, 1] by [1, 1], or a conv of four channels."""
+    """Returns a graph with the operator as epilogue of a product or conv by 1, its input, and its
+    case.
+
+    The product is [n, 1] by [1, 1], and the conv has four channels.
+    """
     maps = producer == "conv"
     shape = (1, 4, 1, x.size) if maps else (x.size, 1)
     weights = np.eye(4, dtype=np.float32)[:, :, None, None] if maps else np.ones((1, 1), np.float32)
@@ -156,7 +162,8 @@ def behind(producer, op, x):
 
 
 def operators_behind():
-    """In the suite those that a compiler may get wrong here, and those of two operands."""
+    """Yields the (producer, operator) pairs; in the suite those at risk and those of two
+    operands."""
     few = {*BETWEEN, "add", "sub", "mul", "div", "prelu"}
     for name, row in ROWS.items():
         if row.fusable and not row.custom:
@@ -179,7 +186,10 @@ def test_behind_another(producer, op, gpu):
 
 @pytest.mark.parametrize("op", ["clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh"])
 def test_behind_a_conv(op, gpu):
-    """One channel at a time: a NaN in a sum of four would be in all of them."""
+    """Special values survive a conv's epilogue.
+
+    Each value has one channel, since a NaN in a sum of four channels would be in all of them.
+    """
     for value in VALUES[~np.isfinite(VALUES)]:
         graph, given, _ = behind("conv", op, np.array([value]))
         got, wanted = (cml.Session(graph, on).run(given)["y"] for on in (gpu, "cpu"))
@@ -188,7 +198,7 @@ def test_behind_a_conv(op, gpu):
 
 @pytest.mark.parametrize("op", ["sin", "cos"])
 def test_angles_of_any_size(op, gpu, rng):
-    """Every power of two, and what is next to a multiple of pi."""
+    """sin and cos are accurate for random powers of two and for values near multiples of pi / 2."""
     powers = np.float32(2.0) ** rng.uniform(-20, 127.9, 4096)
     near = (np.arange(1, 4096) * rng.integers(1, 9000, 4095) * (np.pi / 2)).astype(np.float32)
     x = np.concatenate([powers.astype(np.float32), -near])
@@ -200,7 +210,7 @@ def test_angles_of_any_size(op, gpu, rng):
 
 @pytest.mark.parametrize("op", ["asinh", "atanh", "softplus", "acosh"])
 def test_logarithms_next_to_one(op, gpu):
-    """What rounding takes from 1 + u is given back: the result is exact to its own last digits."""
+    """Functions of log(1 + u) are accurate for small u, although 1 + u is rounded."""
     x = np.geomspace(1e-7, 1e-2, 256).astype(np.float32)
     given = {"softplus": np.log(x), "acosh": 1 + x}.get(op, x)
     wanted = {
@@ -230,7 +240,7 @@ SOFTMAX = np.array(
 @pytest.mark.parametrize("length", [3, 300, 9000])
 @pytest.mark.parametrize("inner", [1, 2])
 def test_softmax(length, inner, gpu):
-    """By threads, by trees, in several steps."""
+    """Special values give the same softmax per thread, by tree, and in several steps."""
     x = np.zeros((len(SOFTMAX), length), np.float32)
     x[:, :2], x[:, 2:] = SOFTMAX[:, :2], SOFTMAX[:, 2:]
     x = np.repeat(x[..., None], inner, -1)
@@ -240,7 +250,7 @@ def test_softmax(length, inner, gpu):
 @pytest.mark.parametrize("op", ["argmax_reduce", "argmin_reduce", "max_reduce", "min_reduce"])
 @pytest.mark.parametrize("length", [5, 300, 9000])
 def test_extremes(op, length, gpu):
-    """The first NaN is the extreme; of equals, both zeros among them, the first."""
+    """The first NaN is the extreme; of equal values, including both zeros, the first one is."""
     rows = [(1, np.nan, np.nan), (np.inf, 3, np.nan), (-np.inf, -np.inf, np.inf), (-0.0, 0.0, 0)]
     x = np.zeros((len(rows), length), np.float32)
     x[:, 1], x[:, 2], x[:, length - 1] = np.array(rows, np.float32).T

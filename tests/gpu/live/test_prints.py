@@ -1,4 +1,4 @@
-"""``CML_PRINT`` in kernels: what a run shows of it, and what it is where nobody asks."""
+"""Tests of ``CML_PRINT`` in kernels: the printed lines, and no effect in normal builds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def session_of(gpu: Gpu, rounds: int = 1) -> cml.Session:
 
 
 def lines_of(rounds: int) -> list[str]:
-    """What the kernel prints, in order."""
+    """Returns the lines that the kernel prints, in order."""
     found = []
     for i, value in enumerate(X.ravel()):
         place = f"  workgroup {i // 64} thread {i % 64}"
@@ -88,7 +88,7 @@ def test_a_run_shows_what_its_kernels_print(
 ) -> None:
     plain = session_of(gpu).run({"x": X})["y"]
     assert capsys.readouterr().err == ""
-    for rounds in (1, 200):  # of many the first are shown, though the buffer does not hold all
+    for rounds in (1, 200):  # of 200 rounds only the first lines fit into the buffer
         session = session_of(debug, rounds)
         for _ in range(2):
             assert session.run({"x": X})["y"].tobytes() == plain.tobytes()
@@ -149,7 +149,8 @@ def key_of(folder: Path, text: str) -> ShaderKey:
 
 @pytest.mark.parametrize("main", MAINS)
 def test_kernels_of_the_engine_and_what_they_include_print(tmp_path: Path, main: str) -> None:
-    """And one that does not name it is the same variant, of the same source, in every build."""
+    """Engine kernels and their includes can print; a kernel without ``CML_PRINT`` is the same in
+    all builds."""
     silent = key_of(tmp_path, f"{main} T1[i] = 2 * T0[i]; }}")
     assert printing(silent) == silent
     assert "CML_PRINT" not in resolved_source(silent)

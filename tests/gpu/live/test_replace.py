@@ -1,4 +1,4 @@
-"""Another network in the place of a session's: weights, operators, a broken one; files watched."""
+"""Tests of replacing a session's network: new weights, new operators, errors, watched files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_new_weights_and_operators_take_the_place(gpu: Gpu) -> None:
         session.replace(lambda: graph(3, TEXT.replace("relu(x * w)", "relu(x * w) + 1.0")))
         session.take_replacement()
         assert value(session) == 7
-        session.take_replacement()  # there is none any more
+        session.take_replacement()  # no replacement is left
 
 
 def test_new_weights_make_no_plan_and_build_no_pipeline(
@@ -76,7 +76,7 @@ def test_new_weights_make_no_plan_and_build_no_pipeline(
 
 
 def test_new_weights_come_in_bites(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame uploads what its budget says, of a network that is replaced too."""
+    """A replacement uploads no more bytes per frame than the frame's budget allows."""
     written: list[int] = []
     write = Allocation.write
 
@@ -93,14 +93,14 @@ def test_new_weights_come_in_bites(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) ->
         written.clear()
         change.advance(0.25)
         frames.append(sum(written))
-        time.sleep(0.001)  # another thread looks whether the pipelines are there
+        time.sleep(0.001)  # another thread checks the pipelines
     weights = sum(array.nbytes for _, array in session.plan.weights.values())  # type: ignore[union-attr]
     assert sum(frames) >= weights and max(frames) <= (64 << 10) + (64 << 10) < weights / 4
     np.testing.assert_array_equal(session.run(X)["y"], cml.Session(heavy(2), gpu).run(X)["y"])
 
 
 def heavy(value: float) -> cml.Graph:
-    """A megabyte of weights."""
+    """Returns a graph with about a megabyte of weights."""
     text = TEXT.replace("[1, 4, 1, 1]", "[144, 2048]")
     text = text.replace("relu(x * w)", "matmul(reshape(x, shape = [1, 144]), w)")
     return cml.load(cml.MemoryModel(text, {"w": np.full((144, 2048), value, np.float32)}))
@@ -182,14 +182,15 @@ def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu: Gpu) -> Non
 
 
 class Followed:
-    """A session whose files are watched, by a clock of its own."""
+    """A session whose files are watched, with a simulated clock."""
 
     def __init__(self, session: cml.Session, model: Path, **options: Any) -> None:
         self.session, self.now = session, 0.0
         self.reloader = Reloader(session, model, clock=lambda: self.now, **options)
 
     def settle(self, *changed: Path, wait: bool = True) -> str:
-        """What is said once these files have changed, and the network is there or has failed."""
+        """Changes these files and returns the reloader's message once the network has loaded or
+        failed."""
         for file in changed:
             os.utime(file, ns=(int(self.now * 1e9), int(self.now * 1e9) + 7))
         for _ in range(4):
@@ -200,7 +201,7 @@ class Followed:
         return self.poll()
 
     def poll(self) -> str:
-        """Frames without a change, until nothing is under way."""
+        """Polls until no load is in progress, and returns the reloader's message."""
         for _ in range(3000):
             self.reloader.poll()
             if not self.reloader.said.endswith("loading"):
@@ -255,7 +256,7 @@ KERNEL = "void kernel(uint thread) { y[thread] = x[thread] + 1.0; }\n"
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Path]:
-    """A file of operators with its kernel; nothing of it stays."""
+    """Yields a file of operators and its kernel; its operator is unregistered afterwards."""
     file = tmp_path / "operators.py"
     file.write_text(OPERATOR, encoding="utf-8")
     (tmp_path / "reloaded.hlsl").write_text(KERNEL, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Sessions on a GPU that retain their inputs: runs and jobs do what the given inputs change."""
+"""Tests of GPU sessions that retain inputs: runs and jobs execute only the steps that changed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def array(seed: int) -> Any:
 
 
 def wanted(gpu: Gpu, x: Any, z: Any) -> Any:
-    """As a session gives it that computes all of it."""
+    """Returns the output of a session that runs all steps."""
     return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
 
 
@@ -89,7 +89,7 @@ def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu: Gpu) -> None
     assert titles(session, "x") == [step.title for step in session.plan.steps]
     assert titles(session, "z") == ["add 'mixed'", "conv 'y'"]
     assert titles(session) == []
-    # and what it times is these
+    # rank() times only these steps
     report = session.rank(runs=1, given=["z"])
     assert sum(row.count for row in report.rows) == 2
 
@@ -161,7 +161,7 @@ def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
 
 
 def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
-    """Though a job does the last two only: a panel counts each for what it is."""
+    """Slices carry the plan's step indices even if a job runs the last two steps only."""
     session = cml.Session(graph(), gpu, retain=True)
     host = Host(gpu, budget_ms=20.0)
     jobs = [host.scheduler.submit(session, {"x": array(1), "z": array(0)}, name="net")]
@@ -181,7 +181,8 @@ def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
 
 
 def test_a_texture_is_kept_like_any_input() -> None:
-    """Its load is of the job that gives it; what the texture holds later is of no matter."""
+    """A retained texture keeps its values from the job that gave it; later changes have no
+    effect."""
     own = cml.Gpu()
     usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
     texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)
@@ -224,7 +225,7 @@ def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:
     first = scheduler.submit(session, {"x": array(1), "z": array(0)})
     finish(gpu, scheduler, first)
     half = scheduler.submit(session, {"x": array(4)})
-    scheduler.budget.ms = 1e-9  # a slice at a time
+    scheduler.budget.ms = 1e-9  # one slice per frame
     while half.state == "queued":
         one_frame(gpu, scheduler)
     assert half.state == "running"
@@ -233,7 +234,7 @@ def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:
     last = scheduler.submit(session, {"z": array(2)})
     finish(gpu, scheduler, last)
     assert len(last.costs) == len(session.plan.steps)
-    # it had begun, so its input was taken
+    # the cancelled job had begun, so its input was uploaded
     np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a model that a host moves while it runs."""
+"""Tests of a model's numbers that a host changes while it runs."""
 
 from __future__ import annotations
 

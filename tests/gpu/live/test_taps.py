@@ -1,4 +1,4 @@
-"""Tensors that are kept, read from a session's memory and from jobs; a watch on a GPU."""
+"""Tests of kept tensors, read from a session's memory and from jobs, and of a watch on a GPU."""
 
 from __future__ import annotations
 
