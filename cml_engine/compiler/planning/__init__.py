@@ -1,1 +1,1 @@
-"""Graph -> plan: layouts, storage, dispatches, and places in memory."""
+"""Plans an optimized graph: layouts, storage, dispatches and places in memory."""

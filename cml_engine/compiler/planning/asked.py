@@ -1,4 +1,5 @@
-"""What a caller decides instead of the engine: checked, and by the names of the optimized graph."""
+"""The decisions that a caller makes instead of the engine, checked and mapped to the optimized
+graph."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops.declaration.in_parts import COUNTS
 
-#: in how many bands of rows a run of operators may be asked for (``planning/bands/``)
+#: the numbers of bands of rows that a caller may request (``planning/bands/``)
 BANDS = tuple(str(count) for count in range(1, 129))
-#: by tensor: what is decided of it, ``{"conv2": {"kernel": "winograd", "storage": "half"}}``
+#: decisions by tensor: ``{"conv2": {"kernel": "winograd", "storage": "half"}}``
 Decide = Mapping[str, Mapping[str, str]]
 NOTHING_DECIDED: Decide = MappingProxyType({})
-#: what can be decided; of a kernel the operator knows the options
+#: the options of each type of decision; those of a kernel depend on the operator
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "kernel": (),
     "layout": (PLAIN, C4),
@@ -31,8 +32,10 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Kernels by the first result of their operators, layouts, storage, parts and bands by
-    tensor."""
+    """The caller's decisions by tensor of the optimized graph.
+
+    A kernel is listed by the first result of its operator.
+    """
 
     kernel: dict[str, str] = field(default_factory=dict)
     layout: dict[str, str] = field(default_factory=dict)
@@ -45,7 +48,7 @@ NOTHING_ASKED = Asked()
 
 
 def checked(decide: Any) -> Decide:
-    """:class:`InputError` where that is not :data:`Decide`."""
+    """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decide`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
     for name, kinds in decide.items():
@@ -65,8 +68,11 @@ def checked(decide: Any) -> Decide:
 
 
 def from_file(data: Any) -> Decide:
-    """Of a JSON file: :data:`Decide` itself, or what ``cml info --decisions`` writes. Views are
-    left to the plan: they follow from the rest."""
+    """Returns the decisions in the data of a JSON file.
+
+    The data is a :data:`Decide`, or a list as ``cml info --decisions`` writes it. Decisions on
+    views are ignored, because the plan derives views from the others.
+    """
     if not isinstance(data, list):
         return checked(data)
     found: dict[str, dict[str, str]] = {}
@@ -79,8 +85,11 @@ def from_file(data: Any) -> Decide:
 
 
 def asked_for(decide: Decide, written: Graph, optimized: Graph) -> Asked:
-    """The decisions by the names of the optimized graph: what became a part of another operator is
-    decided for that. :class:`InputError` where there is no such tensor, or two of them differ."""
+    """Returns the decisions by the names of the optimized graph.
+
+    A decision on an operator that was fused applies to the fused operator. Raises
+    :class:`InputError` if a tensor does not exist, or if two decisions on one operator differ.
+    """
     asked = Asked()
     for name, kinds in decide.items():
         for kind, option in kinds.items():
@@ -95,9 +104,9 @@ def asked_for(decide: Decide, written: Graph, optimized: Graph) -> Asked:
 
 
 def _of(kind: str, name: str, written: Graph, optimized: Graph) -> str:
-    """What is decided, by its name in the optimized graph."""
+    """Returns the name of the decision's tensor in the optimized graph."""
     if kind == "parts" and name not in producers(written):
-        return name  # an input, a constant, or what a kernel packs: lowering knows whether it is
+        return name  # an input, a constant or a packed tensor, which lowering checks
     subject = _subject(name, written, optimized)
     return _stored(subject, optimized) if kind == "storage" else subject
 
@@ -119,7 +128,8 @@ def _subject(name: str, written: Graph, optimized: Graph) -> str:
 
 
 def _stored(subject: str, optimized: Graph) -> str:
-    """Of a product with a matrix the storage is that of its weights."""
+    """Returns the tensor whose storage is decided: the weights of a matrix product, else
+    ``subject``."""
     node = producers(optimized).get(subject)
     matrices = matrices_in_half(optimized)
     weights = [n for n in node.inputs[1:2] if n in matrices] if node else []

@@ -1,6 +1,6 @@
-"""What an operator's lowering gave, looked at before anything is planned.
+"""Checks the dispatches that an operator's lowering returns, before anything is planned.
 
-Every launch writes what is its own, and what passes made of the node is done by it.
+Every dispatch must write to the node's own tensors, and every epilogue must be applied.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from cml_engine.ops.elementwise.row import CHAIN
 
 
 def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:
-    """:class:`OperatorError` where a launch is not one, binds a tensor that is none of the node's,
-    writes to one that is not its result or scratch, or where a result is never written."""
+    """Raises :class:`OperatorError` if an operator's dispatches are invalid.
+
+    A dispatch is invalid if it is no :class:`Dispatch`, binds a tensor that the node does not
+    have, or writes to a tensor that is no result or scratch. A result that is never written is
+    an error too.
+    """
     results = {*op.out_names, *op.scratch_words}
     known = {*op.node.reads, *results, *op.packed}
     written: set[str] = set()
@@ -57,7 +61,10 @@ def _check_form(spec: OpSpec, op: Lowering, dispatch: Any) -> None:
 
 
 def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) -> None:
-    """What the kernel stated that it can do has been asked of it: whether some launch does it."""
+    """Raises :class:`OperatorError` if no dispatch uses a feature that the kernel declares.
+
+    The features are epilogues and maps in 16 bits.
+    """
     if op.epilogues and not any(
         dispatch.defines.keys() & {STEPS, CHAIN} for dispatch in dispatches
     ):

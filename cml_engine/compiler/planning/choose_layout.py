@@ -1,8 +1,10 @@
-"""Decide which feature maps lie in blocks of four channels (``cml_engine/ir/layout.py``).
+"""Chooses the feature maps that are stored in blocks of four channels
+(``cml_engine/ir/layout.py``).
 
-A tensor is blocked where its producer can write it so and everything that reads it can read it so.
-Operators that need one layout for all their feature maps (elementwise ones) tie those tensors
-together; a tie decides as one. The ends of the graph stay plain: that is what the host sees.
+A tensor is blocked if its producer can write blocks and all its readers can read them. Operators
+that need one layout for all their feature maps (elementwise ones) tie those tensors together, and
+tied tensors get one layout. Inputs and outputs of the graph stay plain, because the host accesses
+them.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def choose_layout(graph: Graph, asked: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """The layout of every tensor that is not plain. ``asked`` are layouts that the caller decides;
-    :class:`InputError` where one cannot be."""
+    """Returns the layout of every tensor that is not plain.
+
+    ``asked`` has the layouts that the caller decides. Raises :class:`InputError` if one is
+    impossible.
+    """
     ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
     plain.update(name for name, layout in asked.items() if layout == PLAIN)
@@ -43,7 +48,7 @@ def choose_layout(graph: Graph, asked: Mapping[str, str] = MappingProxyType({}))
 
 
 def why_plain(name: str, graph: Graph) -> str:
-    """Why a tensor does not lie in blocks, as far as it can be said in a few words."""
+    """Returns a short reason why a tensor is not blocked."""
     if name in graph.lasting or name in graph.constants:
         return "what the host gives or reads is plain"
     if not is_feature_map(graph.facts[name]):
@@ -59,7 +64,7 @@ def why_plain(name: str, graph: Graph) -> str:
 
 
 def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
-    """What one node demands of its tensors."""
+    """Adds the layout constraints of one node."""
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
     touched = (*node.reads, *node.outputs)
@@ -84,8 +89,8 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
     ends = [node.inputs[0], node.outputs[0]]
     wanted.update(n for n in ends if _fills_blocks(graph, n))
     plain.update(n for n in ends if not _fills_blocks(graph, n))
-    # an epilogue's operand of the result's shape is read as that lies, values of channels one
-    # after the other; filters are packed at load
+    # an epilogue reads an operand of the result's shape in the result's layout, and per-channel
+    # values in plain layout; filters are packed at load
     operands = [n for e in node.epilogues for n in e.inputs if n in maps]
     if not _reads_either(graph, node):
         ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
@@ -94,8 +99,10 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
 
 
 def _reads_either(graph: Graph, node: Node) -> bool:
-    """Whether epilogues read maps of the result's shape as these lie, plain or not: where the
-    result is an integer network's, and so plain."""
+    """Returns True if epilogues read maps of the result's shape in either layout.
+
+    That is the case if the result is an output of an integer network, which is plain.
+    """
     result = node.outputs[0]
     return bool(graph.words) and result in graph.lasting and reads_blocks(graph.facts[result])
 
@@ -103,9 +110,11 @@ def _reads_either(graph: Graph, node: Node) -> bool:
 def _tie_same(
     graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str], partial: bool
 ) -> None:
-    """All feature maps of an elementwise node lie alike, and only whole blocks may be computed
-    on blindly, unless it only copies (``partial``): lanes past the last channel would not stay
-    zero."""
+    """Ties the feature maps of an elementwise node to one layout.
+
+    Maps with a partial last block stay plain unless the node only copies (``partial``), because
+    lanes past the last channel would not stay zero.
+    """
     blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
     ties.join(blocked)
     if result.shape[1] % 4 and not partial:
@@ -114,18 +123,20 @@ def _tie_same(
 
 
 def _fills_blocks(graph: Graph, name: str) -> bool:
-    """Whether a map takes no more memory in blocks than plain: words are packed there."""
+    """Returns True if a map takes no more memory in blocks than plain; words are packed in
+    blocks."""
     packed = whole_layout(*graph.words[name]) if name in graph.words else None
     return graph.facts[name].shape[1] >= (block_words(packed) if packed else 4)
 
 
 def is_feature_map(fact: Fact) -> bool:
-    """Whether a tensor may lie in blocks of channels."""
+    """Returns True if a tensor may be stored in blocks of channels."""
     return fact.rank >= 3 and fact.dtype == "scalar"
 
 
 def is_one_position(fact: Fact) -> bool:
-    """Whether a map has one position, so that its blocks of channels lie as plain channels do."""
+    """Returns True if a map has one position, so that blocked and plain channels are stored
+    alike."""
     return fact.rank >= 3 and fact.shape[1] % 4 == 0 and fact.size == fact.shape[0] * fact.shape[1]
 
 
@@ -134,7 +145,7 @@ def _has_result_channels(fact: Fact, result: Fact) -> bool:
 
 
 class Ties:
-    """Sets of tensors that must lie alike (union-find)."""
+    """Sets of tensors that must have one layout (union-find)."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
@@ -143,7 +154,7 @@ class Ties:
         root = name
         while (above := self._parent.get(root, root)) != root:
             root = above
-        while name != root:  # shorten the way for the next one
+        while name != root:  # path compression
             self._parent[name], name = root, self._parent.get(name, name)
         return root
 

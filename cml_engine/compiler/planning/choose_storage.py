@@ -1,13 +1,13 @@
-"""Decide which feature maps and weights are stored in fewer bits (``cml_engine/ir/layout.py``).
+"""Chooses the feature maps and weights that are stored in fewer bits (``cml_engine/ir/layout.py``).
 
-In 16 bits, where that is asked for: of those in blocks of four channels it is every one whose
-producer and readers all take it so: ``Kernel.half`` says what an operator takes. Operators that
-move memory without looking at it tie their tensors together, and a tie decides as one. A
-convolution's filter is where what it reads or what it writes is, a matrix of weights where its
-product takes it so. Arithmetic is in 32 bits.
+If 16-bit storage is requested, it applies to every map in blocks of four channels whose producer
+and readers all support it; ``Kernel.half`` declares that support. Operators that move data without
+computing tie their tensors together, and tied tensors get one storage. The filter of a convolution
+has 16 bits if the map that it reads or writes has. A matrix of weights has 16 bits if its product
+supports it. Arithmetic is in 32 bits.
 
-The maps of integer networks are whole numbers, and lie in as few bits as hold them, by the same
-kernels; nobody needs to ask for it, for nothing is lost.
+The maps of integer networks are whole numbers. They are stored in the fewest sufficient bits by the
+same kernels, without a request, because that is lossless.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-#: how blocked feature maps and the weights that meet them are stored
+#: the storage of blocked feature maps and of the weights used with them
 Storage = Literal["float", "half"]
 
 
@@ -40,8 +40,11 @@ def layouts_for(
     asked: Mapping[str, str] = _NOTHING,
     asked_layouts: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
-    """The layout of every tensor that is not plain; ``asked`` is the storage of tensors for which
-    the caller decides it, ``asked_layouts`` are their layouts."""
+    """Returns the layout of every tensor that is not plain.
+
+    ``asked`` has the storage of tensors for which the caller decides it; ``asked_layouts`` has
+    their layouts.
+    """
     one_of(get_args(Storage), storage, "storage")
     layouts = choose_layout(graph, asked_layouts)
     if graph.words:
@@ -57,8 +60,11 @@ def choose_storage(
     asked: Mapping[str, str] = _NOTHING,
     storage: Storage = "half",
 ) -> dict[str, str]:
-    """The layouts with ``c4h`` in the place of ``c4`` where that can be and is ``asked`` for, or
-    is the ``storage`` of what nobody asks for. :class:`InputError` where it cannot be."""
+    """Returns the layouts with ``c4h`` instead of ``c4`` for maps that are stored in 16 bits.
+
+    ``asked`` has the storage that the caller decides by tensor; ``storage`` is the default. Raises
+    :class:`InputError` if a requested storage is impossible.
+    """
     ties, refused = _stored_alike(graph, layouts)
     wanted = {ties.find(name): stored for name, stored in asked.items()}
 
@@ -80,8 +86,7 @@ def choose_storage(
 
 
 def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
-    """Which blocked maps are stored alike, and those (by their tie) that an operator takes in 32
-    bits only."""
+    """Returns the ties of blocked maps, and the ties that an operator supports in 32 bits only."""
     ties = Ties()
     full: dict[str, Node] = {}
     for node in graph.nodes:
@@ -89,7 +94,7 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
         read = {n for n in node.reads if layouts.get(n) == C4}
         taken = _packed_of(node, graph.facts) if graph.words else half_of(node, graph.facts)
         if taken == "reads" and graph.words:
-            taken = "none"  # such kernels take numbers out of words themselves, in 16 bits
+            taken = "none"  # such kernels unpack 16-bit numbers themselves and cannot unpack words
         if taken == "none" or _stands_beside_plain(node, graph, layouts):
             full |= dict.fromkeys(read | results, node)
         elif taken == "reads":
@@ -102,8 +107,10 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
 def _in_words(
     graph: Graph, layouts: Mapping[str, str], asked: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
-    """The layouts of an integer network: packed where a blocked map, and all that are stored
-    alike, are whole numbers."""
+    """Returns the layouts of an integer network.
+
+    A blocked map is packed if it and all maps tied to it hold whole numbers.
+    """
     if asked:
         raise InputError(
             f"decide: '{next(iter(asked))}' is of an integer network, whose maps are stored in as "
@@ -124,7 +131,7 @@ def _in_words(
 
 
 def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
-    """What stands against how a tensor is asked to be stored."""
+    """Returns the reason why a tensor cannot have the requested storage."""
     if layouts.get(name) != C4:
         return "in 16 bits are only maps in blocks of four channels, and weights of products"
     if full is not None:
@@ -133,8 +140,10 @@ def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
 
 
 def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -> bool:
-    """Whether maps of one position meet larger ones that are plain: numbers in 16 bits lie in
-    fours, which a kernel over a plain map does not read."""
+    """Returns True if the node uses blocked maps of one position together with larger plain maps.
+
+    Kernels over plain maps cannot read 16-bit numbers, which are stored in groups of four.
+    """
     touched = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
     blocked = [n for n in touched if layouts.get(n) == C4]
     wide = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
@@ -142,7 +151,7 @@ def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -
 
 
 def matrices_in_half(graph: Graph) -> set[str]:
-    """Constants that are nothing but weights of products that take them in 16 bits."""
+    """Returns the constants that are only used as weights of products that support 16 bits."""
     found: set[str] = set()
     others: set[str] = set(graph.roots)
     for node in graph.nodes:
@@ -155,12 +164,12 @@ def matrices_in_half(graph: Graph) -> set[str]:
 
 
 def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Which of the node's blocked feature maps may be stored in 16 bits."""
+    """Returns which of the node's blocked feature maps may be stored in 16 bits."""
     return "none" if lookup(node.op).traits.whole else _packed_of(node, facts)
 
 
 def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Which of them its kernel takes packed."""
+    """Returns which of the node's blocked feature maps its kernel supports packed."""
     kernel = lookup(node.op).kernel
     if kernel is None:
         return "none"
@@ -168,7 +177,7 @@ def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
-    """The constants that the node's kernel stores in 16 bits."""
+    """Returns the constants that the node's kernel stores in 16 bits."""
     half = lookup(node.op).traits.filter_in_half
     if half and graph.is_constant(node.inputs[1]):
         return (node.inputs[1],) if half(node, layouts) else ()

@@ -1,4 +1,4 @@
-"""What was decided for a plan, as data: who decided what, out of which options, and why."""
+"""The decisions of a plan as data: the decider, the options and the reason of each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.registry import lookup
 
-#: what is decided
+#: the types of decisions
 Kind = Literal["kernel", "layout", "storage", "parts", "bands", "view"]
-#: who decides, the first that has a word: the caller, what was measured, the engine's rules
+#: the deciders in order of precedence: the caller, measurements, the engine's rules
 By = Literal["user", "table", "rule"]
-#: says why a table's kernel was taken
+#: returns the reason why a table's kernel was chosen
 Reason = Callable[[Choice], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``subject`` is a tensor: of a kernel the first result of its operator."""
+    """A decision on one tensor; a kernel is listed by the first result of its operator."""
 
     subject: str
     kind: Kind
@@ -50,8 +50,10 @@ def _measured(_: Choice) -> str:
 def decisions_of(
     graph: Graph, plan: Plan, reason: Reason = _measured, asked: Asked = NOTHING_ASKED
 ) -> list[Decision]:
-    """All decisions of the plan of an optimized graph, in the order of its operators; ``asked``
-    are those of the caller."""
+    """Returns all decisions of an optimized graph's plan, in the order of its operators.
+
+    ``asked`` has the decisions that the caller made.
+    """
     by_node: dict[str, list[Choice]] = {}
     for choice in plan.choices:
         by_node.setdefault(choice.node, []).append(choice)
@@ -100,7 +102,7 @@ def _of_map(
     why = "what makes it and what reads it work on blocks of four channels"
     yield Decision(name, "layout", (PLAIN, C4), C4, "rule", why)
     if layout in WHOLE:
-        return  # there is nothing to choose
+        return  # there is no choice
     stored = "half" if layout == C4H else "float"
     why = "32 bits, unless 16 are asked for"
     if half:
@@ -141,7 +143,8 @@ def _bands(run: InBands) -> Decision:
 
 
 def _view(node: Node, made: set[str]) -> Iterator[Decision]:
-    """Of what may lie in place: whether anything of it is still copied."""
+    """Yields the decision between copies and views for a node whose tensors are parts of one
+    another."""
     if lookup(node.op).traits.parts is None:
         return
     if node.title in made:

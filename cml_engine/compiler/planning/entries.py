@@ -1,5 +1,7 @@
-"""Inputs of integer networks that lie in the arena as words from the first: the numbers that a
-caller gives become words on the way, so that real numbers of 32 bits never lie beside them."""
+"""Inputs of integer networks that are stored in the arena as packed words.
+
+The caller's numbers are converted during upload, so that the 32-bit real numbers take no memory.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,17 @@ from cml_engine.ops.declaration.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """The tensor of words that lies in an input's place, and how numbers become these."""
+    """The tensor of words that is stored in place of an input, and the conversion to it."""
 
     words: str
     entry: Entry
 
 
 def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[str, Entering]:
-    """By input: those that are nothing but made words of, which lie packed; not one whose numbers
-    a device does not bind at once."""
+    """Returns, by name, the inputs that are converted to packed words during upload.
+
+    These inputs have no other reader. An input that is too large for one binding is left out.
+    """
     most = limits.max_binding_bytes - limits.storage_offset_alignment
     found, readers = {}, graph.consumers()
     for node in graph.nodes:

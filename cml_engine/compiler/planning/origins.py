@@ -1,4 +1,4 @@
-"""Which operators of a model became one of its optimized graph."""
+"""Maps operators of an optimized graph to the operators of the model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from cml_engine.ir.graph import Graph, Node
 
 
 def producers(graph: Graph) -> dict[str, Node]:
-    """The operator of every result, in their order."""
+    """Returns the operator of every result, in execution order."""
     return {name: node for node in graph.nodes for name in node.outputs}
 
 
 def made_of(node: Node, written: Mapping[str, Node], computed: Collection[str]) -> list[Node]:
-    """The model's operators between what the node of an optimized graph reads and what it gives,
-    in their order. ``written`` are the model's :func:`producers`, ``computed`` the results of the
-    optimized graph. None where a pass gave the result a name of its own."""
+    """Returns the model's operators that a node of the optimized graph computes, in execution
+    order.
+
+    ``written`` has the model's :func:`producers`; ``computed`` has the results of the optimized
+    graph. Returns an empty list if a pass renamed the result.
+    """
     found: dict[int, Node] = {}
     pending = list(node.outputs)
     while pending:

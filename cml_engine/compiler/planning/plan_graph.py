@@ -1,5 +1,4 @@
-"""An optimized graph to its plan, with what the caller decides: what sessions, tools and cooked
-files have in common."""
+"""Plans an optimized graph with the caller's decisions, for sessions, tools and cooked files."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ def plan_graph(
     sibling: Sibling | None = None,
     blocked_layout: bool = True,
 ) -> Plan:
-    """The plan of an optimized graph. Decisions may be said by the names of the graph as it is
-    ``written``; see :func:`lower` for the rest."""
+    """Returns the plan of an optimized graph.
+
+    Decisions may use the names of the original graph ``written``. See :func:`lower` for the rest.
+    """
     asked = asked_for(decide, written or graph, graph)
     layouts = layouts_for(graph, storage, asked.storage, asked.layout) if blocked_layout else {}
     options = replace(options, kernels=asked.kernel, parts=asked.parts, bands=asked.bands)

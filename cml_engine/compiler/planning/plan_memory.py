@@ -1,4 +1,4 @@
-"""Where each tensor lies in the arena: two that live at the same time never overlap."""
+"""Places tensors in the arena so that two that live at the same time never overlap."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cml_engine.compiler.plan import Memory
 
 #: a placement this close to the lower bound is not improved any further
 GOOD_RATIO = 1.02
-#: how many tensors are placed in random orders, each many times, when the fixed ones are not good;
-#: and the least number of orders
+#: the total number of tensor placements in random orders, tried if the fixed orders are not good,
+#: and the least number of random orders
 _TRIED_ITEMS, _LEAST_TRIES = 10_000, 40
-#: above this many tensors a try takes too long for a load
+#: with more tensors a random order takes too long during a load
 _MAX_ITEMS_FOR_TRIES = 600
-#: steps for which most tensors of a network in bands live at the most
+#: tensors that live for fewer steps are indexed by step; most tensors in bands do
 _BRIEF = 16
-#: arenas that are tried, as multiples of the lower bound
+#: the arena sizes tried, as multiples of the lower bound
 _CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
 
 
@@ -38,13 +38,13 @@ class Lifetime:
 
 
 def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Memory]:
-    """Byte offsets by name, and the arena they make.
+    """Returns the byte offset of each tensor by name, and the size of the arena.
 
-    In order of need first, each tensor beside what outlives it, into an arena hardly larger than
-    the bound; where that finds no room, greedy best-fit placement in several orders (those of the
-    fullest step first, largest first, longest-lived first), then random exchanges in each order.
-    The smallest arena wins. Sizes are rounded up to ``alignment``, in the lower bound too.
-    Deterministic.
+    First, tensors are placed in execution order, each beside the neighbour that outlives it, in
+    an arena slightly larger than the bound. If that fails, greedy best-fit placement is tried in
+    several orders (tensors of the fullest step first, largest first, longest-lived first), then
+    random exchanges in each order. The smallest arena wins. Sizes are rounded up to
+    ``alignment``, also for the lower bound. The result is deterministic.
     """
     rounded = rounded_up(items, alignment)
     bound = lower_bound(rounded)
@@ -76,8 +76,10 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
 def place_within(
     items: Sequence[Lifetime], alignment: int, most: int
 ) -> tuple[dict[str, int], Memory]:
-    """:func:`place`, in several buffers of at most so many bytes where one is not large enough:
-    nothing lies in two of them. An item that is larger than that has one buffer with all others."""
+    """Places tensors as :func:`place` does, in several buffers of at most ``most`` bytes if needed.
+
+    No tensor crosses two buffers. If a tensor is larger than ``most``, all share one larger buffer.
+    """
     offsets, memory = place(items, alignment)
     segment = most // alignment * alignment
     if memory.peak <= most or max(item.nbytes for item in items) > segment:
@@ -101,12 +103,13 @@ def _place_in_segments(
 
 
 def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
-    """The same with sizes that are multiples of the alignment."""
+    """Returns the items with sizes rounded up to multiples of the alignment."""
     return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
 
 
 def lower_bound(items: Iterable[Lifetime]) -> int:
-    """The largest sum of bytes alive at one step: no placement can be smaller."""
+    """Returns the largest sum of bytes alive at one step, which bounds every placement from
+    below."""
     change: dict[int, int] = {}
     for item in items:
         change[item.first] = change.get(item.first, 0) + item.nbytes
@@ -119,8 +122,11 @@ def lower_bound(items: Iterable[Lifetime]) -> int:
 
 
 def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
-    """For each tensor the largest sum of bytes alive at a step that needs it. Where that is near
-    the bound, tensors must fit together exactly: those that have room elsewhere can wait."""
+    """Returns for each tensor the largest sum of bytes alive at a step that needs it.
+
+    If that is near the bound, the tensors of the step must fit together exactly. Other tensors
+    can be placed later.
+    """
     begin = min((i.first for i in items), default=0)
     alive = [0] * (max((i.last for i in items), default=0) - begin + 2)
     for item in items:
@@ -133,10 +139,10 @@ def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
 def _place_in_time(
     items: Sequence[Lifetime], bound: int, alignment: int
 ) -> tuple[int, dict[str, int]] | None:
-    """Arena size and offsets with the tensors placed in order of need, or None.
+    """Returns the arena size and offsets with the tensors placed in execution order, or None.
 
-    A tensor lies at that end of a gap whose neighbour (or wall of the arena) lives longest: what
-    dies first then leaves one large gap, not two small ones.
+    A tensor is placed at the end of a gap whose neighbour (or arena border) lives longest. Tensors
+    that die first then leave one large gap, not two small ones.
     """
     ordered = sorted(items, key=lambda i: (i.first, -(i.last - i.first), -i.nbytes))
     for share in _CAPACITIES:
@@ -162,7 +168,8 @@ def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
 def _beside_longest(
     item: Lifetime, alive: Sequence[tuple[int, Lifetime]], capacity: int
 ) -> int | None:
-    """The best end of the best gap among the living, or None where none is large enough."""
+    """Returns the best offset in the best gap between live tensors, or None if no gap is large
+    enough."""
     best: tuple[float, int, int] | None = None
     end, below = 0, math.inf
     walls: list[tuple[int, int, float]] = [
@@ -182,8 +189,11 @@ def _beside_longest(
 def _improve(
     best: tuple[int, dict[str, int]], starts: Sequence[list[Lifetime]], bound: int
 ) -> tuple[int, dict[str, int]]:
-    """From each order in turn: exchange two items, keep what does not make the arena larger. Many
-    short ways find more than a long one, which stays where it cannot get better."""
+    """Improves the placement by random exchanges of two items, starting from each order.
+
+    An exchange is kept unless it makes the arena larger. Many short searches find more than one
+    long search, which stays in a local minimum.
+    """
     generator = random.Random(0)
     tries = max(_LEAST_TRIES, _TRIED_ITEMS // len(starts[0])) // len(starts)
     for start in starts:
@@ -202,8 +212,10 @@ def _improve(
 
 
 def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, dict[str, int]]:
-    """Arena size and offsets when each item in turn takes the tightest gap that holds it, within
-    a segment where there are some."""
+    """Returns the arena size and offsets if each item in turn takes the tightest gap that holds it.
+
+    With ``segment`` no item crosses a multiple of that many bytes.
+    """
     placed = _Placed()
     peak = 0
     for item in items:
@@ -214,7 +226,7 @@ def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, d
 
 
 class _Placed:
-    """Items with their offsets. Those that live for a few steps are found by these."""
+    """Placed items with their offsets; items that live for a few steps are indexed by step."""
 
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}
@@ -232,7 +244,7 @@ class _Placed:
             self._brief.setdefault(step, []).append(item)
 
     def beside(self, item: Lifetime) -> list[tuple[int, int]]:
-        """Where those begin and end that live at the same time, in order."""
+        """Returns the sorted byte ranges of placed items that live at the same time as ``item``."""
         if _is_brief(item):
             steps = range(item.first, item.last + 1)
             found = {other.name: other for step in steps for other in self._brief.get(step, ())}
@@ -261,7 +273,8 @@ def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int]], segment
 
 
 def _whole(offset: int, nbytes: int, segment: int) -> int:
-    """From where on so many bytes are in one segment."""
+    """Returns the first offset from ``offset`` on at which ``nbytes`` bytes fit into one
+    segment."""
     if segment and offset % segment + nbytes > segment:
         return -(-offset // segment) * segment
     return offset

@@ -1,4 +1,4 @@
-"""One network at several shapes of its inputs: those that were asked for lately stay compiled."""
+"""A cache of one network compiled at several shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from cml_engine.ops.declaration.spec import OpSpec
 P = TypeVar("P")
 S = TypeVar("S")
 Key = tuple[tuple[str, tuple[int, ...]], ...]
-#: other ways of asking for a shape that are remembered
+#: the most requested shapes for which the full shapes are remembered
 _MOST_WAYS = 1024
 
 
 @dataclass(frozen=True)
 class Compiled(Generic[P]):
-    """A network at one shape of its inputs, as a backend has it."""
+    """A network compiled by a backend at one shape of its inputs."""
 
     source: Graph
     graph: Graph
     plan: Plan | None
     program: P
-    #: its operators as they were registered when it was planned
+    #: its operators as registered at the time of planning
     specs: Mapping[str, OpSpec] = field(default_factory=dict)
 
 
 class ShapeCache(Generic[P, S]):
-    """Sessions of a network by the shapes of its inputs. It keeps the ``most`` of what was compiled
-    that were asked for last, and holds no session: what a session alone has goes with it.
+    """The sessions of a network by the shapes of its inputs.
 
-    Threads that ask for one shape at a time get one session; those that ask for another do not
-    wait for it.
+    The cache keeps the ``most`` recently used compiled networks. It holds sessions weakly, so the
+    resources of a session are released with it. Threads that request one shape at the same time get
+    one session; threads that request another shape do not wait for it.
     """
 
     def __init__(
@@ -53,15 +53,16 @@ class ShapeCache(Generic[P, S]):
         self._lately: OrderedDict[Key, Compiled[P]] = OrderedDict()
         self._alive: WeakValueDictionary[Key, S] = WeakValueDictionary()
         self._making: dict[Key, Future[S]] = {}
-        #: by what was asked for, the shapes of all inputs that follow
+        #: the shapes of all inputs by the requested shapes
         self._full: dict[Key, Key] = {}
 
     def add(self, graph: Graph, session: S) -> None:
-        """The first session."""
+        """Adds the first session."""
         self._alive[key_of_inputs(graph)] = session
 
     def get(self, shapes: Shapes, load: Callable[[], Graph]) -> S:
-        """The session of these shapes; ``load`` gives the graph where there is none yet."""
+        """Returns the session of these shapes, and compiles the graph from ``load`` if there is
+        none."""
         asked = key_of(shapes)
         mine: Future[S] = Future()
         with self._lock:
@@ -96,7 +97,8 @@ class ShapeCache(Generic[P, S]):
             return self._alive.setdefault(key, self._session(compiled, self))
 
     def _found(self, key: Key) -> S | None:
-        """One that is there already, or whose network is."""
+        """Returns an existing session, or a new one of a compiled network; None if neither
+        exists."""
         compiled = self._lately.get(key)
         if compiled is not None:
             self._lately.move_to_end(key)
@@ -107,10 +109,10 @@ class ShapeCache(Generic[P, S]):
 
 
 def key_of(shapes: Shapes) -> Key:
-    """Shapes as they can be looked up."""
+    """Returns the cache key of shapes."""
     return tuple(sorted(shapes.items()))
 
 
 def key_of_inputs(graph: Graph) -> Key:
-    """The same of a graph's inputs, all of them."""
+    """Returns the cache key of the shapes of all inputs of a graph."""
     return key_of({name: graph.facts[name].shape for name in graph.inputs})

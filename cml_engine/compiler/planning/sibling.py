@@ -1,4 +1,4 @@
-"""A network at other shapes of its inputs: what a plan of it takes over from the first one."""
+"""Reuse of a network's first plan by its plans at other shapes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Sibling:
-    """The first plan of a network, and the optimized graph that it was made of. Where a node may
-    have its kernel, a plan at other shapes takes that, and so the weights as they are packed for
-    it: these lie on the device already."""
+    """The first plan of a network, and the optimized graph that it was made from.
+
+    A plan at other shapes uses the same kernel for a node if that is valid. It can then share the
+    packed weights, which are on the device already.
+    """
 
     graph: Graph
     plan: Plan
@@ -32,11 +34,12 @@ class Sibling:
         return found
 
     def chosen(self, node: Node) -> list[str]:
-        """Which kernels the node has, in the order in which it chose them."""
+        """Returns the names of the node's kernels, in the order in which they were chosen."""
         return list(self._chosen.get(node.title, ()))
 
     def packed(self, node: Node, graph: Graph) -> Mapping[str, Array]:
-        """What was packed, by key, if the node reads the very constants that it read."""
+        """Returns the packed weights by name if the node reads the identical constants, else
+        none."""
         read = [name for name in node.reads if name in graph.constants]
         same = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
         return self._packed if same else _NOTHING
@@ -46,13 +49,14 @@ class Sibling:
         return {name: array for name, (_, array) in self.plan.weights.items()}
 
     def has(self, name: str, array: Array) -> bool:
-        """Whether the value is on the device under that name."""
+        """Returns True if the value is on the device under this name."""
         found = self.plan.weights.get(name)
         return found is not None and is_same(array, found[1])
 
 
 def share_constants(graph: Graph, first: Graph) -> Graph:
-    """The graph with the arrays of ``first`` where a constant of its name is equal."""
+    """Returns the graph with constants replaced by the equal arrays of the same name in
+    ``first``."""
     constants = {
         name: first.constants[name] if is_same(array, first.constants.get(name)) else array
         for name, array in graph.constants.items()
@@ -61,7 +65,7 @@ def share_constants(graph: Graph, first: Graph) -> Graph:
 
 
 def is_same(a: Array, b: Array | None) -> bool:
-    """Whether two arrays have the same type, shape and bits."""
+    """Returns True if two arrays have the same type, shape and bits."""
     if a is b:
         return True
     if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):

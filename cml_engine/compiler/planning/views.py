@@ -1,10 +1,10 @@
-"""Tensors that are a part of another one's memory: concat's and stack's operands, and the results
-of split, unstack and slice.
+"""Tensors that share another one's memory: operands of concat and stack, and results of split,
+unstack and slice.
 
-Where the parts are runs of memory, a concat's producers write into its result and a split's readers
-read from its operand; neither needs a dispatch, and no part has memory of its own.
-A view keeps the whole tensor alive as long as any part of it, so a node's views are only taken
-where they do not raise the least memory that the network needs, its kernels' scratch included.
+If the parts are contiguous, a concat's producers write into its result and a split's readers read
+from its operand. Neither needs a dispatch, and no part has memory of its own. A view keeps the
+whole tensor alive as long as any part of it. A node's views are therefore only used if they do not
+raise the least memory that the network needs, including its kernels' scratch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cml_engine.ops.declaration.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Where a part begins in ``parent``, in 32-bit words; the parent may be a part itself."""
+    """The offset of a part in ``parent``, in 32-bit words; the parent may be a part itself."""
 
     parent: str
     offset: int
@@ -33,7 +33,8 @@ Views = Mapping[str, PartPlace]
 
 
 def whole(views: Views, name: str) -> tuple[str, int]:
-    """The tensor that has memory of its own, and where in it ``name`` begins, in words."""
+    """Returns the tensor whose memory contains ``name``, and the offset of ``name`` in 32-bit
+    words."""
     offset = 0
     while name in views:
         name, offset = views[name].parent, offset + views[name].offset
@@ -41,7 +42,7 @@ def whole(views: Views, name: str) -> tuple[str, int]:
 
 
 def merged(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
-    """The tensors with memory of their own, alive as long as any part of them."""
+    """Returns the tensors with memory of their own, alive as long as any of their parts."""
     wholes: dict[str, Lifetime] = {}
     lives: dict[str, tuple[int, int]] = {}
     for item in items:
@@ -60,8 +61,11 @@ def find_views(
     alignment: int,
     items: Sequence[Lifetime],
 ) -> dict[str, PartPlace]:
-    """The parts that need no copy. ``alignment`` is in bytes: that of a part's beginning.
-    ``items`` are all tensors in the arena, with the steps that need them if none is a view."""
+    """Returns the parts that need no copy.
+
+    ``alignment`` of a part's beginning is in bytes. ``items`` are the lifetimes of all tensors
+    in the arena without views.
+    """
     views: dict[str, PartPlace] = {}
     alive = _Alive(items)
     for node in graph.nodes:
@@ -77,7 +81,7 @@ def find_views(
 
 
 class _Alive:
-    """Bytes alive at each step, while parts of tensors move into their wholes."""
+    """The bytes alive at each step, while parts of tensors are moved into their wholes."""
 
     def __init__(self, items: Sequence[Lifetime]) -> None:
         self._items = {item.name: item for item in items}
@@ -92,7 +96,8 @@ class _Alive:
         self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
 
     def joined(self, pairs: Sequence[tuple[str, str]]) -> bool:
-        """Moves each part into its whole, if the fullest step has no more bytes then."""
+        """Moves each part into its whole unless the peak grows; returns True if the parts were
+        moved."""
         before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}
         after = dict(before)
         for part, root in pairs:
@@ -119,8 +124,10 @@ class _Alive:
 def is_view_copy(
     node: Node, tensors: tuple[str, ...], views: Views, alias: Mapping[str, str]
 ) -> bool:
-    """Whether a dispatch of the node, which binds those tensors, copies what lies there already:
-    from a part to its whole, or the other way."""
+    """Returns True if a dispatch of the node only copies between a part and its whole.
+
+    ``tensors`` are the tensors that the dispatch binds. Such a copy is not needed.
+    """
     kind = lookup(node.op).traits.parts
     if kind is None:
         return False
@@ -144,12 +151,12 @@ def _parts(
     if place is None or not _follow_in_memory(graph.facts[parent], place[0], layout):
         return
     if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
-        return  # parts that begin within a block of four channels
+        return  # some parts begin inside a block of four channels
     offset = place[1]
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
-    # what another name holds, or the caller gives or reads, must be a tensor of its own
+    # aliased tensors, inputs and outputs need memory of their own
     fixed.update(alias.get(name, name) for name in (*graph.roots, *graph.inputs))
-    # by whatever name: one tensor cannot lie in two places of the whole
+    # one tensor cannot be two parts of the whole, under any alias
     places = [alias.get(name, name) for name in parts]
     for name in parts:
         alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
@@ -159,6 +166,8 @@ def _parts(
 
 
 def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
-    """Whether parts along the axis are runs of memory: no dimension outside of it has an extent.
-    Blocks of four channels lie outside of the positions as channels do."""
+    """Returns True if parts along the axis are contiguous: all outer dimensions have extent 1.
+
+    Blocks of four channels are outside the positions, as plain channels are.
+    """
     return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1

@@ -1,10 +1,12 @@
-"""Operators computed in bands of rows, one band after the other, so that what lies between them
-takes the memory of a band: chosen where a plan takes more than it may.
+"""Computes operators in bands of rows, one band after another, to limit the memory of a plan.
 
-A run of neighbouring operators is computed for some rows of its results at a time. Each band takes
-the rows that it needs of what the run reads, those that its neighbours need too (the halo) among
-them, so rows between are computed more than once. ``chart.py`` says which operators can, ``run.py``
-which rows a band of them has, ``rewrite.py`` makes the graph that does it, ``usage.py`` tells what
-memory the graph takes as it is, ``estimates.py`` what runs take in bands (of the ``facts.py`` of a
-graph), ``search.py`` chooses, ``within.py`` is the whole.
+A run of neighbouring operators is computed for some rows of its results at a time, so that the
+tensors inside the run take the memory of one band. A band reads the rows that it needs of the run's
+inputs. Neighbouring bands share some of them (the halo), so rows inside the run are computed more
+than once. Bands are used if a plan would exceed its memory limit.
+
+``chart.py`` tells which operators can be computed in bands. ``run.py`` computes the rows of each
+band. ``rewrite.py`` builds the graph in bands. ``usage.py`` computes the memory of a graph without
+bands. ``facts.py`` collects the facts of a graph, from which ``estimates.py`` estimates the memory
+of runs in bands. ``search.py`` chooses the runs, and ``within.py`` makes the plan.
 """

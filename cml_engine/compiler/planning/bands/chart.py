@@ -1,4 +1,5 @@
-"""Which operators of a graph can make some rows of their results of some rows of their operands."""
+"""The operators of a graph that can compute some rows of their results from some rows of their
+operands."""
 
 from __future__ import annotations
 
@@ -10,15 +11,16 @@ from cml_engine.ops.common.rows import same_rows
 from cml_engine.ops.declaration.registry import is_own, lookup
 from cml_engine.ops.declaration.traits import Need, Rows, Span
 
-#: the operators by which bands are cut out and joined
+#: the operators that cut out and join bands
 CUT, JOIN = "slice", "concat"
-#: the axis of the rows of what is given: of feature maps, and of pictures
+#: the row axis of inputs: feature maps and pictures
 _AXIS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a node in a band reads of a tensor: the rows along an axis; None is all of it."""
+    """The rows of a tensor that a node in a band reads along ``axis``; a ``span`` of None is all
+    of it."""
 
     name: str
     axis: int
@@ -27,8 +29,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """A node in a band: what it reads, in the order of ``Node.reads``, its attributes, and the
-    rows that it makes."""
+    """A node in a band: its reads in the order of ``Node.reads``, its attributes and its result
+    rows."""
 
     wants: tuple[Want, ...]
     attrs: Attrs
@@ -37,7 +39,7 @@ class NodeRows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowRule:
-    """How a node is computed in bands; ``axis`` is that of its operands' rows."""
+    """The rule for computing a node in bands; ``axis`` is the row axis of its operands."""
 
     node: Node
     rows: Rows
@@ -46,11 +48,12 @@ class RowRule:
 
     @property
     def extent(self) -> int:
-        """Rows of the result."""
+        """The number of rows of the result."""
         return self.facts[self.node.outputs[0]].shape[self.rows.axis]
 
     def for_rows(self, begin: int, end: int) -> NodeRows:
-        """The node for these rows of its result, or some more."""
+        """Returns the node restricted to rows ``begin`` to ``end`` of its result, rounded out to
+        its step."""
         step = self.rows.step
         need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
         wants = [
@@ -61,7 +64,8 @@ class RowRule:
         return NodeRows(tuple(wants), need.attrs, need.made)
 
     def _beside(self, name: str, need: Need) -> Want:
-        """An operand of what is applied to the result: by place, or broadcast along the rows."""
+        """Returns the read of an epilogue's operand: the same rows, or all of it if it is
+        broadcast."""
         axis, fact = self.rows.axis, self.facts[name]
         rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
         return Want(name, axis, need.made if rows else None)
@@ -69,22 +73,27 @@ class RowRule:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """The graph's nodes in their order with their rules; None where a node has none. ``axes`` are
-    those of the rows of every computed tensor."""
+    """The row rules of a graph's nodes, in order; None for a node that has no rule.
+
+    ``axes`` has the row axis of every computed tensor.
+    """
 
     graph: Graph
     rules: tuple[RowRule | None, ...]
     axes: Mapping[str, int]
 
     def has_rows(self, name: str) -> bool:
-        """Whether a computed tensor has more than one."""
+        """Returns True if a computed tensor has more than one row."""
         fact, axis = self.graph.facts[name], self.axes[name]
         return fact.rank > axis and fact.shape[axis] > 1
 
 
 def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> Chart:
-    """``kernels`` are those that were chosen, by the titles of nodes; results named in ``whole``
-    are not to be computed in bands, and none where a game has its own way to cut or join."""
+    """Returns the row rules of a graph.
+
+    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never
+    computed in bands. No node has a rule if a game overrides the operator that cuts or joins bands.
+    """
     known_way = is_own(CUT, JOIN)
     axes: dict[str, int] = {}
     rules: list[RowRule | None] = []

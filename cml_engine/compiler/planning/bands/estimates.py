@@ -1,9 +1,8 @@
-"""Estimates of what runs of operators take in bands.
+"""Estimates of the memory and the work of runs of operators in bands.
 
-The rows that a band needs of a tensor are a linear function of the rows of those that read it. So
-the bytes and the work of every run of neighbours, in any number of bands, come from one pass over
-the nodes from the last to the first, in which a run that begins at a node follows from the runs
-that begin at the next.
+The rows that a band needs of a tensor are a linear function of the rows of its readers. One pass
+over the nodes, from the last to the first, therefore estimates every run with every number of
+bands: a run that begins at a node follows from the runs that begin at the next node.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from cml_engine.compiler.planning.bands.usage import FLOPS_PER_BYTE
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.ir.graph import Array
 
-#: operations that take as long as one more dispatch
+#: the number of operations that take as long as one dispatch
 _FLOPS_PER_DISPATCH = 1e6
-#: the most nodes of a run: in longer ones the halo is most of a band
+#: the most nodes of a run: in longer runs the halo is most of a band
 _LONGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes that all tensors at a step together, and each of them, may take."""
+    """Limits in bytes: for all tensors alive at one step, and for each tensor."""
 
     total: float
     tensor: float
@@ -48,17 +47,17 @@ class Estimates:
         self.size = min(_LONGEST, len(self.nodes))
         shape = self.size, len(facts.counts)
         self.zeros = np.zeros(shape)
-        #: bytes of bands at their fullest step, and additional work
+        #: the bytes of bands at their fullest step, and the extra work
         self.peak, self.work = np.zeros(shape), np.zeros(shape)
-        #: bytes of whole tensors that bands take the place of, and how many are too large
+        #: the bytes of whole tensors that bands replace, and the number that are too large
         self.inside, self.large_inside = np.zeros(self.size), np.zeros(self.size)
-        #: the most bands; and what cannot be
+        #: the most bands of each run, and a mask of impossible combinations
         self.most = np.full(self.size, inf)
         self.refused = np.zeros(shape, bool)
-        #: by node its rows; by dispatch the bytes of bands alive there
+        #: the rows of each node, and the bytes of bands alive at each dispatch
         self.rows: dict[int, Array] = {}
         self.alive: dict[int, Array] = {}
-        #: by node what it reads of tensors from before the run
+        #: the reads of each node from tensors before the run
         self.from_before: dict[int, list[Read]] = {}
 
     def by_begin(self) -> Iterator[tuple[int, Array, Array]]:
@@ -87,12 +86,13 @@ class Estimates:
 
     def _refused(self, begin: int, count: int) -> Array:
         most = self.most[:count, None]
-        too_many = (self.facts.counts > most) | (most == inf)  # without bands, where that is inf
+        too_many = (self.facts.counts > most) | (most == inf)  # inf means that nothing is in bands
         refused = self.refused[:count] | ~self.facts.allowed[begin : begin + count]
         return np.asarray(refused | too_many)
 
     def _bytes(self, begin: int, count: int) -> Array:
-        """Bytes alive at the fullest step: what bands take, and what lies beside them."""
+        """Returns the bytes alive at the fullest step: those of bands and of tensors beside
+        them."""
         first = self.usage.steps[begin][0]
         ends = [end for _, end in self.usage.steps[begin : begin + count]]
         beside = self._begun[ends] - self._ended[first] - self.inside[:count]
@@ -121,13 +121,13 @@ class Estimates:
         return [i for i in self.usage.items if i.nbytes > self.bounds.tensor]
 
     def _sums(self, steps: list[int], values: list[int]) -> Array:
-        """For each step the sum of the values of those before it."""
+        """Returns for each step the sum of the values of earlier steps."""
         found = np.zeros(len(self.facts.node_of) + 2)
         np.add.at(found, np.array(steps, int) + 1, values)
         return np.cumsum(found)
 
     def _add(self, k: int) -> None:
-        """A run that begins one node earlier."""
+        """Extends all runs by node ``k`` at their beginning."""
         facts = self.facts
         rule = facts.chart.rules[k]
         assert rule is not None
@@ -149,14 +149,14 @@ class Estimates:
         self.from_before[k] = facts.reads[k]
 
     def _forget(self, k: int) -> None:
-        """A node that no run has any more."""
+        """Drops the data of a node that no run contains any more."""
         self.rows.pop(k, None)
         self.from_before.pop(k, None)
         for step in range(*self.usage.steps[k]):
             self.alive.pop(step, None)
 
     def _rows(self, k: int, rule: RowRule, is_result: Array) -> Array:
-        """The rows of a node in a band, by the ends of runs."""
+        """Returns the rows that a node computes in one band, by the end of the run."""
         step, extent, counts = rule.rows.step, rule.extent, self.facts.counts
         rows = np.zeros_like(self.zeros)
         for reader, read in self.facts.readers[k]:
@@ -169,7 +169,7 @@ class Estimates:
         return np.minimum(rows, extent)
 
     def _add_item(self, k: int, item: Item) -> None:
-        """A tensor that the node is the first to touch."""
+        """Adds a tensor that node ``k`` is the first to use."""
         facts, life = self.facts, item.life
         rule, after = facts.chart.rules[item.maker], item.maker - k
         if rule is None or after >= self.size or item.maker not in self.rows:
@@ -190,7 +190,7 @@ class Estimates:
                 self.large_inside[facts.node_of[life.last] - k :] += 1
 
     def _add_uses(self, k: int, maker: int, uses: list[int], nbytes: Array) -> None:
-        """A tensor that lives from its first use to the last within the run."""
+        """Adds the bytes of a tensor from its first use to its last use within the run."""
         last = self.facts.node_of[uses[-1]]
         if len(uses) > 1 and self.facts.is_joined[last]:
             within = self._is_within(k, maker, last)
@@ -199,7 +199,8 @@ class Estimates:
         self._add_lives(k, uses, nbytes)
 
     def _is_within(self, k: int, maker: int, join: int) -> Array:
-        """Where all rows of a part go into what they are joined to, and so lie in it."""
+        """Returns the runs in which all rows of a part are joined, so that the part lies in the
+        joined tensor."""
         found, behind = np.zeros_like(self.refused), join - k
         if behind < self.size and join in self.rows:
             wanted = [read.rows(self.rows[join][: self.size - behind])
@@ -218,7 +219,10 @@ class Estimates:
                 break
 
     def _add_alive(self, k: int, step: int, behind: int, nbytes: Array) -> bool:
-        """Bytes at a dispatch, for runs that end more than so many nodes behind ``k``."""
+        """Adds bytes at a dispatch, for runs that end more than ``behind`` nodes after ``k``.
+
+        Returns False if no run is long enough.
+        """
         if behind >= self.size:
             return False
         shift = self.facts.node_of[step] - k
@@ -229,7 +233,8 @@ class Estimates:
         return True
 
     def _add_slices(self, k: int, rule: RowRule) -> None:
-        """Copies of some rows of the node's result, for those that need fewer than others."""
+        """Adds copies of some rows of the node's result, for readers that need fewer rows than
+        others."""
         row = sum(map(self.usage.nbytes, self.nodes[k].outputs)) / rule.extent
         for reader, read in self.facts.readers[k]:
             behind = reader - k
@@ -244,7 +249,7 @@ class Estimates:
                     self._add_alive(k, step, behind, nbytes)
 
     def _peak(self, begin: int) -> Array:
-        """With the copies of some rows of what lies before the run."""
+        """Returns the peak bytes of bands, including copies of rows of the run's inputs."""
         facts, peak = self.facts, self.peak.copy()
         for k, reads in self.from_before.items():
             behind = k - begin
@@ -256,7 +261,7 @@ class Estimates:
                     continue
                 extent = self._extent(read.name, k)
                 if facts.is_joined[k]:
-                    continue  # the copies lie in the result
+                    continue  # the copies are parts of the result
                 rows = np.minimum(read.rows(own), extent)
                 size = self.usage.nbytes(read.name) / extent
                 nbytes = nbytes + np.where(rows < extent, self._rounded(rows * size), 0.0)

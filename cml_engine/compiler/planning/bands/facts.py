@@ -1,4 +1,4 @@
-"""What a search for bands needs to know of a graph, whatever the limit is."""
+"""The facts of a graph for a search for bands; they do not depend on the memory limit."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.declaration.registry import lookup
 
-#: in how many bands a run may be computed
+#: the numbers of bands that are considered
 COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a node reads of a tensor: ``slope * rows + halo`` rows for so many rows of its own."""
+    """A read of a tensor by a node: ``slope * rows + halo`` rows for ``rows`` rows of its
+    result."""
 
     name: str
     slope: float
     halo: float
 
     def rows(self, made: Array, step: int = 1) -> Array:
-        """At least; with a halo they begin and end anywhere among the steps of their maker."""
+        """Returns the least number of rows read for ``made`` rows of the result, rounded to
+        ``step``.
+
+        With a halo the rows may begin and end inside a step of the node that computes them.
+        """
         rows = np.ceil(self.slope * made + self.halo)
         if step > 1:
             rows = np.ceil((rows + (step - 1 if self.halo > 0 else 0)) / step) * step
@@ -39,10 +44,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A tensor in the arena: the node whose rows it has, and the dispatches that touch it.
+    """A tensor in the arena: the node whose rows it has, and the dispatches that use it.
 
-    A node may work in ``rounds`` that share scratch of the size of one. ``touched_once`` leaves out
-    all but the last round: where a band is a round, its tensors live no longer than that.
+    A node may work in ``rounds`` that share scratch of the size of one. ``touched_once`` has the
+    last round only: if a band is one round, its tensors live no longer than that.
     """
 
     life: Lifetime
@@ -55,8 +60,10 @@ class Item:
 
 @dataclass
 class RunFacts:
-    """The nodes by number, with what they read in rows, and the tensors that they touch. ``asked``:
-    by the number of the last node of a run, in how many bands it is to be computed."""
+    """The nodes by number, the rows that they read, and the tensors that they use.
+
+    ``asked`` maps the last node of a run to the number of bands that the caller requested.
+    """
 
     chart: Chart
     usage: Usage
@@ -68,7 +75,7 @@ class RunFacts:
 
     @cached_property
     def allowed(self) -> Array:
-        """For each last node of a run the numbers of bands that it may have."""
+        """The allowed numbers of bands, as a mask for each last node of a run."""
         found = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
         for k, count in self.asked.items():
             found[k] = self.counts == count
@@ -81,7 +88,8 @@ class RunFacts:
 
     @cached_property
     def is_small(self) -> list[bool]:
-        """True for nodes that make no rows: a run computes them before its bands, or not at all."""
+        """True for each node without rows: it is computed before the bands of a run, or not at
+        all."""
         chart = self.chart
         return [
             rule is None or not any(map(chart.has_rows, node.outputs))
@@ -90,7 +98,7 @@ class RunFacts:
 
     @cached_property
     def reads(self) -> list[list[Read]]:
-        """By node: what it reads in rows."""
+        """The row reads of each node."""
         found: list[list[Read]] = []
         for rule, small in zip(self.chart.rules, self.is_small, strict=True):
             found.append([] if rule is None or small else _reads_of(rule))
@@ -98,7 +106,8 @@ class RunFacts:
 
     @cached_property
     def first_begin(self) -> list[int]:
-        """By node: the number of the node behind which a run with it must begin; -1 for any."""
+        """For each node, the number of the node after which a run with it must begin; -1 for
+        any."""
         origin: list[int] = []
         found: list[int] = []
         for k, (node, rule) in enumerate(
@@ -122,7 +131,7 @@ class RunFacts:
 
     @cached_property
     def readers(self) -> list[list[tuple[int, Read]]]:
-        """By node: which nodes read rows of it."""
+        """For each node, the nodes that read its rows."""
         found: list[list[tuple[int, Read]]] = [[] for _ in self.reads]
         for k, reads in enumerate(self.reads):
             for read in reads:
@@ -132,7 +141,7 @@ class RunFacts:
 
     @cached_property
     def last_read(self) -> list[int]:
-        """By node: the last that reads its results; beyond all where these are read after a run."""
+        """For each node, its last reader; the number of nodes if a result is read after a run."""
         graph = self.chart.graph
         found = [-1] * len(graph.nodes)
         for k, node in enumerate(graph.nodes):
@@ -146,7 +155,7 @@ class RunFacts:
 
     @cached_property
     def items(self) -> dict[int, list[Item]]:
-        """The tensors, by the node that first touches each; with the node whose rows it has."""
+        """The tensors in the arena, by the node that first uses each."""
         usage = self.usage
         lives = {item.name: item for item in usage.items}
         touched: dict[str, list[int]] = {}
@@ -177,13 +186,16 @@ class RunFacts:
 
     @cached_property
     def rounds(self) -> list[float]:
-        """How often a node fills its scratch, to read it before it is filled again."""
+        """For each node, the number of times that it fills and reads its scratch."""
         found = [1.0] * len(self.usage.steps)
         filled: dict[str, list[int]] = {}
         for _, _, dispatch, _ in self.usage.drafted.draft.dispatches:
             for name in self.usage.drafted.draft.scratch.keys() & set(dispatch.tensors):
                 filled.setdefault(name, []).append(dispatch.groups)
-        for name, groups in filled.items():  # in pairs
+        for (
+            name,
+            groups,
+        ) in filled.items():  # dispatches that fill and read the scratch come in pairs
             k = self.makers.get(name.rpartition(".scratch")[0])
             if k is not None:
                 found[k] = max(found[k], sum(groups) / sum(groups[:2]))
@@ -191,7 +203,7 @@ class RunFacts:
 
     @cached_property
     def is_joined(self) -> list[bool]:
-        """True for nodes whose operands may lie in the result, so that they take no memory."""
+        """True for each node whose operands may lie in its result, so that they take no memory."""
         found = []
         for node in self.chart.graph.nodes:
             parts = lookup(node.op).traits.parts
@@ -203,13 +215,16 @@ class RunFacts:
 
     @cached_property
     def node_of(self) -> list[int]:
-        """By dispatch: its node; behind the last the number of nodes."""
+        """The node of each dispatch, followed by the number of nodes."""
         found = [k for k, (first, end) in enumerate(self.usage.steps) for _ in range(first, end)]
         return [*found, len(self.usage.steps)]
 
 
 def _reads_of(rule: RowRule) -> list[Read]:
-    """The rows of each operand for rows in the middle, as a linear function of their number."""
+    """Returns the rows read of each operand as a linear function of the result rows.
+
+    The function is measured in the middle of the map, away from its borders.
+    """
     step, extent = rule.rows.step, rule.extent
     many = max(extent // 2 // step, 2) * step
     few = max(many // 3 // step, 1) * step

@@ -1,4 +1,4 @@
-"""When the bands of a tensor are copied to where it is whole."""
+"""The order of the copies that join the bands of a tensor."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any, TypeVar
 from cml_engine.ir.graph import Node
 from cml_engine.ops.declaration.spec import Dispatch
 
-#: a dispatch with its node and what else is known of it
+#: a dispatch with its node, its kernel and its cost
 L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
 
 
 def joined_early(
     launches: Sequence[L], joins: Collection[str], alias: Mapping[str, str]
 ) -> list[L]:
-    """The dispatches, with those that copy a part into one of ``joins`` behind what makes the part,
-    whose memory others may then have."""
+    """Returns the dispatches with copies into ``joins`` moved directly after their part is
+    computed.
+
+    Other tensors can then use the memory of the part.
+    """
     copies: dict[str, list[L]] = {}
     rest: list[L] = []
     for launch in launches:

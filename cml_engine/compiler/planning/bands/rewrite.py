@@ -1,4 +1,4 @@
-"""A graph with some of its runs computed in bands."""
+"""Rewrites a graph so that some of its runs are computed in bands."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from cml_engine.ops.declaration.traits import Span
 
 @dataclass
 class Rewriting:
-    """What becomes of a graph. ``of`` says of each new tensor a part of which it is, ``titles`` of
-    which node each new one is a band, ``joins`` are the tensors that are joined of their bands."""
+    """The graph under construction.
+
+    ``of`` maps each new tensor to the tensor that it is a part of. ``titles`` maps each new node
+    to the node that it computes a band of. ``joins`` are the tensors that are joined from bands.
+    """
 
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
@@ -22,11 +25,11 @@ class Rewriting:
     of: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     joins: list[str] = field(default_factory=list)
-    #: by title of a node of a band: what nodes have in common whose dispatches are alike
+    #: a key for each node of a band; nodes with equal keys have equal dispatches
     alike: dict[str, object] = field(default_factory=dict)
 
     def add_run(self, run: Run, count: int) -> None:
-        """The nodes of a run, in so many bands."""
+        """Adds the nodes of a run in ``count`` bands."""
         self.nodes += (self.graph.nodes[k] for k in sorted(run.aside))
         parts: dict[str, list[str]] = {name: [] for name in run.results}
         for number in range(count):
@@ -40,7 +43,7 @@ class Rewriting:
             self.joins.append(name)
 
     def add_band(self, run: Run, band: Band) -> dict[str, str]:
-        """The nodes of a band; the names of its share of each result."""
+        """Adds the nodes of a band, and returns the names of its part of each result."""
         held: dict[str, tuple[str, Span]] = {}
         slices: dict[Want, str] = {}
 
@@ -98,7 +101,7 @@ class Rewriting:
         return part
 
     def _part(self, of: str, axis: int, span: Span) -> str:
-        """A new tensor: some rows of one."""
+        """Returns the name of a new tensor for some rows of ``of``."""
         fact = self.graph.facts[of]
         name = unused_name(f"{of}[{span[0]}:{span[1]}]", self.graph.facts, self.facts)
         shape = (*fact.shape[:axis], span[1] - span[0], *fact.shape[axis + 1 :])
@@ -106,7 +109,7 @@ class Rewriting:
         return name
 
     def finished(self) -> Graph:
-        """The graph of the nodes that were added."""
+        """Returns the graph of the added nodes."""
         words = self.graph.words
         return self.graph.with_(
             nodes=tuple(self.nodes),
@@ -115,13 +118,13 @@ class Rewriting:
         )
 
     def layouts(self, layouts: Mapping[str, str]) -> dict[str, str]:
-        """How the tensors lie: parts as the whole."""
+        """Returns the layouts of all tensors; a part has the layout of its whole."""
         parts = {name: layouts[of] for name, of in self.of.items() if of in layouts}
         return {**layouts, **parts}
 
 
 def in_bands(graph: Graph, runs: Iterable[tuple[Run, int]]) -> Rewriting:
-    """The graph with these runs, which do not overlap, in so many bands each."""
+    """Returns the graph with each of these runs, which must not overlap, in its number of bands."""
     found = Rewriting(graph)
     done = 0
     for run, count in sorted(runs, key=lambda pair: pair[0].first):

@@ -1,4 +1,4 @@
-"""Neighbouring operators of a graph, and the rows that each of them makes in a band."""
+"""Runs of neighbouring operators, and the rows that each operator computes in a band."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cml_engine.ops.declaration.traits import Span
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The nodes of a run, by their numbers in the graph, for one band; ``results`` are the rows
-    that it adds to what the run gives."""
+    """One band of a run: its nodes by number, and the rows that it adds to each result of the
+    run."""
 
     parts: Mapping[int, NodeRows]
     results: Mapping[str, Span]
@@ -21,7 +21,7 @@ class Band:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The nodes ``first`` to before ``end`` of a graph."""
+    """The nodes of a graph from ``first`` to ``end``, exclusive."""
 
     chart: Chart
     first: int
@@ -29,7 +29,8 @@ class Run:
 
     @cached_property
     def aside(self) -> frozenset[int]:
-        """The nodes that hang on no rows of others in the run, and have none: computed before."""
+        """The nodes that have no rows and read none of the run; they are computed before the
+        bands."""
         made: set[str] = set()
         found: set[int] = set()
         for k in range(self.first, self.end):
@@ -43,7 +44,7 @@ class Run:
 
     @cached_property
     def inside(self) -> Mapping[str, RowRule]:
-        """What is computed in bands, with the rule of its node."""
+        """The tensors that are computed in bands, with the rules of their nodes."""
         found: dict[str, RowRule] = {}
         for k in self._banded:
             rule = self.chart.rules[k]
@@ -57,20 +58,20 @@ class Run:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """What of it is read when the run is over."""
+        """The tensors of the run that are read after it."""
         graph = self.chart.graph
         later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
         return tuple(name for name in self.inside if name in later)
 
     @cached_property
     def possible(self) -> bool:
-        """Whether its nodes have rules that fit to each other."""
+        """True if all nodes of the run have rules, and the rules fit together."""
         if not self.results or any(self.chart.rules[k] is None for k in self._banded):
             return False
         return all(self._fits(rule) for rule in self.inside.values())
 
     def _fits(self, rule: RowRule) -> bool:
-        """What a node needs of others in the run are rows, along the axis along which they lie."""
+        """Returns True if the node reads rows of others in the run, along their row axis."""
         part = rule.for_rows(0, rule.extent)
         return all(
             want.span is not None and want.axis == self.chart.axes[want.name]
@@ -80,11 +81,11 @@ class Run:
 
     @cached_property
     def most(self) -> int:
-        """In how many bands it can be computed."""
+        """The largest possible number of bands."""
         return min(-(-self.inside[n].extent // self.inside[n].rows.step) for n in self.results)
 
     def band(self, number: int, count: int) -> Band:
-        """One of so many bands."""
+        """Returns band ``number`` of ``count`` bands."""
         results = {name: self._share(name, number, count) for name in self.results}
         wanted: dict[str, Span] = dict(results)
         parts: dict[int, NodeRows] = {}

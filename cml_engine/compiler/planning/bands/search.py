@@ -1,5 +1,6 @@
-"""Which operators are computed in bands, and in how many, so that memory has a limit: those that
-compute the least twice. What takes how much is estimated; the plan that is made of it is measured.
+"""Searches for the runs and numbers of bands that keep a memory limit with the least repeated work.
+
+The memory of each candidate is estimated; the plan made from it is measured.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from cml_engine.compiler.planning.bands.run import Run
 from cml_engine.compiler.planning.bands.usage import Usage
 from cml_engine.ir.graph import Array
 
-#: of operators in bands: a plan of more takes longer to make than anybody waits; and how many bands
-#: there may be all the same
+#: the most dispatches in bands, beyond which planning takes too long, and the number of bands
+#: that is always allowed
 _MOST_DISPATCHES, _FEWEST = 4096, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A run in a number of bands, and the bytes at its fullest step as estimated."""
+    """A run with its number of bands, and the estimated bytes at its fullest step."""
 
     run: Run
     count: int
@@ -33,7 +34,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A way through the graph: its runs, the bytes at its fullest step, and its additional work."""
+    """A partition of the graph: its runs in bands, the bytes at its fullest step, and its extra
+    work."""
 
     runs: tuple[Chosen, ...]
     nbytes: float
@@ -42,29 +44,32 @@ class Path:
 
 @dataclass
 class Search:
-    """Over a graph that takes more than it may. ``plain`` is the usage of nodes that stay as they
-    are. ``thinnest``: by node, the fewest rows for which it has the kernels of the whole."""
+    """A search over a graph that exceeds its memory limit.
+
+    ``plain`` is the memory usage of nodes outside of bands. ``thinnest`` has for a node the
+    fewest rows for which it can use the same kernels as without bands.
+    """
 
     facts: RunFacts
     plain: Usage
     thinnest: dict[int, int] = field(default_factory=dict)
 
     def cheapest(self, bounds: Bounds) -> Path | None:
-        """The way with the least work on which all is within the bounds; None if there is none."""
+        """Returns the path with the least work within the bounds, or None if there is none."""
         most = self._most_bands(bounds.total)
         return self._best(bounds, most, lambda nbytes, work: work, np.add)
 
     def smallest(self, bounds: Bounds) -> Path | None:
-        """The way whose fullest step takes the fewest bytes that bands can reach."""
+        """Returns the path whose fullest step takes the fewest bytes, or None if there is none."""
         found, most = None, float(COUNTS[-1])
-        for _ in range(2):  # the first tells which nodes are in bands
+        for _ in range(2):  # the first round finds the nodes that are in bands
             tensors = replace(bounds, total=inf)
             found = self._best(tensors, most, lambda nbytes, work: nbytes, np.maximum)
             most = 0.0 if found is None else self._most_bands(found.nbytes)
         return found
 
     def _most_bands(self, total: float) -> float:
-        """In how many bands the nodes that take more than that may be."""
+        """Returns the most bands per run that keep the number of dispatches low."""
         facts, dispatches = self.facts, 0
         for k, (first, end) in enumerate(facts.usage.steps):
             if self.plain.of_node(k) > total:
@@ -72,7 +77,7 @@ class Search:
         return max(_FEWEST, _MOST_DISPATCHES / max(dispatches, 1))
 
     def too_much(self, bounds: Bounds) -> list[int]:
-        """The nodes that take more than the bounds, or that are to be in bands."""
+        """Returns the nodes that exceed the bounds, or that the caller wants in bands."""
         return [k for k in range(len(self.facts.chart.graph.nodes)) if not self._holds(k, bounds)]
 
     def _holds(self, k: int, bounds: Bounds) -> bool:
@@ -87,8 +92,10 @@ class Search:
         value: Callable[[Array, Array], Array],
         join: Callable[[Any, Any], Any],
     ) -> Path | None:
-        """The way of the least value from the first node to the last, in at most so many bands;
-        ``join`` makes the value of two parts of a way that of both."""
+        """Returns the path of the least value with at most ``most`` bands per run.
+
+        ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
+        """
         few = (self.facts.counts <= most) | np.isin(
             self.facts.counts, list(self.facts.asked.values())
         )

@@ -1,4 +1,4 @@
-"""What memory and work a graph's operators take as they are."""
+"""The memory and the work of a graph's operators without bands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cml_engine.compiler.planning.plan_memory import rounded_up
 from cml_engine.compiler.planning.views import Views, merged
 from cml_engine.ir.layout import PLAIN, words
 
-#: bytes of memory that are worth an operation, where work is compared
+#: the number of operations that take as long as one byte of memory traffic
 FLOPS_PER_BYTE = 16
 
 
 class Usage:
-    """The memory of a drafted graph, with parts of tensors in their wholes."""
+    """The memory usage of a drafted graph whose views lie in their wholes."""
 
     def __init__(self, drafted: Drafted, views: Views) -> None:
         self.drafted, self.graph, self.views = drafted, drafted.graph, views
@@ -24,7 +24,7 @@ class Usage:
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
-        """For each node its first dispatch and the one behind its last."""
+        """For each node, its first dispatch and the end of its dispatches."""
         counts = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0)
         for node, *_ in self.drafted.draft.dispatches:
             counts[node.outputs[0]] += 1
@@ -33,7 +33,7 @@ class Usage:
 
     @cached_property
     def alive(self) -> list[int]:
-        """Bytes alive before the first dispatch, at each, and behind the last."""
+        """Bytes alive before the first dispatch, at each dispatch, and after the last."""
         count = len(self.drafted.draft.dispatches)
         change = [0] * (count + 3)
         for item in self.items:
@@ -42,24 +42,24 @@ class Usage:
         return list(accumulate(change))[: count + 2]
 
     def of_node(self, k: int) -> int:
-        """Bytes alive at the fullest step of a node."""
+        """Returns the bytes alive at the fullest step of a node."""
         first, end = self.steps[k]
         return max(self.alive[first + 1 : end + 1], default=0)
 
     def largest_of_node(self, k: int) -> int:
-        """Bytes of the largest tensor that lives while the node is computed."""
+        """Returns the bytes of the largest tensor alive while the node is computed."""
         first, end = self.steps[k]
         lives = (i.nbytes for i in self.items if i.first < end and first <= i.last)
         return max(lives, default=0) if end > first else 0
 
     @cached_property
     def node_work(self) -> list[float]:
-        """Operations of each node, and its bytes as operations."""
+        """The operations of each node, including its memory traffic converted to operations."""
         by_node = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0.0)
         for node, _, _, cost in self.drafted.draft.dispatches:
             by_node[node.outputs[0]] += cost.flops + FLOPS_PER_BYTE * cost.bytes
         return list(by_node.values())
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a whole tensor."""
+        """Returns the bytes of a whole tensor."""
         return 4 * words(self.graph.facts[name], self.drafted.layouts.get(name, PLAIN))

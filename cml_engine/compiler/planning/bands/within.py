@@ -1,4 +1,4 @@
-"""Plans whose activations take no more than they may."""
+"""Plans whose activations stay within a memory limit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from cml_engine.ir.graph import Node
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import EXACT, Dispatch, Kernel
 
-#: how often a plan is made that takes more than was estimated
+#: the most attempts to plan when plans take more than their estimates
 _TRIES = 8
-#: how many times as much as it may a network takes by the estimate if no plan is tried, where that
-#: has more dispatches than are quickly made
+#: no plan is tried if the estimate exceeds the limit by this factor and the plan has more
+#: dispatches than can be planned quickly
 _HOPELESS, _QUICK = 1.5, 1000
-#: a kernel and its defines: what its code is
+#: the identity of a kernel's code: its path and defines
 Code = tuple[str, frozenset[tuple[str, int | str]]]
 
 
 def planned(whole: Drafted, sibling: Sibling | None = None) -> Plan:
-    """The plan of a draft: as it is where that is within ``arena_limit`` and no tensor is larger
-    than a buffer, else with operators in bands. :class:`DeviceError` where bands do not help."""
+    """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
+
+    Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
+    :class:`InputError` or :class:`DeviceError` if bands do not help.
+    """
     options, limits = whole.options, whole.limits
     align = limits.storage_offset_alignment
     most = limits.max_buffer_bytes // align * align
@@ -48,7 +51,7 @@ def planned(whole: Drafted, sibling: Sibling | None = None) -> Plan:
 
 
 class _Banding:
-    """One draft on its way to a plan in bands."""
+    """The planning of one draft in bands."""
 
     def __init__(
         self, whole: Drafted, sibling: Sibling | None, bounds: Bounds, asked: Mapping[str, int]
@@ -60,11 +63,11 @@ class _Banding:
         self.chart = chart_of(graph, self.kernels, [n for n, count in asked.items() if count == 1])
         numbers = {name: k for k, node in enumerate(graph.nodes) for name in node.outputs}
         self.numbers = {numbers[name]: count for name, count in asked.items() if count > 1}
-        # in bands other parts may lie in their wholes than now, if any
+        # bands may allow other views than the graph without bands
         views = views_of(whole)
         self.usage = Usage(whole, views)
         facts = RunFacts(self.chart, self.usage, self.numbers)
-        #: what is known for what is in bands, and the usage of what is not
+        #: pairs of the facts for nodes in bands and the memory usage of other nodes
         self.known = [(facts, self.usage)]
         if views:
             apart = RunFacts(self.chart, Usage(whole, {}), self.numbers)
@@ -90,7 +93,7 @@ class _Banding:
         raise self._too_small(least.memory.peak)
 
     def _within(self, limit: float, searches: Sequence[Search]) -> Plan | None:
-        """A plan that takes no more than that; None where the searches know none."""
+        """Returns a plan of at most ``limit`` bytes, or None if the searches find none."""
         bounds = replace(self.bounds, total=limit)
         for _ in range(_TRIES):
             path = _cheapest(searches, bounds)
@@ -106,7 +109,7 @@ class _Banding:
         return None
 
     def _dispatches(self, path: Path) -> int:
-        """How many the bands of a path have, but for copies."""
+        """Returns the number of dispatches in the bands of a path, without copies."""
         steps = self.usage.steps
         return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
 
@@ -114,7 +117,8 @@ class _Banding:
         return [Search(*known) for known in self.known]
 
     def _least(self, is_quick: bool) -> Plan | None:
-        """The plan that takes the fewest bytes that bands can reach; the same for every limit."""
+        """Returns the plan with the fewest bytes that bands can reach; it does not depend on the
+        limit."""
         found, searches = None, self._searches()
         for search in searches:
             for _ in range(_TRIES):
@@ -126,7 +130,7 @@ class _Banding:
                 if plan is not None:
                     found = min(found or plan, plan, key=lambda p: p.memory.peak)
                     break
-        while is_quick and found is not None:  # what is smaller than the estimate
+        while is_quick and found is not None:  # plans smaller than the estimate may exist
             smaller = self._within(found.memory.peak - 1, self._searches())
             if smaller is None:
                 break
@@ -134,8 +138,11 @@ class _Banding:
         return found
 
     def _plan(self, chosen: Sequence[Chosen], searches: Sequence[Search]) -> Plan | None:
-        """The plan with these runs in bands; None where some bands are too thin for the kernels of
-        the whole, which the searches then know."""
+        """Returns the plan with these runs in bands, or None if some bands are too thin.
+
+        Bands are too thin if they cannot use the kernels of the whole operator. The searches
+        learn that.
+        """
         whole = self.whole
         made = in_bands(whole.graph, [(c.run, c.count) for c in chosen])
         graph = made.finished()
@@ -143,7 +150,7 @@ class _Banding:
         untouched = {node.title for node in graph.nodes} & whole.draft.chosen.keys()
         pinned |= {title: whole.draft.chosen[title] for title in untouched}
         draft = Draft(packed=dict(whole.draft.packed), pinned=pinned, alike=made.alike)
-        # the kernels that are asked for are among those of the whole; a joined result has its name
+        # requested kernels are pinned already; a joined result would have the name of one
         options = replace(whole.options, kernels={})
         layouts = made.layouts(whole.layouts)
         try:
@@ -173,8 +180,11 @@ class _Banding:
         return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
 
     def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
-        """Returns True if the whole operator has that very kernel: with others the bits could be
-        others. What only moves numbers gives the same by any."""
+        """Returns True if the whole operator uses the same kernel, so that results are
+        bit-identical.
+
+        Operators that only move numbers are bit-identical with any kernel.
+        """
         spec = lookup(node.op)
         free = title is None or spec.tolerance == EXACT or spec.formula is not None
         return free or _code(kernel, dispatch) in self._codes[title or ""]
@@ -187,7 +197,7 @@ class _Banding:
         return found
 
     def _learn(self, thin: Sequence[Node], made: Rewriting, searches: Sequence[Search]) -> None:
-        """Operators with these kernels take no bands of so few rows."""
+        """Forbids bands of so few rows for all operators with the kernels of these nodes."""
         for node in thin:
             like = self.kernels.get(made.titles[node.title])
             for k, rule in enumerate(self.chart.rules):
@@ -198,7 +208,7 @@ class _Banding:
 
     @cached_property
     def _flops(self) -> dict[str, float]:
-        """Operations by title of the operator, without bands."""
+        """The operations of each operator without bands, by title."""
         found: dict[str, float] = {}
         for node, _, _, cost in self.whole.draft.dispatches:
             found[node.title] = found.get(node.title, 0.0) + cost.flops
@@ -218,7 +228,8 @@ class _Banding:
         )  # fmt: skip
 
     def _too_small(self, enough: int, estimated: str = "") -> InputError:
-        """Why no bands fit into ``arena_limit``, and what would."""
+        """Returns the error for an ``arena_limit`` below the least possible memory, ``enough``
+        bytes."""
         graph = self.whole.graph
         k = max(range(len(graph.nodes)), key=self.usage.of_node, default=-1)
         need = self.usage.of_node(k) if k >= 0 else 0
@@ -233,14 +244,15 @@ class _Banding:
         )
 
     def _obstacle(self) -> str:
-        """What of that which takes too much cannot be computed in bands."""
+        """Names the first operator that exceeds the bounds and cannot be computed in bands."""
         for k in self._searches()[0].too_much(self.bounds):
             if self.chart.rules[k] is None:
                 return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
         return ""
 
     def _refused(self) -> CmlError:
-        """Bands that are asked for cannot be, or a tensor is larger than a buffer."""
+        """Returns the error for requested bands that are impossible, or a tensor larger than a
+        buffer."""
         graph = self.whole.graph
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
@@ -269,11 +281,14 @@ def _cheapest(searches: Sequence[Search], bounds: Bounds) -> Path | None:
 
 
 def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
-    """Without what says in which parts tensors are bound: that is how they are found, no more."""
+    """Returns a kernel's identity: its path and its defines.
+
+    Defines that describe bindings in parts are left out, because they do not change results.
+    """
     pairs = dispatch.defines.items()
     return str(kernel.path), frozenset((k, v) for k, v in pairs if "_PART" not in k)
 
 
 def _enough_mib(nbytes: int) -> float:
-    """Rounded up: as a limit it suffices."""
+    """Returns bytes as MiB, rounded up so that the number suffices as a limit."""
     return ceil(nbytes / 2**20 * 100) / 100

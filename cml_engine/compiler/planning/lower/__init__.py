@@ -1,4 +1,4 @@
-"""Graph -> :class:`Plan`."""
+"""Lowers a graph to a :class:`Plan`."""
 
 from cml_engine.compiler.planning.lower.dispatches import lower_node, node_cost
 from cml_engine.compiler.planning.lower.draft import Draft, Drafted

@@ -1,4 +1,4 @@
-"""The costs of operators."""
+"""Lowers operators to dispatches with costs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 def node_cost(
     spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
 ) -> Cost:
-    """The operator's cost with its epilogues': their FLOPs, and the operands they read. What is
-    stored in fewer bits is fewer bytes."""
+    """Returns the cost of an operator and its epilogues, including the operands that these read.
+
+    Tensors in fewer bits count with their stored bytes.
+    """
     facts = graph.facts
     outputs = [facts[n] for n in node.outputs]
     cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
@@ -96,7 +98,8 @@ def add_dispatches(
 
 
 def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
-    """Add what one node does to the draft, as the first of its kind did, with its own tensors."""
+    """Adds the dispatches of a node to the draft as copies of an equal node's, with its own
+    tensors."""
     was, now = first.node, node
     names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
     for name, words in first.scratch.items():
@@ -119,7 +122,7 @@ def lower_node(
     options: PlanOptions,
     sibling: Sibling | None,
 ) -> None:
-    """Add what one node does to the draft."""
+    """Adds the dispatches of one node to the draft."""
     spec = lookup(node.op)
     if spec.alias or node.op == options.stub:
         return
@@ -151,7 +154,7 @@ def lower_node(
 def _with_parts(
     spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: Draft
 ) -> Dispatch:
-    """The dispatch of a kernel that finds its tensors in the parts in which they are bound."""
+    """Returns the dispatch with defines for the tensors that are bound in several parts."""
     defines: dict[str, int | str] = {}
     for i, name in enumerate(dispatch.tensors):
         parts = draft.parts[name] = in_parts(op, name)
@@ -159,13 +162,14 @@ def _with_parts(
             defines |= {f"T{i}_PARTS": parts.count, f"T{i}_PART_BYTES": parts.nbytes}
             if not kernel.interface:
                 check_atomics(op, text_of(kernel, spec), f"T{i}", name)
-    if not defines or kernel.interface:  # an interface says it already
+    if not defines or kernel.interface:  # a generated interface contains the parts already
         return dispatch
     return replace(dispatch, defines={**dispatch.defines, **defines})
 
 
 def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
-    """A kernel that is asked for where none could be chosen must be what is there."""
+    """Raises :class:`InputError` if a requested kernel is not among those of an operator without
+    choices."""
     there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
     if op.asked and not op.choices and op.asked not in there:
         raise InputError(
@@ -178,7 +182,7 @@ def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -
 def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
     """Returns the epilogues without operator ``op``; readers of its result read the one before."""
     kept: list[Epilogue] = []
-    number = [0]  # by the operator's number before: that of the last one kept until there
+    number = [0]  # maps each old step number to the number of the last step kept up to it
     for epilogue in epilogues:
         if epilogue.op != op:
             own = tuple((place, number[link]) for place, link in epilogue.own)

@@ -1,4 +1,4 @@
-"""A plan in the making."""
+"""Plans under construction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Launch = tuple[Node, Kernel, Dispatch, Cost]
 
 @dataclass(frozen=True, slots=True)
 class LoweredNode:
-    """A node, and what it added to a draft."""
+    """A node, and the dispatches and scratch that it added to a draft."""
 
     node: Node
     launches: list[Launch]
@@ -30,29 +30,29 @@ class LoweredNode:
 
 @dataclass
 class Draft:
-    """A plan in the making: dispatches still name tensors, nothing has a place."""
+    """A plan under construction: dispatches name their tensors, and no tensor has a place in
+    memory."""
 
     dispatches: list[Launch] = field(default_factory=list)
     packed: dict[str, Array] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
-    #: by variable: where a new value that lies in the weights waits until all were read
+    #: by variable: the intermediate tensor for a new value that is in the weights
     passed_on: dict[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
-    #: how every tensor that is bound is
+    #: the parts in which each bound tensor is bound
     parts: dict[str, InParts] = field(default_factory=dict)
-    #: by title of an operator: its kernels, by name and themselves; those that it must have
+    #: the names and values of each operator's chosen kernels, and of those it must use, by title
     chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
     pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
-    #: by title of an operator: a key that operators share whose dispatches are alike, but for the
-    #: names of tensors; and by key the first of these
+    #: a key by operator title: operators with equal keys have equal dispatches, except for the
+    #: names of tensors; and the first operator lowered for each key
     alike: Mapping[str, object] = field(default_factory=dict)
     lowered: dict[object, LoweredNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A plan but for the places of its tensors: its draft, and what is to have a place in the
-    arena, with the steps that need it."""
+    """A complete draft, and the lifetimes of the tensors that need a place in the arena."""
 
     graph: Graph
     limits: Limits

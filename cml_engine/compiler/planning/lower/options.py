@@ -13,18 +13,21 @@ from cml_engine.ops.declaration.in_parts import COUNTS
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """``keep``: no tensor's memory is reused, so that all can be read after a run.
-    ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
-    ``stub``: an operator that does nothing; its results are whatever the memory holds.
-    ``views``: parts of a tensor may lie in it (``passes/views.py``); not where all are kept.
-    ``variants``: the kernels that are faster on the device than those of the engine's rules.
-    ``retain``: what a run may leave as it was outlives it (``planning/reuse.py``).
-    ``kernels``: those that the caller decides, by the first result of their operators.
-    ``parts``: in how many the caller wants tensors bound, by name.
-    ``packed_inputs``: who gives an input of an integer network makes words of it where these lie
-    packed (``planning/entries.py``); else, and where all are kept, a step does.
-    ``arena_limit``: bytes that the arena may take; 0 is any number (``planning/bands/``).
-    ``bands``: in how many of them what ends with a tensor is computed, by its name."""
+    """Options for lowering a graph.
+
+    - ``keep``: no tensor's memory is reused, so that all can be read after a run.
+    - ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
+    - ``stub``: an operator that is skipped; its results are undefined.
+    - ``views``: parts of a tensor may share its memory (``planning/views.py``); not with ``keep``.
+    - ``variants``: the kernels that are faster on the device than those of the engine's rules.
+    - ``retain``: tensors that a later run may reuse stay in memory (``ir/reuse.py``).
+    - ``kernels``: the kernels that the caller decides, by the first result of their operators.
+    - ``parts``: the numbers of parts in which the caller wants tensors bound, by name.
+    - ``packed_inputs``: inputs of an integer network that are stored packed are converted during
+      upload (``planning/entries.py``); otherwise, and with ``keep``, a step converts them.
+    - ``arena_limit``: the largest size of the arena in bytes; 0 is unlimited (``planning/bands/``).
+    - ``bands``: the number of bands of the run that ends with a tensor, by the tensor's name.
+    """
 
     keep: bool = False
     guard: int = 0

@@ -1,4 +1,4 @@
-"""Graph -> :class:`Plan`: operators become dispatches, tensors get places, weights are gathered."""
+"""Lowers a graph to a :class:`Plan`: dispatches, places of tensors, and weights."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ def lower(
     options: PlanOptions = PlanOptions(),
     sibling: Sibling | None = None,
 ) -> Plan:
-    """The plan of a graph whose facts are known. Pure: the same arguments give the same plan. With
-    a ``sibling`` it has the same kernels and weights as that where they are right."""
+    """Returns the plan of a graph whose facts are known.
+
+    Equal arguments give equal plans. With a ``sibling`` the plan uses its kernels and packed
+    weights if they are valid.
+    """
     return placed(drafted(graph, limits, layouts, options, sibling), sibling)
 
 
@@ -54,8 +57,10 @@ def drafted(
     begun: Draft | None = None,
     joins: Collection[str] = (),
 ) -> Drafted:
-    """The graph's dispatches, added to a draft that is ``begun`` or to none. What makes one of
-    ``joins`` of its parts copies each as soon as it is there."""
+    """Returns the draft of a graph, built on ``begun`` if that is given.
+
+    The parts of each tensor in ``joins`` are copied into it as soon as they are computed.
+    """
     if options.guard % limits.storage_offset_alignment:
         raise InputError(
             f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
@@ -77,7 +82,7 @@ def drafted(
 
 
 def placed(drafted: Drafted, sibling: Sibling | None = None) -> Plan:
-    """The plan of a draft: everything has a place."""
+    """Returns the plan of a draft, with a place for every tensor."""
     graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
     alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.held
     places, memory, kept = place_arena(drafted)

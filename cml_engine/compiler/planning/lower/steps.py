@@ -1,4 +1,4 @@
-"""Dispatches and the places of their tensors, as steps."""
+"""Converts dispatches and the places of their tensors to steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 def updates_of(
     graph: Graph, alias: Mapping[str, str], draft: Draft, locate: Locator
 ) -> tuple[tuple[Binding, Binding], ...]:
-    """The copies after a run: first into what is passed on, then into the variables."""
+    """Returns the copies after a run: first to intermediate tensors, then to the variables."""
     first, then = [], []
     for variable, value in graph.updates:
         source = locate(value)
@@ -146,6 +146,6 @@ def check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) 
 
 
 def _listed(bindings: Sequence[Binding]) -> str:
-    """The tensors of a step, and in how many parts."""
+    """Lists the tensors of a step, with the number of parts of each."""
     counts = Counter(binding.tensor for binding in bindings)
     return ", ".join(f"'{n}' in {c} parts" if c > 1 else f"'{n}'" for n, c in counts.items())

@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def aliases_of(graph: Graph) -> dict[str, str]:
-    """For every result that is another tensor's memory: that tensor."""
+    """Maps every result that shares another tensor's memory to that tensor."""
     alias: dict[str, str] = {}
     for node in graph.nodes:
         spec = lookup(node.op)
@@ -33,8 +33,12 @@ def aliases_of(graph: Graph) -> dict[str, str]:
 
 
 def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
-    """For every variable whose new value is a constant's or a variable's: a tensor to hold it. One
-    buffer cannot be copied within itself, and two variables may change places."""
+    """Returns the name of an intermediate tensor for every variable that is updated from a
+    constant.
+
+    A variable counts as a constant here. A buffer cannot be copied within itself, and two variables
+    may be swapped.
+    """
     return {
         variable: unused_name(f"{variable}.next", graph.facts)
         for variable, value in graph.updates
@@ -50,12 +54,14 @@ def lifetimes_of(
     options: PlanOptions,
     held: Collection[str],
 ) -> list[Lifetime]:
-    """Every tensor in the arena, and the steps that need it where each has memory of its own; what
-    is ``held`` from one run to the next is needed by all."""
+    """Returns the size and the lifetime of every tensor in the arena, if none is a view.
+
+    Tensors in ``held`` stay in memory between runs, so all steps need them.
+    """
     last_step = len(draft.dispatches)
     given = [alias.get(name, name) for name in graph.inputs]
     used: dict[str, tuple[int, int]] = dict.fromkeys(given, (-1, -1))
-    for node in graph.nodes:  # a result that no dispatch writes (zero extents) has a place too
+    for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
         for name in node.outputs:
             if name not in alias:
                 used.setdefault(name, (last_step, -1))
@@ -83,7 +89,7 @@ def lifetimes_of(
 
 
 def held_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
-    """The tensors that stay from one run to the next, each with the one whose memory it is."""
+    """Maps the tensors that stay in memory between runs to the tensors whose memory they use."""
     names = [*graph.inputs, *boundaries(graph)]
     return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
 
@@ -93,7 +99,7 @@ def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
 
 
 def views_of(drafted: Drafted) -> Views:
-    """The parts of tensors that may lie in the whole."""
+    """Returns the parts of tensors that may share the memory of the whole."""
     options, align = drafted.options, drafted.limits.storage_offset_alignment
     if not options.views or options.keep or options.guard:
         return {}
@@ -101,8 +107,11 @@ def views_of(drafted: Drafted) -> Views:
 
 
 def place_arena(drafted: Drafted) -> tuple[dict[str, int], Memory, list[Launch]]:
-    """Every tensor's place, and the dispatches. Parts lie in the whole, and what would copy them
-    is left out, unless that makes the arena larger."""
+    """Returns the place of every tensor in the arena, its size, and the dispatches.
+
+    Parts lie in the whole, without the dispatches that would copy them, unless that makes the arena
+    larger.
+    """
     graph, items, options = drafted.graph, drafted.items, drafted.options
     align, most = drafted.limits.storage_offset_alignment, drafted.limits.max_buffer_bytes
     _check_sizes(graph, items, align, most)
@@ -128,7 +137,7 @@ def place_arena(drafted: Drafted) -> tuple[dict[str, int], Memory, list[Launch]]
 
 
 def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:
-    """:class:`DeviceError` where a tensor alone is more than a buffer."""
+    """Raises :class:`DeviceError` if a tensor alone is larger than a buffer."""
     largest = max(items, key=lambda item: item.nbytes, default=None)
     if largest is not None and largest.nbytes > most // align * align:
         raise DeviceError(

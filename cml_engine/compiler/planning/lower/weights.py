@@ -1,4 +1,4 @@
-"""Constants, one after the other in buffers."""
+"""Packs constants into buffers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.layout import stored_bytes
 from cml_engine.ir.limits import Limits
 
-#: a binding takes a multiple of it, so that a vector load at its start or end stays inside, and
-#: copies of several, one behind the other, begin where a device can map them
+#: the sizes of bindings are multiples of this, so that vector loads stay inside and consecutive
+#: copies begin at offsets that a device can map
 MIN_BYTES = 16
 
 
 @dataclass(slots=True)
 class _Block:
-    """Constants one after the other in a buffer."""
+    """Constants at consecutive offsets in a buffer."""
 
     values: dict[str, tuple[int, Array]] = field(default_factory=dict)
     nbytes: int = 0
@@ -30,14 +30,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """The weights that are shared with plans at other shapes, and those of this plan alone."""
+    """The weights shared with plans at other shapes, and the weights of this plan alone."""
 
     shared: _Block
     own: _Block
     used: frozenset[str]
 
     def find(self, name: str) -> tuple[str, int, Array] | None:
-        """Space, offset and value of a constant that lies in the weights."""
+        """Returns the space, offset and value of a constant in the weights, else None."""
         if name in self.own.values:
             return ("own", *self.own.values[name])
         return ("weights", *self.shared.values[name]) if name in self.used else None
@@ -50,8 +50,10 @@ def place_weights(
     limits: Limits,
     sibling: Sibling | None,
 ) -> PackedWeights:
-    """Constants that a dispatch binds, an update writes or an output is, one after the other. What
-    an update writes is never shared, nor what a sibling does not have."""
+    """Packs the constants that a dispatch binds, an update writes, or an output is.
+
+    Constants that an update writes are never shared, nor constants that the sibling does not have.
+    """
     names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
     names += [alias.get(n, n) for n in graph.roots]
     variables = {variable: None for variable, _ in graph.updates}
