@@ -1,9 +1,9 @@
-"""The device's side of a frame scheduler: slices into the host's encoder, timings and outputs back.
+"""The GPU side of the frame scheduler: records slices, then collects timings and outputs.
 
-Timestamp slots are made beforehand and used again in a ring; outputs (``jobs.py``) and readbacks
-(``readbacks.py``) take memory from the device's allocator, which keeps what is given back. Nothing
-here waits: what has not arrived is asked for again in the next frame. (The scheduler sees this
-class as ``scheduler.executor.Executor``.)
+Timestamp slots are created once and reused in a ring. Outputs (``jobs.py``) and readbacks
+(``readbacks.py``) take memory from the device's allocator, which reuses freed memory. No call
+blocks: data that has not arrived is polled again in the next frame. The scheduler sees this class
+as ``scheduler.executor.Executor``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from cml_engine.gpu.timing.timestamp_ring import TimestampRing
 from cml_engine.gpu.turns import turns
 from cml_engine.ir.textures import TextureTarget
 
-#: slices of a frame that are timed one by one
+#: the most groups of slices per frame that are timed separately
 MAX_GROUPS = 12
-#: frames whose runs are remembered until their receipts have come
+#: frames whose runs are remembered until their receipts arrive
 _REMEMBERED = 64
 
 
 class SliceLike(Protocol):
-    """Workgroups ``[first, first + count)`` of a step of a program, or of a load before it."""
+    """Workgroups ``[first, first + count)`` of a program's step, or of an input load (``step <
+    0``)."""
 
     @property
     def network(self) -> Any: ...
@@ -61,7 +62,7 @@ class GroupTiming:
 
 
 class FrameExecutor(JobExecutor):
-    """Encodes into the host's encoders on one device."""
+    """Records jobs into the host's command encoders on one device."""
 
     max_groups = MAX_GROUPS
 
@@ -69,36 +70,38 @@ class FrameExecutor(JobExecutor):
         super().__init__(gpu)
         self.name = gpu.name
         self.clock_source = "timestamps" if gpu.has_timestamps else "wall clock"
-        # a software driver spreads workgroups over the cores: a slice that is no multiple of
-        # their number leaves some idle at its end
+        # a software driver spreads workgroups over the cores: unless the slice is a multiple of
+        # the core count, some cores idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
         self.timing_is_dear = gpu.limits.software
-        #: the frame that is being encoded, or will be next
+        #: the current frame, or the next one
         self._frame = 0
         self._readbacks = Readbacks(gpu)
         self._copies = TextureCopies(gpu)
         self._untold: set[int] = set()
-        #: whether the frame that is being encoded leaves a receipt, and when that was decided
+        #: True if the current frame leaves a receipt, and the frame in which that was decided
         self._signed, self._signed_frame = False, -1
-        #: the runs that the latest frames worked on, by frame
+        #: the runs that each of the latest frames worked on
         self._frames: dict[int, set[JobRun]] = {}
         self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
     def check_encoder(self, encoder: Any) -> None:
-        """:class:`InputError` where it is no command encoder."""
+        """Raises :class:`InputError` if ``encoder`` is not a command encoder."""
         an_object(wgpu.GPUCommandEncoder, encoder, "encoder")
 
     # --- outputs
 
     def tensor(self, result: Result, name: str) -> GpuTensor:
-        """An output on the GPU."""
+        """Returns the output ``name`` as a tensor on the GPU."""
         return result.tensor(name)
 
     @device_errors()
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
-        """Append the copy into mappable memory; in a later frame, where models that are running
-        have all of it."""
+        """Appends the copy of the outputs into mappable memory.
+
+        The copy is postponed to a later frame if running models use all of the memory.
+        """
         if self._sign(encoder):
             self._readbacks.request(encoder, result, self._frame)
             self._ring.close()
@@ -106,11 +109,11 @@ class FrameExecutor(JobExecutor):
             self._readbacks.postpone(result)
 
     def read(self, result: Result, name: str) -> Any:
-        """The output if it has arrived, else None."""
+        """Returns the output ``name`` if it has arrived on the host, else None."""
         return result.value(name)
 
     def is_reading(self, result: Result) -> bool:
-        """Whether a readback of it is on its way."""
+        """Returns True if a readback of ``result`` is in progress."""
         return result in self._readbacks
 
     @device_errors()
@@ -121,17 +124,20 @@ class FrameExecutor(JobExecutor):
         name: str,
         options: Mapping[str, Any],
     ) -> StepWork:
-        """Append the copy of an output; ``options`` are :class:`TextureTarget`'s."""
+        """Appends the copy of an output into a texture and returns its cost.
+
+        ``options`` are the arguments of :class:`TextureTarget`.
+        """
         self.check_encoder(encoder)
         target = TextureTarget(**options)
         return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
 
     def take_copies(self) -> list[tuple[StepWork, float]]:
-        """Copies whose times have arrived, in milliseconds."""
+        """Returns the texture copies whose timings have arrived, each with its milliseconds."""
         return self._copies.take()
 
     def release(self, result: Result) -> None:
-        """Give the outputs' memory back."""
+        """Frees the memory of the outputs."""
         result.release()
 
     # --- frames
@@ -144,8 +150,11 @@ class FrameExecutor(JobExecutor):
         *,
         timed: bool = True,
     ) -> list[tuple[GpuProgram, Exception]]:
-        """A compute pass for each group, ``timed`` with timestamps at its ends where they can be
-        had; the networks whose slices the device refused, with its reason."""
+        """Records one compute pass per group and returns the networks whose slices failed.
+
+        With ``timed``, the passes have timestamps at both ends if the device supports them. Each
+        failed network comes with the error that the device reported.
+        """
         self._frame = frame
         self.gpu.memory.open_frame(self)
         failed: dict[GpuProgram, Exception] = {}
@@ -166,7 +175,7 @@ class FrameExecutor(JobExecutor):
                 self._encode_group(encoder, group, writes, failed)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
-        if failed and stamps is not None:  # what ran instead says nothing of what the slices take
+        if failed and stamps is not None:  # the frame's timings do not measure the failed slices
             self._untold.add(frame)
         return list(failed.items())
 
@@ -187,21 +196,23 @@ class FrameExecutor(JobExecutor):
                         self._encode_slice(compute, part)
                 except Exception as error:
                     failed[part.network] = error
-        finally:  # the host goes on with its encoder whatever happens here
+        finally:  # the host keeps using its encoder after an error here
             compute.end()
 
     def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: SliceLike) -> None:
         run = self._runs.get(part.network)
         if run is not None:
             self._worked.add(run)
-        if part.step < 0:  # the job's textures, the last of them -1
+        if part.step < 0:  # the job's input loads; the last one is -1
             self._loads[part.network][part.step].encode_range(compute, part.first, part.count)
         else:
             part.network.encode_range(compute, part.step, part.first, part.count)
 
     def _sign(self, encoder: wgpu.GPUCommandEncoder) -> bool:
-        """Makes sure that the frame leaves a receipt, by which one that is never submitted is
-        found out. Returns False where none can be had."""
+        """Adds a receipt to the frame, which reveals a frame that is never submitted.
+
+        Returns False if no timestamp slot is free.
+        """
         if self._signed_frame != self._frame:
             slot = self._ring.begin(self._frame, timed=False)
             if slot is not None:
@@ -210,21 +221,22 @@ class FrameExecutor(JobExecutor):
         return self._signed
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """As :meth:`JobExecutor.finish_job`, in a frame that leaves a receipt."""
+        """Finishes a job like :meth:`JobExecutor.finish_job`, if the frame can leave a receipt."""
         return super().finish_job(encoder, network) if self._sign(encoder) else None
 
     @property
     def frames_in_flight(self) -> int:
-        """Frames whose timings have not arrived, without those too young to be asked."""
+        """The number of frames whose timings were requested and have not arrived."""
         return self._ring.in_flight
 
     @property
     def untimed_frames(self) -> int:
-        """Frames that ran without timings because all slots were taken."""
+        """The number of frames that ran without timings because all slots were in use."""
         return self._ring.dropped
 
     def end_frame(self, frame: int) -> list[GroupTiming]:
-        """Ask for what is old enough, take what has arrived."""
+        """Requests the data of frames that are old enough and returns the timings that have
+        arrived."""
         turns.end_frame()
         self._frame = frame + 1
         self._beginning.clear()
@@ -237,17 +249,17 @@ class FrameExecutor(JobExecutor):
         try:
             self._ask(frame)
             timings = self._timings()
-        except DeviceError as error:  # the device is lost: nothing will come
+        except DeviceError as error:  # the device is lost: no data will arrive
             self._readbacks.lose(error)
             for last in [last for last in self._frames if last >= known]:
                 self.gpu.runs.lose(self._frames.pop(last), str(error))
             return []
         self._lose(self._ring.take_unsubmitted())
-        self._readbacks.take(self._ring.oldest)  # what came of a frame that never ran is garbage
+        self._readbacks.take(self._ring.oldest)  # data of a frame that never ran is garbage
         return timings
 
     def _timings(self) -> list[GroupTiming]:
-        """Takes what has arrived."""
+        """Returns the timings that have arrived."""
         timings: list[GroupTiming] = []
         for slot, spent in self._ring.take():
             if slot.frame in self._untold:
@@ -257,7 +269,7 @@ class FrameExecutor(JobExecutor):
         return timings
 
     def _lose(self, frames: Sequence[int]) -> None:
-        """These frames were ended and never ran: their receipts did not come."""
+        """Marks the runs of frames that were ended but never submitted as wrong."""
         for frame in frames:
             why = (
                 f"frame {frame} was encoded and never submitted, so its numbers are wrong. Submit "
@@ -273,25 +285,28 @@ class FrameExecutor(JobExecutor):
             poll(self.gpu.device)
 
     def preparing(self) -> str:
-        """What the thread that builds pipelines is doing, and its last error, in words."""
+        """Describes the current work of the pipeline-building thread and its last error."""
         return BUILDER.doing()
 
     def take_losses(self) -> bool:
-        """Whether runs have turned out to be wrong since this was last asked, whichever scheduler's
-        frame was never submitted; each job asks its own for :attr:`JobRun.harm`."""
+        """Returns True if runs were found to be wrong since the last call.
+
+        The runs may belong to another scheduler on this device. Each job checks its own
+        :attr:`JobRun.harm`.
+        """
         before, self._losses = self._losses, self.gpu.runs.losses
         return before != self._losses
 
     def harm(self, run: JobRun) -> str:
-        """Why a run's numbers are wrong; "" where nothing is known of that."""
+        """Returns the reason why the results of ``run`` are wrong, or "" if no error is known."""
         return run.harm
 
     def check(self) -> None:
-        """:class:`DeviceError` where the device is lost."""
+        """Raises :class:`DeviceError` if the device is lost."""
         self._ring.check()
 
     def abandon_frame(self, frame: int) -> None:
-        """The frame's encoder is thrown away: what it would have copied did not happen."""
+        """Reverts the state of a frame whose encoder is discarded and never submitted."""
         turns.end_frame()
         self._frame = frame + 1
         self._ring.abandon(frame)
@@ -299,7 +314,7 @@ class FrameExecutor(JobExecutor):
         self._untold.discard(frame)
         self._readbacks.abandon((frame,))
         self._worked.clear()
-        while self._beginning:  # what was to be copied into their memory was not
+        while self._beginning:  # their inputs were not copied
             self._beginning.pop().held.take_back()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)

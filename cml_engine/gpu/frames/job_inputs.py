@@ -1,4 +1,4 @@
-"""What a frame scheduler's job may take as inputs, checked before it is queued."""
+"""Checks of the inputs of a frame scheduler's job, made before the job is queued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cml_engine.ir.textures import on_device
 
 
 class _Promised(Protocol):
-    """The output that a job will have: ``scheduler.JobOutput``."""
+    """A future output of a job (``scheduler.JobOutput``)."""
 
     @property
     def job(self) -> Any: ...
@@ -27,7 +27,7 @@ class _Promised(Protocol):
 
 
 def is_array(value: Any) -> bool:
-    """Whether it comes from the host."""
+    """Returns True if the value is a host array: neither a GPU value nor a job's future output."""
     return not (on_device(value) or _is_promised(value))
 
 
@@ -36,8 +36,11 @@ def _is_promised(value: Any) -> TypeGuard[_Promised]:
 
 
 def check_inputs(gpu: Device, network: Any, inputs: Mapping[str, Any]) -> None:
-    """:class:`InputError` where the network is not this device's, or one of these inputs is
-    unknown, of another device, or of another shape or type than the network wants."""
+    """Raises :class:`InputError` if the network or one of the inputs does not fit the device.
+
+    The network must belong to ``gpu``. Each input must exist, lie on the host or on ``gpu``, and
+    have the network's shape and type.
+    """
     if not isinstance(network, GpuProgram):
         raise InputError(
             f"{network!r} is no network on a GPU: submit a cml.Session(graph, gpu) to the "
@@ -53,7 +56,7 @@ def check_inputs(gpu: Device, network: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None:
-    """As :func:`check_inputs`, for one of them."""
+    """Checks one input like :func:`check_inputs`."""
     place = network.plan.inputs.get(name)
     if place is None:
         known = ", ".join(network.plan.inputs) or "(none)"
@@ -65,14 +68,15 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None
     if _is_promised(value):
         kind, found = "GPU tensor", _promised(gpu, name, value) or place.fact
     else:
-        # sessions have checked its type before
+        # sessions check the element type beforehand
         kind, found = "array", Fact(place.fact.dtype, tuple(np.shape(value)))
     if found != place.fact:
         raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 
 
 def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
-    """What the job's output is; None where the job has ended without any."""
+    """Returns the shape and type of a job's future output; None if the job ended without
+    outputs."""
     places = _outputs_of(gpu, value.job)
     if places is None:
         return None
@@ -91,7 +95,11 @@ def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
 
 
 def _outputs_of(gpu: Device, job: Any) -> Mapping[str, TensorPlace] | None:
-    """A job's outputs, of its network or, once it has ended, its own; {} on another device."""
+    """Returns the outputs of a job by name.
+
+    They come from the job's network, or from its result once it has ended. Returns {} for a job of
+    another device, None for a job that ended without a result.
+    """
     if isinstance(job.network, GpuProgram):
         return job.network.plan.results if job.network.gpu is gpu else {}
     if isinstance(job.result, Result):

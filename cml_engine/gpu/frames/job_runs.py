@@ -1,4 +1,5 @@
-"""Runs that are wrong because a frame was never submitted, and all runs that read from them."""
+"""Tracks runs that are wrong because a frame was never submitted, and the runs that depend on
+them."""
 
 from __future__ import annotations
 
@@ -6,8 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from threading import Lock
 
-#: runs of a device that are remembered: far more than there are in the frames whose receipts
-#: are on their way
+#: runs of a device that are remembered: far more than the frames with pending receipts contain
 _REMEMBERED = 1024
 
 
@@ -17,23 +17,23 @@ class JobRun:
     __slots__ = ("harm", "sources")
 
     def __init__(self, sources: tuple[JobRun, ...]) -> None:
-        #: the runs whose numbers it reads: outputs, variables, retained tensors
+        #: the runs whose results it reads: outputs, variables, retained tensors
         self.sources = sources
-        #: why its numbers are wrong; "" as long as nothing is known of that
+        #: why its results are wrong; "" if no error is known
         self.harm = ""
 
 
 class JobRuns:
-    """The latest runs of all frame schedulers of a device, each after those that it reads from."""
+    """The latest runs of all frame schedulers of a device, in order of dependency."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._latest: deque[JobRun] = deque()
-        #: how often runs have turned out to be wrong
+        #: how often runs were found to be wrong
         self.losses = 0
 
     def begin(self, sources: Iterable[JobRun]) -> JobRun:
-        """Returns the run of a job that begins."""
+        """Registers and returns the run of a job that begins."""
         run = JobRun(tuple(sources))
         with self._lock:
             self._latest.append(run)
@@ -42,7 +42,7 @@ class JobRuns:
         return run
 
     def lose(self, lost: Iterable[JobRun], why: str) -> None:
-        """Marks these runs, and all that read from them, as wrong."""
+        """Marks the ``lost`` runs, and all runs that read their results, as wrong."""
         with self._lock:
             self.losses += 1
             for run in lost:

@@ -23,23 +23,28 @@ from cml_engine.ir.textures import TextureInput
 
 
 class JobExecutor:
-    """Jobs from the inputs that are accepted for them to the outputs that they leave. A job has
-    its network, and the memory for its outputs, before it begins."""
+    """Manages the memory of jobs, from their accepted inputs to their outputs.
+
+    Before a job begins, it reserves its network and the memory of its outputs.
+    """
 
     def __init__(self, gpu: Device) -> None:
         self.gpu = gpu
         self._ended: list[GpuProgram] = []
         self._reserved: dict[GpuProgram, Result] = {}
-        #: of the jobs that have begun
+        #: the input loads of the running jobs
         self._loads: dict[GpuProgram, list[Load]] = {}
         self._runs: dict[GpuProgram, JobRun] = {}
-        #: the runs that the frame which is being encoded works on
+        #: the runs that the current frame works on
         self._worked: set[JobRun] = set()
-        #: the networks whose jobs begin in it
+        #: the networks whose jobs begin in the current frame
         self._beginning: list[GpuProgram] = []
 
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the inputs of a job to come; copy arrays, and keep tensors until :meth:`let_go`."""
+        """Checks the inputs of a future job and returns them with arrays copied.
+
+        GPU tensors stay alive until :meth:`let_go`.
+        """
         check_inputs(self.gpu, network, inputs)
         if wants_kernels(network, inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
@@ -53,17 +58,21 @@ class JobExecutor:
         return accepted
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepWork]:
-        """The loads of accepted textures: steps of a job before its network's own."""
+        """Returns the costs of loading the accepted textures, which run before the network's own
+        steps."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
     def let_go(self, value: Any) -> None:
-        """An accepted input is not needed any more."""
+        """Releases an accepted input that the job no longer needs."""
         if isinstance(value, GpuTensor):
             value.let_go()
 
     def reserve(self, network: GpuProgram, inputs: Mapping[str, Any]) -> str:
-        """Take the network and the memory for a job's outputs before it begins; what it waits for,
-        where another thread has the one, or others can give back some of the other."""
+        """Reserves the network and the output memory of a job before it begins.
+
+        Returns "" on success, else a description of what the job waits for: pipelines, a network
+        that another thread uses, or memory that others can free.
+        """
         self._let_ended_go()
         if wants_kernels(network, inputs) and not kernels_of(self.gpu).ready:
             kernels_of(self.gpu).build_ahead(self.gpu)
@@ -96,7 +105,8 @@ class JobExecutor:
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> JobRun:
-        """Upload host arrays; copy GPU tensors where they come from."""
+        """Uploads the host arrays, appends the copies of the GPU tensors and returns the new
+        run."""
         self._let_ended_go()
         try:
             return self._write_inputs(encoder, network, inputs)
@@ -119,8 +129,11 @@ class JobExecutor:
 
     @device_errors()
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """Copy the outputs into the memory that was reserved for them; then the variables may
-        change. Where it went with a frame that was abandoned, there may be none for now."""
+        """Appends the copies of the outputs into their reserved memory, then the variable updates.
+
+        If an abandoned frame freed the reserved memory, new memory is taken. Returns None if
+        there is none at the moment.
+        """
         if network not in self._reserved and self._take_outputs(network):
             return None
         result, run = self._reserved.pop(network), self._runs[network]
@@ -137,12 +150,13 @@ class JobExecutor:
             reserved.release()
 
     def end_job(self, network: GpuProgram) -> None:
-        """The network's job is over; its memory is its own again after this frame's submit."""
+        """Ends the network's job; its memory is free for others after this frame's submit."""
         self._ended.append(network)
         self._give_up_reserved(network)
 
     def resume_job(self, network: GpuProgram) -> None:
-        """Its end was part of a frame that is being abandoned: the memory is still the job's."""
+        """Reverts :meth:`end_job` because its frame is abandoned; the job keeps the network's
+        memory."""
         self._ended.remove(network)
         network.held.spoil()
 
@@ -155,7 +169,8 @@ class JobExecutor:
 
 
 def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
-    """The runs that have made the inputs; :class:`InputError` where one of them is wrong."""
+    """Returns the runs that produced the inputs; raises :class:`InputError` if one of them is
+    wrong."""
     found = []
     for name, value in inputs.items():
         run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
@@ -167,7 +182,10 @@ def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
 
 
 def wants_kernels(network: GpuProgram, inputs: Mapping[str, Any]) -> bool:
-    """Whether any of a job's inputs is a texture, or a tensor of which words are made."""
+    """Returns True if an input needs the texture kernels.
+
+    That is a texture, or a GPU tensor of real numbers that an integer network quantizes on input.
+    """
     entered = {name for name, place in network.plan.inputs.items() if place.entry is not None}
     return any(
         isinstance(value, TextureInput) or (name in entered and not is_array(value))

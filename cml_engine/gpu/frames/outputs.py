@@ -1,4 +1,4 @@
-"""The outputs of a job that has ended in a frame: tensors on the GPU, and their way to the host."""
+"""The outputs of a finished job: tensors on the GPU and their readback to the host."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from cml_engine.gpu.program.common import TENSOR_USAGE
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
 
-#: jobs are submitted, and tensors released, by any thread
+#: any thread may submit jobs and release tensors
 _takers_lock = Lock()
 
 
 @dataclass(eq=False)
 class Result:
-    """The outputs of one job, in memory of their own until it is released."""
+    """The outputs of one job, in their own memory until they are released."""
 
     memory: Allocation
     places: dict[str, TensorPlace]
     nbytes: int
-    #: what has made them, once they are copied here
+    #: the run that produced them, once they are copied here
     run: JobRun | None = None
     asked_frame: int = -1
     data: bytes | None = None
-    #: why a readback is not to be had
+    #: why the readback failed
     error: DeviceError | None = None
-    #: jobs that will take a tensor of it
+    #: the number of jobs that will read from it
     takers: int = 0
     released: bool = False
     _staging: Staging | None = None
 
     @classmethod
     def of(cls, network: GpuProgram) -> Result:
-        """Memory for the outputs of a job of the network."""
+        """Allocates the memory for the outputs of one job of the network."""
         places, size = network.plan.packed_results
         memory = network.gpu.memory.allocate(
             size, TENSOR_USAGE, owner=network.name, category="output", alignment=RESULT_ALIGNMENT
@@ -60,16 +60,20 @@ class Result:
 
     @property
     def gone(self) -> bool:
-        """Whether the memory was given back."""
+        """True if the memory was freed."""
         return self.memory.freed
 
     def release(self) -> None:
-        """Give the memory back, now or when the jobs that take of it have done so."""
+        """Frees the memory, immediately or once no queued job reads from it."""
         self.released = True
         self.count_takers(0)
 
     def count_takers(self, more: int) -> None:
-        """So many more jobs will take of it; where it was released and none will, it goes."""
+        """Adds ``more`` (which may be negative) to the number of jobs that will read from the
+        outputs.
+
+        Frees the memory if it was released and no reader is left.
+        """
         with _takers_lock:
             self.takers += more
             idle = self.released and not self.takers
@@ -82,13 +86,13 @@ class Result:
         return self.places[name]
 
     def tensor(self, name: str) -> GpuTensor:
-        """An output on the GPU."""
+        """Returns the output ``name`` as a tensor on the GPU."""
         place = self.place(name)
         offset = self.memory.offset + place.binding.offset
         return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
 
     def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
-        """Append the copies out of the network's memory."""
+        """Appends the copies from the network's memory."""
         results = network.plan.results
         for name, place in self.places.items():
             source = results[name].binding
@@ -99,10 +103,10 @@ class Result:
                 source.nbytes,
             )
 
-    # --- on their way to the host
+    # --- readback
 
     def begin_read(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Append the copy into mappable memory."""
+        """Appends the copy into mappable memory."""
         source = self.memory
         staging = Staging(source.allocator, self.nbytes, source.owner)
         target = staging.memory
@@ -112,12 +116,13 @@ class Result:
         self._staging, self.asked_frame = staging, frame
 
     def ask(self, oldest: int) -> None:
-        """Ask for the bytes, if the frame that copied them is that old."""
+        """Starts mapping the staging buffer if its copy belongs to frame ``oldest`` or an
+        earlier one."""
         if self._staging is not None and not self._staging.asked and self.asked_frame <= oldest:
             self._staging.ask()
 
     def take(self) -> bool:
-        """Whether the bytes are here, or will never be."""
+        """Returns True if no readback is pending: the bytes have arrived or were lost."""
         if self._staging is not None and self._staging.arrived:
             try:
                 with device_errors(RuntimeError):
@@ -128,18 +133,18 @@ class Result:
         return self._staging is None
 
     def lose(self, error: DeviceError) -> None:
-        """Nothing will come."""
+        """Ends the readback with ``error`` because the bytes will never arrive."""
         self.error = error
         self.stop_reading()
 
     def stop_reading(self) -> None:
-        """Give the mappable memory back."""
+        """Frees the mappable memory."""
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.free()
 
     def value(self, name: str) -> Any:
-        """The output if it has arrived, else None."""
+        """Returns the output ``name`` if it has arrived on the host, else None."""
         if self.error is not None:
             raise self.error
         place = self.place(name)
@@ -152,6 +157,6 @@ class Result:
 
 
 def held_tensor(network: GpuProgram, name: str) -> GpuTensor:
-    """An output or a kept tensor where the network's last run left it."""
+    """Returns an output or a kept tensor in the network's own memory, as the last run left it."""
     buffer, offset, place = network.result_place(name)
     return GpuTensor(buffer, offset, place.fact.nbytes, place.fact)

@@ -1,4 +1,4 @@
-"""Outputs on their way to the host, over as many frames as that takes."""
+"""Readbacks of outputs to the host, which take several frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cml_engine.gpu.timing.timestamp_ring import AGE
 
 
 class Readbacks:
-    """Results whose copies have not arrived; nothing here waits for one."""
+    """The results whose readbacks have not arrived. No call blocks."""
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
@@ -23,15 +23,17 @@ class Readbacks:
 
     @property
     def pending(self) -> bool:
-        """Whether :meth:`request_again` has something to request."""
+        """True if there are postponed readbacks for :meth:`request_again`."""
         return bool(self._unasked)
 
     def __contains__(self, result: Result) -> bool:
         return result in self._reading or result in self._unasked
 
     def request(self, encoder: wgpu.GPUCommandEncoder, result: Result, frame: int) -> None:
-        """Append the copy into mappable memory; in a later frame, where models that are running
-        have all of it."""
+        """Appends the copy into mappable memory.
+
+        The copy is postponed to a later frame if running models use all of the memory.
+        """
         try:
             with device_errors():
                 result.begin_read(encoder, frame)
@@ -46,36 +48,40 @@ class Readbacks:
             self._reading.append(result)
 
     def request_again(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Those for which there was no memory in an earlier frame, or whose frame was abandoned."""
+        """Appends the postponed copies.
+
+        A copy was postponed if an earlier frame had no memory for it or was abandoned.
+        """
         unasked, self._unasked = self._unasked, []
         for result in unasked:
             if not result.memory.freed:
                 self.request(encoder, result, frame)
 
     def ask(self, frame: int) -> bool:
-        """Ask for what is old enough; whether anything is on its way."""
+        """Starts mapping the copies that are old enough; returns True if any readback is
+        pending."""
         for result in self._reading:
             result.ask(frame - AGE)
         return bool(self._reading)
 
     def take(self, before: float) -> None:
-        """Take what has arrived of the copies of frames before this one."""
+        """Collects the arrived copies of the frames before frame ``before``."""
         self._reading = [
             result for result in self._reading if result.asked_frame >= before or not result.take()
         ]
 
     def lose(self, error: DeviceError) -> None:
-        """The device is lost: nothing will come."""
+        """Ends all pending readbacks with ``error`` because the device is lost."""
         for result in self._reading:
             result.lose(error)
         self._reading.clear()
 
     def postpone(self, result: Result) -> None:
-        """Request it in the next frame."""
+        """Requests the readback in the next frame."""
         self._unasked.append(result)
 
     def abandon(self, frames: Collection[int]) -> None:
-        """The copies of these frames did not happen: they are requested again in the next one."""
+        """Postpones the copies of these abandoned frames to the next frame."""
         for result in [r for r in self._reading if r.asked_frame in frames]:
             self._reading.remove(result)
             result.stop_reading()

@@ -1,4 +1,4 @@
-"""Copies of outputs into textures within frames: what they cost, and how long they took."""
+"""Copies of outputs into textures within frames, with their costs and timings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from cml_engine.ir.textures import TextureTarget
 
 
 class TextureCopies:
-    """Those of one frame scheduler. One of each frame is timed: the slots of a ring are few."""
+    """The texture copies of one frame scheduler.
+
+    One copy per frame is timed, because a timestamp ring has few slots.
+    """
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
         self._packer = TexturePacker(gpu)
-        #: there is one from the first copy on
+        #: created by the first copy
         self._ring: TimestampRing | None = None
         self._timed = -1
         self._costs: dict[int, StepWork] = {}
@@ -31,7 +34,7 @@ class TextureCopies:
         tensor: GpuTensor,
         target: TextureTarget,
     ) -> StepWork:
-        """Append the copy; what it is and costs."""
+        """Appends the copy and returns its cost."""
         if self._ring is None and self._gpu.has_timestamps:
             self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
         ring = self._ring
@@ -50,11 +53,11 @@ class TextureCopies:
         return cost
 
     def ask(self, frame: int) -> bool:
-        """Ask for what is old enough; whether anything is awaited."""
+        """Requests the timings that are old enough; returns True if any are pending."""
         return self._ring is not None and self._ring.ask(frame)
 
     def take(self) -> list[tuple[StepWork, float]]:
-        """What has arrived: which copy, and milliseconds."""
+        """Returns the copies whose timings have arrived, each with its milliseconds."""
         if self._ring is None:
             return []
         found = [
@@ -62,13 +65,13 @@ class TextureCopies:
             for slot, ms in self._ring.take()
             if slot.frame in self._costs
         ]
-        self._ring.take_unsubmitted()  # the networks' own ring tells of these
+        self._ring.take_unsubmitted()  # the executor's ring reports unsubmitted frames
         oldest = self._timed - 64
         self._costs = {frame: cost for frame, cost in self._costs.items() if frame > oldest}
         return found
 
     def abandon(self, frame: int) -> None:
-        """The frame's encoder is thrown away."""
+        """Drops the timings of a frame whose encoder is discarded."""
         if self._ring is not None:
             self._ring.abandon(frame)
             self._costs.pop(frame, None)

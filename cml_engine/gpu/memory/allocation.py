@@ -1,4 +1,4 @@
-"""What an allocator gives out."""
+"""Allocations: the ranges of GPU buffers that an allocator returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cml_engine.ir.memory import MemoryRange
 
 
 class Home(Protocol):
-    """Where allocations come from and go back to: ``allocator.Allocator``."""
+    """The interface of the allocator that made an allocation: ``allocator.Allocator``."""
 
     device: wgpu.GPUDevice
 
@@ -45,18 +45,21 @@ class Allocation:
 
     @property
     def allocator(self) -> Home:
-        """Where it came from."""
+        """The allocator that made this allocation."""
         return self._memory
 
     def free(self) -> None:
-        """Give it back; work that was submitted before may still use it. Freed a second time it
-        is an :class:`InputError`."""
+        """Frees the range; work that was submitted before may still use it.
+
+        Raises :class:`InputError` if it was freed before.
+        """
         self._once()
         self._memory.later(self._give_back)
         self._memory.settle()
 
     def free_now(self) -> None:
-        """Give it back even though a frame is being encoded: nothing in it uses this range."""
+        """Frees the range even while a frame is being encoded, because nothing in the frame uses
+        it."""
         self._once()
         self._give_back()
 
@@ -71,21 +74,22 @@ class Allocation:
         self._memory.give_back(self, self._range)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Put bytes at an offset of it, before what is submitted next."""
+        """Writes ``data`` at a byte offset of the range, before the next submit takes effect."""
         with device_errors():
             self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
 
     @property
     def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
-        """Where it lies."""
+        """The buffers that contain the allocation."""
         return (self.buffer,)
 
     def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
-        """The buffer that has a byte of it, and where."""
+        """Returns the buffer that contains the byte at ``offset``, and the byte's offset in that
+        buffer."""
         return self.buffer, self.offset + offset
 
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
-        """A part of it as the ``resource`` of a bind group's entry."""
+        """Returns a part of the range as the ``resource`` of a bind group entry."""
         size = self.nbytes - offset if nbytes is None else nbytes
         return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
 

@@ -1,12 +1,11 @@
-"""One allocator for everything on a device: networks, frame schedulers and the host's renderer.
+"""One allocator for all memory of a device: networks, frame schedulers and the host's renderer.
 
 >>> tiles = gpu.memory.allocate(1 << 20, usage, owner="terrain", category="render") # doctest: +SKIP
 >>> encoder.set_vertex_buffer(0, tiles.buffer, tiles.offset, tiles.nbytes)          # doctest: +SKIP
 >>> tiles.free()                                                                    # doctest: +SKIP
 
-Memory comes from a source: our own heaps (``heaps.py``) or the host's allocator.
-Who holds what is counted in ``books.py``; ``pressure.py`` keeps the budget and takes memory from
-models that are idle.
+Memory comes from a source: the engine's heaps (``heaps.py``) or the host's allocator. ``books.py``
+counts the memory of each owner; ``pressure.py`` enforces the budget and evicts idle models.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ class Allocator(Pressure):
 
     Parameters
     ----------
-    budget_bytes : never ask the driver for more than that in all (None: as much as it gives).
-        It may be changed at any time.
-    heap_bytes : the largest heap; what is larger gets a buffer of its own.
-    source : the host's allocator; without one, our own heaps.
+    budget_bytes : the limit of the memory reserved from the driver (None: no limit). It may be
+        changed at any time.
+    heap_bytes : the largest heap; a larger allocation gets a buffer of its own.
+    source : the host's allocator; by default the engine's heaps.
 
-    When there is no room, in this order: empty heaps go back to the driver, the callbacks of
-    :meth:`on_pressure` are asked, the models that are idle for the longest are evicted, and
-    :class:`OutOfGpuMemory` says who holds what.
+    If there is no room, these steps follow in this order: empty heaps are destroyed, the
+    callbacks of :meth:`on_pressure` are called, the models that have been idle the longest are
+    evicted, and :class:`OutOfGpuMemory` lists the owners of the memory.
 
-    Memory freed between a frame scheduler's ``encode`` and ``end_frame`` can be had again after
-    ``end_frame``: commands that use it may be encoded and not yet submitted. What the host itself
-    has encoded it frees after its submit.
+    Memory freed between a frame scheduler's ``encode`` and ``end_frame`` is reused only after
+    ``end_frame``, because encoded commands that use it may not be submitted yet. The host frees
+    memory that its own commands use after its submit.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Allocator(Pressure):
         source: MemorySource | None = None,
     ) -> None:
         super().__init__(device, budget_bytes, heap_bytes, source)
-        # what each of a host's buffers was first given for
+        # the category that each host buffer was first used for
         self._foreign: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     # --- buffers
@@ -66,10 +65,10 @@ class Allocator(Pressure):
     def allocate(
         self, nbytes: int, usage: int, *, owner: str, category: str, alignment: int | None = None
     ) -> Allocation:
-        """A range of at least ``nbytes`` of a buffer with this ``wgpu.BufferUsage``.
+        """Allocates a range of at least ``nbytes`` in a buffer with this ``wgpu.BufferUsage``.
 
-        ``alignment`` is what the usage needs, or a multiple of it. Its content is whatever was
-        there before.
+        ``alignment`` must be a multiple of the alignment that the usage needs, which is the
+        default. The content of the range is undefined.
         """
         text(owner, "the owner of an allocation")
         checked_category(category)
@@ -115,7 +114,11 @@ class Allocator(Pressure):
     def _check_foreign(
         self, found: MemoryRange, nbytes: int, alignment: int, category: str
     ) -> None:
-        """A host's allocator that breaks its contract would show as a wrong result, later."""
+        """Raises :class:`DeviceError` if the host's allocator returned a range that breaks its
+        contract.
+
+        Without this check a bad range would appear later as a wrong result.
+        """
         other = self._foreign.setdefault(found.buffer, category)
         problem = ""
         if found.offset % alignment or found.nbytes < nbytes:
@@ -127,7 +130,7 @@ class Allocator(Pressure):
             raise DeviceError(f"the host's allocator gave {problem}")
 
     def give_back(self, allocation: Allocation, found: MemoryRange) -> None:
-        """For :class:`Allocation`."""
+        """Returns the range of a freed :class:`Allocation` to its source."""
         with self.lock:
             self._ledger.remove(allocation.owner, allocation.category, allocation.nbytes)
             found.free()
@@ -137,7 +140,10 @@ class Allocator(Pressure):
     def create_texture(
         self, *, owner: str, category: str = "render", **descriptor: Any
     ) -> wgpu.GPUTexture:
-        """``device.create_texture(**descriptor)``, counted until it is destroyed or collected."""
+        """Calls ``device.create_texture(**descriptor)`` and counts the texture's memory.
+
+        The memory counts until the texture is destroyed or garbage-collected.
+        """
         checked_category(category)
         nbytes = texture_bytes(
             descriptor["size"],
@@ -165,7 +171,7 @@ class Allocator(Pressure):
         )
 
     def texture_gone(self, account: TextureAccount) -> None:
-        """For :class:`TextureAccount`."""
+        """Subtracts a destroyed texture from the statistics; called by :class:`TextureAccount`."""
         with self.lock:
             self._ledger.remove(account.owner, account.category, account.nbytes)
             self._texture_bytes -= account.nbytes

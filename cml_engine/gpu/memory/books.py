@@ -1,4 +1,4 @@
-"""The memory of one device in numbers: what was asked of the driver, and who holds it."""
+"""The memory accounting of one device: bytes reserved from the driver, and bytes used per owner."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _LIMITS = (
 
 
 class Books:
-    """Where memory comes from, what is held of it, and what is freed once no frame is being
-    encoded."""
+    """The memory source of a device, its usage statistics and its deferred frees.
+
+    A deferred free runs as soon as no frame is being encoded.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class Books:
     ) -> None:
         self.device = device
         self._budget = checked_budget(budget_bytes)
-        #: how often a model lost its memory
+        #: how often a model was evicted
         self.evictions = 0
         self._limits = {name: int(device.limits[name]) for name in _LIMITS}
         self._heaps: Heaps | None = None
@@ -46,10 +48,10 @@ class Books:
         self._ledger = Ledger()
         self._texture_bytes = 0
         self._encoding: weakref.WeakSet[Any] = weakref.WeakSet()
-        # finalizers may run in the middle of anything: they only leave their work here
+        # finalizers may run at any time, so they only queue their work here
         self._later: deque[Callable[[], None]] = deque()
         self._settling = False
-        #: whoever holds it takes no lock of a program's, unless that is free
+        #: lock order: its owner acquires a program's lock only without blocking
         self.lock = RLock()
 
     def _may_reserve(self, nbytes: int) -> bool:
@@ -59,16 +61,20 @@ class Books:
         if self._heaps is not None:
             self._heaps.trim()
 
-    # --- what is freed while a frame is encoded
+    # --- deferred frees
 
     def later(self, free: Callable[[], None]) -> None:
-        """Call this when no frame is being encoded. May be called at any moment by anyone."""
+        """Calls ``free`` as soon as no frame is being encoded. Safe to call from any thread or
+        finalizer."""
         self._later.append(free)
 
     def settle(self) -> None:
-        """Run the work that was put off, unless a frame is being encoded. An error there is not the
-        caller's: it is logged. Work that settles itself returns at once: the loop that called it
-        takes what it has put off, so that its length is no depth of the stack."""
+        """Runs the deferred frees, unless a frame is being encoded.
+
+        Errors are logged and not raised, because they are not the caller's. A nested call
+        returns at once; the outer loop also runs the work that was deferred meanwhile, so the
+        call stack stays flat.
+        """
         if not self._later or self._encoding:
             return
         with self.lock:
@@ -85,7 +91,7 @@ class Books:
             finally:
                 self._settling = False
 
-    # --- looking at it
+    # --- statistics
 
     @property
     def held_bytes(self) -> int:
@@ -95,24 +101,26 @@ class Books:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that the driver was asked for: heaps whole, and textures."""
+        """Bytes reserved from the driver: whole heaps, and textures."""
         if self._heaps is None:
             return self._ledger.held
         return self._heaps.reserved_bytes + self._texture_bytes
 
     @property
     def over_budget_bytes(self) -> int:
-        """How much more is reserved than the budget allows: what holders have not given back since
-        it was lowered."""
+        """Bytes reserved beyond the budget.
+
+        They are positive after the budget was lowered, until the owners free enough memory.
+        """
         return 0 if self._budget is None else max(0, self.reserved_bytes - self._budget)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was ever in use."""
+        """The largest number of bytes that were in use at a time."""
         return self._ledger.peak
 
     def stats(self) -> MemoryStats:
-        """Everything, as data; ``str()`` of it is a map."""
+        """Returns all statistics as data; ``str()`` of them prints a memory map."""
         self.settle()
         with self.lock:
             return MemoryStats(
@@ -126,7 +134,10 @@ class Books:
             )
 
     def report(self) -> str:
-        """What is held, a line for each owner and category: at the end of a program, the leaks."""
+        """Returns the bytes in use, one line per owner and category.
+
+        At the end of a program these are the leaks.
+        """
         return leak_report(self.stats().holdings)
 
     def __str__(self) -> str:

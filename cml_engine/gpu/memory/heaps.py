@@ -1,4 +1,4 @@
-"""Large buffers, and ranges of them: where memory comes from when the host brings no allocator."""
+"""Heaps: large buffers whose ranges are allocated if the host brings no allocator of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cml_engine.gpu.native import raise_if_lost
 from cml_engine.ir.memory import FreeList, HeapStats
 
 _Usage = wgpu.BufferUsage
-#: buffers that the host maps are mapped whole, so they are never shared
+#: mapping covers a whole buffer, so mappable buffers are never shared
 _MAPPABLE = _Usage.MAP_READ | _Usage.MAP_WRITE
-#: empty whole buffers of a class that are kept for the next who wants one of about that size
+#: empty whole buffers of a class that are kept for requests of a similar size
 _SPARE_WHOLE = 16
-#: the first heap of a class is so many times smaller than the largest
+#: the first heap of a class is smaller than the largest by this factor
 _GROWTH = 64
-#: no heap is larger than this part of the budget
+#: no heap is larger than the budget divided by this number
 _BUDGET_PART = 8
 
 
@@ -33,14 +33,17 @@ class HeapRange:
         self.offset, self.nbytes = offset, nbytes
 
     def free(self) -> None:
-        """Give it back to its heap."""
+        """Returns the range to its heap."""
         self._heap.ranges.free(self.offset)
         self._heaps.freed(self._heap)
 
 
 class _Heap:
-    """A buffer of one class. A ``whole`` one holds a single range: it is mapped by the host, or
-    the range is larger than any heap."""
+    """A buffer for one usage and category.
+
+    A ``whole`` heap contains a single range: the host maps the buffer, or the range is larger
+    than any shared heap.
+    """
 
     def __init__(
         self, buffer: wgpu.GPUBuffer, key: tuple[int, str], nbytes: int, whole: bool
@@ -58,11 +61,12 @@ class _Heap:
 class Heaps:
     """The engine's own :class:`cml_engine.ir.memory.MemorySource`.
 
-    Heaps are kept apart by usage and category: WebGPU refuses a buffer that is used in two ways
-    at once, and copies within one buffer. The first heap of a class is small and every further
-    one twice as large, up to ``heap_bytes``. An empty heap goes back to the driver, but for one.
+    There are separate heaps for each usage and category, because WebGPU rejects a buffer that is
+    used in two ways at once and copies within one buffer. The first heap of a class is small;
+    each further one is twice as large, up to ``heap_bytes``. Empty heaps are destroyed, except
+    for one spare.
 
-    ``may_reserve(nbytes)`` says whether the budget has room for so much more.
+    ``may_reserve(nbytes)`` returns True if the budget has room for ``nbytes`` more.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Heaps:
     def allocate(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str
     ) -> HeapRange:
-        """See :class:`cml_engine.ir.memory.MemorySource`."""
+        """Allocates a range; see :class:`cml_engine.ir.memory.MemorySource`."""
         key = (usage, category)
         whole = bool(usage & _MAPPABLE) or nbytes > self._heap_bytes
         heaps = self._classes.setdefault(key, [])
@@ -124,7 +128,7 @@ class Heaps:
         return _Heap(buffer, key, nbytes, whole)
 
     def freed(self, heap: _Heap) -> None:
-        """A range of the heap was freed: give the heap back if it is one too many."""
+        """Destroys a spare heap if the last free left more empty heaps than are kept."""
         if heap.ranges.empty:
             alike = self._classes[heap.key]
             spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
@@ -134,14 +138,16 @@ class Heaps:
                 self._destroy(min(spare, key=lambda h: h.ranges.nbytes))
 
     def trim(self) -> None:
-        """Give back every heap that is empty, the spare ones too."""
+        """Destroys every empty heap, including the spare ones."""
         for heaps in list(self._classes.values()):
             for heap in [h for h in heaps if h.ranges.empty]:
                 self._destroy(heap)
 
     def lasting_bytes(self, passing: Collection[str]) -> int:
-        """Bytes of the buffers whose content is of none of these categories, or is not on its way
-        to the host: what is left when all of those have gone."""
+        """Returns the bytes that remain after all memory of the ``passing`` categories is freed.
+
+        Mappable buffers count as passing too, because readbacks free them.
+        """
         return sum(
             heap.ranges.nbytes
             for (usage, category), heaps in self._classes.items()
@@ -155,7 +161,7 @@ class Heaps:
         heap.buffer.destroy()
 
     def heaps(self) -> tuple[HeapStats, ...]:
-        """Every heap as it is now."""
+        """Returns the current statistics of every heap."""
         return tuple(
             HeapStats(
                 key[1],
@@ -171,8 +177,11 @@ class Heaps:
 
 
 def guarded(make: Callable[[], Any], what: str) -> Any:
-    """What ``make`` makes; ``MemoryError`` where the GPU has no memory for it, and
-    :class:`DeviceError` where it refuses for another reason."""
+    """Calls ``make`` and returns its result.
+
+    Raises ``MemoryError`` if the GPU is out of memory for ``what``, and :class:`DeviceError` if the
+    driver refuses for another reason.
+    """
     try:
         return make()
     except (wgpu.GPUError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""When there is no room: what gives memory back so that others can have it, and in which order."""
+"""Frees memory when there is no room: the budget, and the order in which memory is taken back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cml_engine.gpu.memory.segments import Segments
 from cml_engine.ir.memory import MemorySource, checked_budget, exhausted_message, mib
 
 _log = logging.getLogger(__name__)
-#: what jobs and models may give back
+#: categories of memory that jobs and models may free
 _PASSING, _MODELS = frozenset({"output"}), frozenset({"weights", "activations"})
 
 
 class Tenant(Protocol):
-    """A model whose memory can be taken away while it is idle and brought back later."""
+    """A model whose memory can be evicted while it is idle and restored later."""
 
     @property
     def name(self) -> str: ...
@@ -30,27 +30,30 @@ class Tenant(Protocol):
     def last_used(self) -> int: ...
     @property
     def resident(self) -> Collection[Allocation | Segments]:
-        """What it holds that it can lose; other models may hold some of it too."""
+        """The evictable memory of this model; other models may share parts of it."""
         ...
 
     @property
     def evictable(self) -> bool:
-        """Whether it holds memory and may lose it now."""
+        """True if the model has memory on the device that can be evicted now."""
         ...
 
     @property
     def passing(self) -> bool:
-        """Whether it holds memory that it cannot lose now but can later."""
+        """True if the model has memory on the device that cannot be evicted now but can later."""
         ...
 
     def evict(self) -> None:
-        """Give the memory back at once."""
+        """Frees the memory at once."""
         ...
 
 
 class Pressure(Books):
-    """The budget, and who is asked to keep it: empty heaps go first, then what callbacks can spare,
-    then the models that are idle for the longest."""
+    """The memory budget and its enforcement.
+
+    Empty heaps are freed first, then the memory that callbacks can spare, then the models that have
+    been idle the longest.
+    """
 
     def __init__(
         self,
@@ -68,9 +71,12 @@ class Pressure(Books):
 
     @property
     def budget_bytes(self) -> int | None:
-        """The most that the driver is asked for. Where it is set below :attr:`reserved_bytes`, what
-        can go goes at once, as where there is no room, and the rest as soon as it is given back;
-        :attr:`over_budget_bytes` says how much that is, and ``str()`` who holds it."""
+        """The limit of the memory reserved from the driver, in bytes; None for no limit.
+
+        If the limit is set below :attr:`reserved_bytes`, memory that can be freed is freed at
+        once, and the rest as soon as its owners free it. :attr:`over_budget_bytes` is the
+        remaining excess, and ``str()`` lists the owners.
+        """
         return self._budget
 
     @budget_bytes.setter
@@ -79,7 +85,7 @@ class Pressure(Books):
         self._shrink()
 
     def _shrink(self) -> None:
-        """Give back what can go, until the budget is kept."""
+        """Frees memory until the budget is met or nothing more can be freed."""
         if not self.over_budget_bytes:
             return
         with self.lock:
@@ -93,32 +99,37 @@ class Pressure(Books):
                 if self.over_budget_bytes and tenant.evictable:
                     self._evict(tenant)
 
-    # --- who can give some back
+    # --- memory that can be freed
 
     def on_pressure(self, callback: Callable[[int], int]) -> Callable[[], None]:
-        """Ask ``callback(needed_bytes)`` before models are evicted: it frees what it can spare
-        and returns how many bytes that was. Returns a function that takes it off again."""
+        """Registers a callback that is called before models are evicted.
+
+        ``callback(needed_bytes)`` frees the memory that it can spare and returns the number of
+        freed bytes. Returns a function that removes the callback.
+        """
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
     def add_tenant(self, tenant: Tenant) -> None:
-        """A model that may be evicted (it is forgotten when it is collected)."""
+        """Registers a model that may be evicted; garbage collection unregisters it."""
         with self.lock:
             self._tenants.add(tenant)
 
     def tick(self) -> int:
-        """A number larger than any before: what :attr:`Tenant.last_used` is set to."""
+        """Returns a number larger than any before, for :attr:`Tenant.last_used`."""
         self._clock += 1
         return self._clock
 
     def may_come_free(self, but: Tenant | None = None) -> bool:
-        """Whether a model, another one than ``but``, holds memory that it can lose later."""
+        """Returns True if a model other than ``but`` has memory that can be evicted later."""
         with self.lock:
             return any(t.passing for t in list(self._tenants) if t is not but)
 
     def may_ever_fit(self, nbytes: int, but: Tenant | None = None) -> bool:
-        """Whether so much more would fit if others gave back what they may: other models than
-        ``but`` their memory, jobs their outputs and readbacks."""
+        """Returns True if ``nbytes`` would fit once others freed all the memory they can.
+
+        That is the memory of models other than ``but``, and the outputs and readbacks of jobs.
+        """
         if self.may_come_free(but):
             return True
         if self._budget is None or not self._ledger.of(_PASSING):
@@ -130,7 +141,7 @@ class Pressure(Books):
         stays = [t for t in list(self._tenants) if t is but or not (t.evictable or t.passing)]
         return lasting + _bytes_of(stays) + nbytes <= self._budget
 
-    # --- asking them
+    # --- obtaining memory
 
     def _obtain(self, nbytes: int, owner: str, category: str, make: Callable[[], Any]) -> Any:
         reason = ""
@@ -158,36 +169,36 @@ class Pressure(Books):
             others = [t for t in list(self._tenants) if t not in idle]
             least = self._ledger.held - (_bytes_of([*idle, *others]) - _bytes_of(others))
             if least + nbytes > self._budget:
-                return  # it would be in vain
+                return  # evicting all idle models would not make enough room
         for tenant in sorted(idle, key=lambda t: t.last_used):
             if tenant.evictable:
                 self._evict(tenant)
                 yield
 
     def _evict(self, tenant: Tenant) -> None:
-        with suppress(InputError):  # another thread began to run it just now
+        with suppress(InputError):  # another thread has just started to run it
             held = mib(_bytes_of([tenant]))
             tenant.evict()
             self.evictions += 1
             _log.info("'%s' is evicted: %s MiB", getattr(tenant, "name", "a model"), held)
         self._trim()
 
-    # --- frames, in which nothing is freed
+    # --- frames: frees are deferred while one is encoded
 
     def open_frame(self, executor: Any) -> None:
-        """The executor is about to encode; what it encoded before has been submitted."""
+        """Marks the executor as encoding; its previous frame has been submitted."""
         self._encoding.discard(executor)
         self.settle()
         self._encoding.add(executor)
 
     def close_frame(self, executor: Any) -> None:
-        """The host has submitted what the executor encoded."""
+        """Marks the executor's frame as submitted and runs the deferred frees."""
         self.frame += 1
         self._encoding.discard(executor)
         self.settle()
-        self._shrink()  # what was in use when the budget was lowered may be free by now
+        self._shrink()  # memory that was in use when the budget was lowered may be free now
 
 
 def _bytes_of(tenants: Iterable[Tenant]) -> int:
-    """What these hold together."""
+    """Returns the bytes that these tenants use together, counting shared memory once."""
     return sum(held.nbytes for held in {held for tenant in tenants for held in tenant.resident})

@@ -1,4 +1,4 @@
-"""Memory that no buffer of the device is large enough for: several, counted through as one."""
+"""An allocation larger than the device's largest buffer, made of several buffers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from cml_engine.gpu.memory.allocation import Allocation, Home
 
 
 class Segments:
-    """Allocations of ``nbytes`` each, the last one perhaps of fewer. What lies in it lies in one of
-    them; it is used as an :class:`Allocation`."""
+    """An :class:`Allocation`-like object that consists of segments of equal size.
+
+    The last segment may be smaller. No tensor crosses the border of a segment.
+    """
 
     def __init__(self, parts: Sequence[Allocation], nbytes: int) -> None:
         self._parts, self._each = tuple(parts), nbytes
@@ -24,7 +26,8 @@ class Segments:
     def allocated(
         cls, memory: Home, nbytes: int, each: int, usage: int, *, owner: str, category: str
     ) -> Segments:
-        """So many bytes of the device, ``each`` in an allocation; all of them, or none."""
+        """Allocates ``nbytes`` in segments of ``each`` bytes; frees them all if one allocation
+        fails."""
         parts: list[Allocation] = []
         try:
             for start in range(0, nbytes, each):
@@ -38,16 +41,17 @@ class Segments:
 
     @property
     def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
-        """Where it lies."""
+        """The buffers that contain the segments."""
         return tuple(part.buffer for part in self._parts)
 
     def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
-        """The buffer that has a byte, and where."""
+        """Returns the buffer that contains the byte at ``offset``, and the byte's offset in that
+        buffer."""
         part, rest = divmod(offset, self._each)
         return self._parts[part].at(rest)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Put bytes at an offset of it, before what is submitted next."""
+        """Writes ``data`` at a byte offset, before the next submit takes effect."""
         data = np.frombuffer(data, np.uint8)
         while data.size:
             part, rest = divmod(offset, self._each)
@@ -56,11 +60,12 @@ class Segments:
             data, offset = data[size:], offset + size
 
     def free(self) -> None:
-        """Give all of it back; work that was submitted before may still use it."""
+        """Frees all segments; work that was submitted before may still use them."""
         for part in self._parts:
             part.free()
 
     def free_now(self) -> None:
-        """Give it back even though a frame is being encoded: nothing in it uses this memory."""
+        """Frees all segments even while a frame is being encoded, because nothing in it uses
+        them."""
         for part in self._parts:
             part.free_now()

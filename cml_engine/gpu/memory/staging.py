@@ -1,4 +1,4 @@
-"""Buffers that bring bytes home: mapped when they are asked for, and never waited for."""
+"""Staging buffers for readbacks, which are mapped on request without blocking."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 
 
 class _Held:
-    """What must be given back, whoever forgets it in whichever state."""
+    """The memory and pending mapping of a :class:`Staging`, released by its finalizer."""
 
     def __init__(self, memory: Allocation) -> None:
         self.memory = memory
         self.mapping: PendingMap | None = None
 
     def give_back(self) -> None:
-        """Unmapped first: who gets the buffer next copies into it."""
+        """Aborts the mapping, then frees the memory: the buffer's next user copies into it."""
         if self.mapping is not None:
             self.mapping.abort()
             self.mapping = None
@@ -28,8 +28,10 @@ class _Held:
 
 
 class Staging:
-    """A mappable buffer of the device's allocator, which has it back at :meth:`free`, or when this
-    object goes: a readback that nobody waits for any more leaves nothing behind."""
+    """A mappable buffer for one readback at a time.
+
+    The memory returns to the allocator at :meth:`free`, or when this object is garbage-collected.
+    """
 
     def __init__(self, memory: Home, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
@@ -39,37 +41,39 @@ class Staging:
 
     @property
     def memory(self) -> Allocation:
-        """Where to copy to."""
+        """The allocation that the GPU copies into."""
         return self._held.memory
 
     @property
     def asked(self) -> bool:
-        """Whether its bytes are on their way."""
+        """True if the mapping of the bytes was requested."""
         return self._held.mapping is not None
 
     @property
     def arrived(self) -> bool:
-        """Whether :meth:`take` has something to take."""
+        """True if the requested bytes are ready for :meth:`take`."""
         return self._held.mapping is not None and self._held.mapping.done
 
     def ask(self) -> None:
-        """Ask for what was copied into it by what has been submitted."""
+        """Requests the bytes that the submitted work copied into the buffer."""
         self._held.mapping = PendingMap(self.memory.buffer, self.nbytes)
 
     def forget(self) -> None:
-        """What was asked for is not wanted any more: it may be copied into again."""
+        """Cancels the request, so that the buffer can be copied into again."""
         mapping, self._held.mapping = self._held.mapping, None
         if mapping is not None:
             mapping.abort()
 
     def take(self) -> bytes:
-        """The bytes that have :attr:`arrived`; it may be asked again afterwards. Raises
-        :class:`DeviceError` where they were lost."""
+        """Returns the bytes that have :attr:`arrived`; the buffer can then be reused.
+
+        Raises :class:`DeviceError` if the bytes were lost.
+        """
         mapping, self._held.mapping = self._held.mapping, None
         assert mapping is not None
         return mapping.take()
 
     def free(self) -> None:
-        """Give it back."""
+        """Frees the buffer."""
         if self._finalizer.detach():
             self._held.give_back()

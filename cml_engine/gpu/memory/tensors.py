@@ -21,16 +21,16 @@ _OFFSET = Whole(0, 2**63 - 1)
 
 
 class TensorOwner(Protocol):
-    """The outputs that a tensor is a part of: ``frames.outputs.Result``."""
+    """The outputs of a job that a tensor is part of: ``frames.outputs.Result``."""
 
     @property
     def gone(self) -> bool:
-        """Whether their memory was given back."""
+        """True if the memory of the outputs was freed."""
         ...
 
     @property
     def run(self) -> Any:
-        """The run that has made them."""
+        """The run that produced the outputs."""
         ...
 
     def count_takers(self, more: int) -> None: ...
@@ -38,11 +38,11 @@ class TensorOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuTensor:
-    """A tensor on the GPU: plain row-major words in ``buffer`` from byte ``offset`` on. The
-    renderer binds it, or copies it to a texture; another job takes it as an input.
+    """A tensor on the GPU: row-major 32-bit elements in ``buffer``, starting at byte ``offset``.
 
-    ``owner`` is the job's outputs that it is a part of, if any: their memory stays as long as the
-    tensor object, or until the job's ``release()``.
+    The renderer can bind it or copy it to a texture; another job can use it as an input.
+    ``owner`` is the set of job outputs that it is part of, if any. Their memory lasts as long as
+    the tensor object, or until the job's ``release()``.
     """
 
     buffer: wgpu.GPUBuffer
@@ -53,12 +53,12 @@ class GpuTensor:
 
     @property
     def released(self) -> bool:
-        """Whether its memory was given back."""
+        """True if the tensor's memory was freed."""
         return self.owner is not None and self.owner.gone
 
     @device_errors()
     def read(self) -> Any:
-        """Its value now, as a NumPy array; blocks: for tools and tests."""
+        """Returns the current value as a NumPy array. Blocks; for tools and tests."""
         if not self.fact.size:
             return empty(self.fact)
         if self.released:
@@ -68,18 +68,22 @@ class GpuTensor:
         return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
     def keep(self) -> None:
-        """A job will take it: it stays until :meth:`let_go`, even where it is released before."""
+        """Keeps the memory until :meth:`let_go` for a job that will read it, even if it is
+        released before."""
         if self.owner is not None:
             self.owner.count_takers(1)
 
     def let_go(self) -> None:
-        """A job of :meth:`keep` has it, or needs it no longer."""
+        """Ends :meth:`keep`: the job has read the tensor or no longer needs it."""
         if self.owner is not None:
             self.owner.count_takers(-1)
 
 
 def tensor_in(device: wgpu.GPUDevice, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
-    """``fact`` in a buffer of that device; :class:`InputError` where it cannot be read there."""
+    """Returns the tensor ``fact`` at a byte offset of a buffer of that device.
+
+    Raises :class:`InputError` if it cannot be read there.
+    """
     an_object(wgpu.GPUBuffer, buffer, "a tensor's buffer")
     an_object(Fact, fact, "a tensor's fact")
     _OFFSET.check(offset, "a tensor's offset")

@@ -1,4 +1,4 @@
-"""Textures in the books of an allocator: from their making to their end, however that comes."""
+"""The accounting of textures, from creation until they are destroyed or garbage-collected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import wgpu
 
 
 class TextureHome(Protocol):
-    """Who counts textures: ``allocator.Allocator``."""
+    """The interface of the allocator that counts textures: ``allocator.Allocator``."""
 
     def texture_gone(self, account: TextureAccount) -> None: ...
 
@@ -18,27 +18,27 @@ class TextureHome(Protocol):
 
 
 class TextureAccount:
-    """A texture's entry, closed once."""
+    """The accounting entry of one texture, closed exactly once."""
 
     def __init__(self, memory: TextureHome, owner: str, category: str, nbytes: int) -> None:
         self._memory, self.owner, self.category, self.nbytes = memory, owner, category, nbytes
         self._open = True
 
     def close(self) -> None:
-        """The texture is gone."""
+        """Removes the entry because the texture was destroyed."""
         if self._open:
             self._open = False
             self._memory.texture_gone(self)
 
     def close_later(self) -> None:
-        """The texture was collected: that may happen in the middle of anything."""
+        """Schedules :meth:`close` after a garbage collection, which may happen at any time."""
         self._memory.later(self.close)
 
 
 def close_when_destroyed(texture: wgpu.GPUTexture, account: TextureAccount) -> None:
-    """Let the texture's own ``destroy`` close the account, and its collection too."""
+    """Closes the account when the texture is destroyed or garbage-collected."""
     weakref.finalize(texture, account.close_later).atexit = False
-    weak = weakref.ref(texture)  # the texture holds this function: it must not hold the texture
+    weak = weakref.ref(texture)  # the texture refers to this function: avoid a reference cycle
 
     def destroy() -> None:
         found = weak()

@@ -1,4 +1,4 @@
-"""Arrays on the host <-> 32-bit words on the GPU, in the tensor's layout."""
+"""Conversions between host arrays and 32-bit words in a tensor's layout on the GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cml_engine.ops.common.integer_arrays import words_of
 
 
 def to_words(array: Array, place: TensorPlace) -> Array:
-    """The array as the GPU wants it: 32-bit words in the tensor's layout."""
+    """Returns the array as 32-bit words in the tensor's layout."""
     if place.entry is not None:
         entry = place.entry
         array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
-    if place.layout in WHOLE:  # small before they are moved
+    if place.layout in WHOLE:  # convert to the small type before elements are moved
         array = array.astype(STORED[place.layout])
     if place.layout in STORED:
         return packed_words(block(array), place.layout)
@@ -35,12 +35,12 @@ def from_words(data: Any, place: TensorPlace) -> Array:
 
 
 def empty(fact: Fact) -> Array:
-    """A tensor without elements: nothing of it is on the GPU."""
+    """Returns a tensor without elements, which has no memory on the GPU."""
     return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
 
 
 def block(array: Array) -> Array:
-    """A tensor ``[N, C, spatial…]`` as c4 (``cml_engine/ir/layout.py``)."""
+    """Converts a tensor ``[N, C, spatial…]`` to the c4 layout (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = array.shape
     blocks = -(-channels // 4)
     padded = np.zeros((batch, blocks * 4, *spatial), array.dtype)
@@ -49,7 +49,8 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """A tensor of that (NCHW) shape out of its c4 numbers (``cml_engine/ir/layout.py``)."""
+    """Converts c4 elements back to a tensor of the given NCHW shape
+    (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4
