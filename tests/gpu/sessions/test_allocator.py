@@ -1,4 +1,4 @@
-"""One allocator for networks and renderer: budget, pressure, eviction, sharing, leaks."""
+"""Tests of the allocator for networks and renderer: budget, eviction, sharing and leaks."""
 
 import gc
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def conv_net(name="net", layers=2, size=24, channels=8, seed=0):
-    """x [1,C,size,size] -> y, a chain of 3x3 convolutions with relu."""
+    """Returns x [1,C,size,size] -> y, a chain of 3x3 convolutions with relu."""
     rng = np.random.default_rng(seed)
     constants, nodes, tensor = {}, [], "x"
     attrs = full_attrs("conv", {})
@@ -47,7 +47,7 @@ def image(rng):
 
 @pytest.fixture
 def own(gpu):
-    """A Gpu of the test's own on the suite's device, whose budget it may set."""
+    """Returns a new Gpu on the suite's device, whose budget the test may change."""
     return cml.Gpu(device=gpu.device)
 
 
@@ -57,7 +57,7 @@ def memory(gpu):
 
 
 def finished(host, job):
-    """The job when it has ended: done and read back, or failed."""
+    """Runs frames until the job has failed, or is done and read; returns the job."""
     host.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
     return job
 
@@ -286,7 +286,7 @@ def test_another_refusal_stays_one(gpu, monkeypatch):
     assert not isinstance(caught.value, OutOfGpuMemory)
 
 
-# --- models come and go
+# --- loading and eviction of models
 
 
 def holding(gpu, owner, category):
@@ -315,7 +315,7 @@ def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
 
 
 def big_net(name, seed=0):
-    """About 0.6 MiB of weights."""
+    """Returns a network with about 0.6 MiB of weights."""
     return conv_net(name, layers=1, size=8, channels=128, seed=seed)
 
 
@@ -325,7 +325,7 @@ def big_image(rng):
 
 
 def room_for(gpu, models):
-    """A Gpu in whose budget so many of the large models have room, and no more."""
+    """Returns a Gpu whose budget fits exactly ``models`` of the large models."""
     return cml.Gpu(device=gpu.device, budget_bytes=models * 590_000 + 600_000)
 
 
@@ -493,7 +493,7 @@ def test_an_arena_s_name_says_that_it_is_shared(own, name):
         cml.Session(conv_net(), own, arena=name)
 
 
-# --- nothing stays behind
+# --- leaks
 
 
 def test_fifty_sessions_leave_nothing(own, image):
@@ -549,7 +549,7 @@ class _Range:
 
 
 class _Pool:
-    """A buffer that is handed out from the front to the back."""
+    """A buffer whose ranges are allocated from front to back."""
 
     def __init__(self, device, nbytes, usage):
         self.buffer = device.create_buffer(size=nbytes, usage=usage)
@@ -564,7 +564,8 @@ class _Pool:
 
 
 class HostMemory:
-    """An engine's allocator: a large buffer per kind of use, whole ones for what is mapped."""
+    """An engine's allocator with a large buffer per usage and separate buffers for mapped
+    memory."""
 
     def __init__(self, device, nbytes=4 * MIB):
         self.device, self.nbytes, self.pools, self.owners = device, nbytes, {}, []
@@ -627,11 +628,11 @@ def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
         )
 
 
-# --- a budget that is lowered
+# --- lowering the budget
 
 
 class Model:
-    """A tenant of so many bytes."""
+    """A tenant of ``nbytes`` bytes."""
 
     last_used, passing, running = 0, False, False
 
@@ -732,7 +733,7 @@ def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_caller
 
 @pytest.mark.parametrize("put_off", ["in a frame", "by a finalizer"])
 def test_any_number_of_allocations_is_given_back_at_once(gpu, caplog, put_off):
-    """Two thousand, with far less depth of the stack than that."""
+    """Two thousand allocations are released at once without deep recursion."""
     memory = Allocator(gpu.device)
     held = [memory.allocate(16, STORAGE, owner="a", category="output") for _ in range(2000)]
     if put_off == "in a frame":

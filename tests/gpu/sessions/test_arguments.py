@@ -1,5 +1,7 @@
-"""Whatever a host hands to a session, a scheduler or a device of the wrong kind is refused in
-our words: every parameter of every public call, each with a table of wrong kinds."""
+"""Tests that sessions, schedulers and devices refuse arguments of a wrong type with clear errors.
+
+Every parameter of every public call is tried with a table of wrong values.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WIDE = {"x": np.zeros((1, 8, 48, 48), np.float32)}
 
 
 class Odd:
-    """Like nothing that anyone asks for."""
+    """A type that no parameter accepts."""
 
 
 WRONG: tuple[Any, ...] = (
@@ -44,7 +46,7 @@ def frames(scheduler: cml.FrameScheduler, gpu: Gpu) -> None:
 
 
 def calls(gpu: Gpu) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Each public call, and arguments with which it works."""
+    """Returns each public call with arguments that it accepts."""
     session, on_cpu = (cml.Session(conv_net(), backend) for backend in (gpu, "cpu"))
     host = Host(gpu, budget_ms=50.0)
     scheduler = host.scheduler

@@ -1,4 +1,4 @@
-"""What the caller decides is what runs, and computes the same."""
+"""Tests that the caller's decisions take effect and leave the results equal."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -65,7 +65,10 @@ TWICE = "void kernel(uint thread) { y[thread] = x[thread] + x[x_size - 1 - threa
 
 
 def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_path):
-    """The limit is the driver's own: it refuses a binding that is larger."""
+    """A device whose binding limit is below a tensor's size gives bit-identical results.
+
+    The driver itself enforces the limit.
+    """
     limits = {"max-storage-buffer-binding-size": 4096, "max-storage-buffers-per-shader-stage": 16}
     features = [f for f in ("timestamp-query", "subgroup") if f in gpu.device.features]
     device = gpu.device.adapter.request_device_sync(

@@ -1,4 +1,7 @@
-"""Hosts and devices that misbehave: a clear error or a clean pause; no hang, no wrong result."""
+"""Tests of hosts and devices that misbehave.
+
+Each fault leads to a clear error or a pause, never to a hang or a wrong result.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def test_a_device_destroyed_in_the_middle_fails_its_jobs(image, timestamps):
 
 @within(60)
 def test_a_host_that_stops_at_its_own_error_still_learns_of_the_loss(image):
-    """Its ``finish`` raises on the lost device, so ``end_frame`` is never reached."""
+    """The loss is reported although ``finish`` raises first and ``end_frame`` is never reached."""
     device = open_device()
     gpu = cml.Gpu(device=device)
     host = Host(gpu, budget_ms=0.05)
@@ -99,7 +102,8 @@ def test_another_device_goes_on(gpu, image):
 
 @within(60)
 def test_an_exhausted_device_fails_the_job_that_wants_more(image):
-    """What runs already is unharmed; what finds no room says who holds what."""
+    """A job that finds no memory fails and names the owners of the memory; running jobs are
+    unharmed."""
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]
@@ -109,7 +113,7 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
     job = host.scheduler.submit(session, {"x": image})
     under_way(host, job)
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + (256 << 10)
-    # it waits for what the running job may give back, and that is not enough
+    # it waits for the memory that the running job may release, which is not enough
     big = cml.Session(conv_net("big", size=256, seed=3), gpu, deferred=True)
     refused = host.scheduler.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
     (result,) = host.finish(job)
@@ -118,7 +122,7 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
     assert refused.state == "failed" and tiles.owner in refused.error and "'big'" in refused.error
 
 
-# --- the loop
+# --- the frame loop
 
 
 @within(60)
@@ -155,7 +159,7 @@ def test_a_host_that_never_ends_its_frames_pauses_and_is_told(gpu, image):
 
 @within(60)
 def test_two_encodes_before_a_submit_are_one(gpu, image):
-    """The second must not start a job: its upload would overtake the first's commands."""
+    """A second encode starts no job, since its upload would overtake the first one's commands."""
     session = cml.Session(conv_net(layers=1), gpu)
     images = [image, -image, 2 * image]
     wanted = [session.run({"x": x})["y"] for x in images]
@@ -213,7 +217,7 @@ def test_abandoned_frames_lose_no_memory_and_no_slot(gpu, image):
 @pytest.mark.parametrize("timestamps", [True, False])
 @within(60)
 def test_an_encoder_that_was_dropped_is_noticed(image, timestamps):
-    """The host says nothing: the frame's receipt does not come, and its jobs fail."""
+    """A dropped encoder is noticed by its missing receipt, and its jobs fail."""
     gpu = cml.Gpu(device=open_device(timestamps))
     one, two = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("one", "two")))
     wanted = two.run({"x": image})["y"]
@@ -250,7 +254,10 @@ def test_a_dropped_frame_is_noticed_after_its_job_was_done(gpu, image):
 
 @pytest.mark.parametrize("last", [16, 15])
 def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, monkeypatch):
-    """Their receipts come with the next timed frame's, or two frames after the last."""
+    """Lost frames are reported even if only some frames are timed.
+
+    Receipts come with those of the next timed frame, or two frames after the last one.
+    """
     program, executor = cml.Session(conv_net(layers=1), gpu).program, gpu.executor()
     part = Slice(program, 0, 0, 1)
     dropped, abandoned, told, timed = {2, 5, 8, 15}, {4, 6, 11}, [], []

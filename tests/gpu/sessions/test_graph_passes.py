@@ -1,4 +1,4 @@
-"""Optimized graphs against the same graphs as they were, on the CPU and on the GPU."""
+"""Tests of optimized graphs against the original ones, on the CPU and on the GPU."""
 
 import re
 from pathlib import Path
@@ -23,20 +23,23 @@ from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 
 REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
-#: passes without which there are other kernels, not only other numbers
+#: passes that change the kernels, not only the parameters
 ON_THE_GPU = ("chains", "views")
 
 
 def close(got, wanted, why, largest=1.0):
-    """Folded weights are rounded once more, by 2^-24 of the largest term."""
+    """Asserts that results agree; folded weights are rounded once more, by 2^-24 of the largest
+    term."""
     for name in wanted:
         largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
         np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
 
 
 def drawn(seed):
-    """A random graph, its inputs, its outputs, and the largest value in it. What a product of
-    large values rounds by is more than any tolerance, so these are not looked at."""
+    """Returns a random graph, its inputs, its outputs, and the largest value in it.
+
+    Graphs with large values are discarded, since their products round by more than any tolerance.
+    """
     graph, inputs = random_graph(seed)
     sizes = [1.0]
 
@@ -106,7 +109,7 @@ def test_random_graphs_on_the_gpu(seed, gpu):
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_graphs_on_the_cpu(seed):
-    """After every single stage."""
+    """Results stay right after every stage of the optimizer."""
     graph, inputs, wanted, largest = drawn(seed)
     for name, stage, _ in STAGES:
         graph = stage(graph)
@@ -156,7 +159,10 @@ def test_the_rule_in_the_documents_works(gpu):
 
 
 def test_a_chain_rounds_after_every_operator(gpu):
-    """Where a driver sees it, ``(a + b) - b`` is ``a``, and a product and a sum round once."""
+    """A fused chain rounds after every operator.
+
+    A driver may otherwise simplify ``(a + b) - b`` to ``a``, and round a product and a sum once.
+    """
     net = Net(4, 256)
     b = net.random(4, 256, low=10.0, high=1000.0)
     h = net.op("sub", net.op("add", "x", b), b)
@@ -169,7 +175,10 @@ def test_a_chain_rounds_after_every_operator(gpu):
 
 
 def test_a_tree_rounds_after_every_operator(gpu):
-    """A driver makes a multiply-add of a sum of products, and ``b`` of ``(h + b) - h``."""
+    """A fused tree rounds after every operator.
+
+    A driver may otherwise contract a sum of products, and simplify ``(h + b) - h`` to ``b``.
+    """
     net = Net(4, 256)
     b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
     h = net.op("add", net.op("mul", "x", b), net.op("mul", c, d))
@@ -203,7 +212,8 @@ def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
 
 
 def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
-    """``abs(x)`` becomes ``x`` with its rows in another order."""
+    """A rule can add an integer constant; this one replaces ``abs(x)`` by ``x`` with reversed
+    rows."""
     net = Net(2, 3)
     graph = net.graph(net.op("abs", "x"))
 

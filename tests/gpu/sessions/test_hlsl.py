@@ -1,4 +1,5 @@
-"""HLSL to SPIR-V: cached on disk, compiled once, and errors that show the line."""
+"""Tests of HLSL to SPIR-V: the disk cache, one compilation per source, errors that show the
+line."""
 
 import errno
 import os
@@ -45,7 +46,7 @@ def key_of(path, **defines):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The paths of the sources that are compiled from now on."""
+    """Returns a list that records the paths of all sources compiled from now on."""
     paths = []
 
     def record(request):
@@ -88,7 +89,8 @@ def test_an_include_is_followed_however_it_is_written(kernel, compiled, include)
 
 
 def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
-    """Its changes would not be seen: the shader in the cache would stay as it was."""
+    """An include behind a macro is refused, since the cache would not notice changes of the
+    file."""
     text = '#define FILE "half.hlsli"\n#include FILE'
     kernel.write_text(GOOD.replace('#include "half.hlsli"', text))
     with pytest.raises(ShaderCompileError, match=r"scale\.hlsl reads .*half\.hlsli.*#include"):
@@ -96,7 +98,7 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
 
 
 def test_kernels_written_inline_differ_by_every_sign(tmp_path, monkeypatch):
-    """A dot too: 1.5 and 15."""
+    """Inline kernels that differ in one character, such as 1.5 and 15, are different kernels."""
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
     source = GOOD.partition("\n")[2].replace("FACTOR", "1.5")
 
@@ -118,7 +120,7 @@ def test_the_same_kernel_elsewhere_is_the_same(kernel, tmp_path, compiled):
 
 
 def test_a_changed_kernel_is_another_pipeline(gpu, kernel):
-    """The process that has built one sees the change as a second process would."""
+    """A process that has built a kernel notices the change of a file that it includes."""
     first = gpu.pipeline(key_of(kernel))
     assert gpu.pipeline(key_of(kernel)) is first
     (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
@@ -205,7 +207,7 @@ PLAIN = "RWStructuredBuffer<float> T0; [numthreads(1, 1, 1)] void main() { T0[0]
 
 @pytest.fixture(scope="module")
 def here():
-    """The compiler in this process: each that is made takes 150 MB."""
+    """Returns the compiler of this process, shared by the tests because each one takes 150 MB."""
     return compilers._here()
 
 
@@ -252,13 +254,13 @@ def test_a_compiler_that_nobody_has_any_more_is_destroyed(monkeypatch):
 
 
 class Fake:
-    """A compiler that is quick, and interrupted by ``errors`` first."""
+    """A fast compiler that first raises each of ``errors``."""
 
     def __init__(self, errors=()):
         self.errors = errors
 
     def compile(self, arguments):
-        time.sleep(0.01)  # others come meanwhile
+        time.sleep(0.01)  # other threads arrive meanwhile
         if self.errors:
             raise self.errors.pop()
         return b"code", []
@@ -266,7 +268,7 @@ class Fake:
 
 @pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
 def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
-    """By another one in this process, where that was the last."""
+    """An interrupted compiler is replaced by a new one in this process, if it was the last one."""
     pool, errors = compilers.CompilerPool(2), [why]
     monkeypatch.setattr(compilers, "_here", lambda: Fake(errors))
     if why is KeyboardInterrupt:
@@ -306,7 +308,7 @@ def test_sources_compiled_at_once_take_both(pool, tmp_path):
 
 
 def test_a_program_that_is_no_plain_python_starts_no_processes(monkeypatch):
-    """A game with Python inside would start itself."""
+    """A program with embedded Python starts no compiler process, since it would start itself."""
     monkeypatch.delenv("CML_COMPILERS", raising=False)
     monkeypatch.setattr(compilers.os, "cpu_count", lambda: 8)
     assert compilers._most() == 8
@@ -337,7 +339,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(kernel, monkeypatch):
 
 
 def test_a_second_process_compiles_nothing(tmp_path):
-    """Run the same small model in two processes; the second must not even load the compiler."""
+    """A second process with the same small model compiles nothing and does not load the
+    compiler."""
     script = """
 import numpy as np, sys
 import cml_engine as cml

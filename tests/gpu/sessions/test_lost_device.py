@@ -1,4 +1,4 @@
-"""A device that is lost: whatever a host calls says so in one and the same error."""
+"""Tests that every call on a lost device raises the same error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ graph net(x) -> (y)
 
 
 class Lost:
-    """What a host had when its device was lost."""
+    """The objects of a host whose device was lost."""
 
     def __init__(self, timestamps: bool) -> None:
         device = open_device(timestamps)
@@ -72,7 +72,7 @@ class Lost:
         device.destroy()
 
     def frames(self, session: cml.Session, inputs: dict[str, Any]) -> None:
-        """A job as a host runs it that has not noticed; it fails with its own error."""
+        """Runs a job like a host that has not noticed the loss, and raises the job's error."""
         job = self.scheduler.submit(session, inputs)
         for _ in range(400):
             self.scheduler.encode(self.gpu.device.create_command_encoder())
@@ -90,7 +90,7 @@ def replace(lost: Lost) -> None:
     lost.session.take_replacement()
 
 
-#: by the name of the public method, what reaches the driver for it
+#: calls that reach the driver, by the name of the public method
 RAISE: dict[str, Callable[[Lost], Any]] = {
     "Session": lambda lost: cml.Session(conv_net(size=20), lost.gpu),
     "Session deferred": lambda lost: cml.Session(conv_net(size=28), lost.gpu, deferred=True),
@@ -136,7 +136,7 @@ RAISE: dict[str, Callable[[Lost], Any]] = {
     ),
     "Allocation.write": lambda lost: lost.memory.write(bytes(16)),
 }
-#: what needs no device, or only gives something back, goes through
+#: calls that need no device or only release something, and so succeed
 PASS: dict[str, Callable[[Lost], Any]] = {
     "Gpu": lambda lost: cml.Gpu(device=lost.gpu.device),
     "Gpu.wait": lambda lost: lost.gpu.wait(),
@@ -156,12 +156,12 @@ PASS: dict[str, Callable[[Lost], Any]] = {
     "Gpu.memory.stats": lambda lost: str(lost.gpu.memory.stats()),
     "Session.close": lambda lost: lost.retaining.close(),
 }
-#: where nothing of the device is touched, or only on one with timestamps
+#: calls that reach the driver on some devices only, such as those with timestamps
 EITHER: dict[str, Callable[[Lost], Any]] = {
     "Gpu.frame_timer": lambda lost: lost.gpu.frame_timer(("pass",)),
     "Gpu.shader": lambda lost: lost.gpu.shader(resolve("textures/load.hlsl"), "compute", "main"),
 }
-#: public methods that are covered under other names, or are no matter of the device
+#: public methods that are covered under other names or do not use the device
 OTHERS = {
     "Gpu.pipeline", "Session.check_inputs", "FrameScheduler.encode", "FrameScheduler.end_frame",
     "FrameScheduler.record", "FrameScheduler.resume", "FrameScheduler.submit_periodic",

@@ -1,4 +1,4 @@
-"""A process that runs many different networks keeps a bounded number of their kernels."""
+"""Tests that a process that runs many networks keeps a bounded number of their kernels."""
 
 import gc
 import sys
@@ -12,11 +12,11 @@ from cml_engine.gpu.pipelines import PipelineCache
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 
-_UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # which compile fast
+_UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # operators that compile fast
 
 
 def networks(count):
-    """Networks of one elementwise kernel, each of another formula."""
+    """Yields networks of one elementwise kernel, each with a different formula."""
     names = ("x", *"abcdefgh", "y")
     fact = Fact("scalar", (1, 64))
     for formula in islice(product(_UNARY, repeat=3), count):
@@ -26,8 +26,11 @@ def networks(count):
 
 
 def growth(gpu, count):
-    """Runs the networks one after the other. Returns the pipelines that are left, and the growth of
-    Python's memory, in blocks per network, over the second half."""
+    """Runs ``count`` networks one after the other.
+
+    Returns the number of pipelines left, and the growth of Python's memory over the second half, in
+    blocks per network.
+    """
     blocks = []
     with np.errstate(all="ignore"):
         for number, graph in enumerate(networks(count)):
@@ -41,7 +44,9 @@ def growth(gpu, count):
 
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
 def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
-    if count == 100:  # one shader for all pipelines: the compiler would take most of the time
+    if (
+        count == 100
+    ):  # one shader for all pipelines, because compilation would take most of the time
         shader = gpu._module(step_keys(cml.Session(next(networks(1)), gpu).plan)[0])
         monkeypatch.setattr(gpu, "_module", lambda key: shader)
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=16))

@@ -1,4 +1,4 @@
-"""Networks made ready during frames, by a thread that is slow, fails, or is in the way."""
+"""Tests of networks prepared during frames by a thread that is slow, fails, or holds a lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image(rng):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Every pipeline takes up to some milliseconds, found or built; the labels that are refused."""
+    """Makes each pipeline take up to 4 ms and returns the set of labels whose pipelines fail."""
     refused, chance, usual = set(), random.Random(5), Gpu.pipeline
 
     def pipeline(self, key):
@@ -46,7 +46,8 @@ def sessions(gpu, count, **options):
 
 @within(60)
 def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
-    """Evicted, dropped and run by the host in the meantime."""
+    """Slowly prepared networks all give right results although some are evicted or dropped
+    meanwhile."""
     wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
@@ -87,7 +88,7 @@ def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, i
 
 @within(60)
 def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
-    """By a job, and by the host itself; what was said of it goes with the success."""
+    """A failed build is repeated for the next job or run, and success clears its error message."""
     for again in ("job", "run"):
         (net,) = sessions(gpu, 1, deferred=True)
         host = Host(gpu, budget_ms=1.0)
@@ -154,8 +155,10 @@ def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypa
 def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
     gpu, image, monkeypatch, evicted
 ):
-    """Between the look whether a network is ready and the job's beginning: nothing waits, and
-    nothing is loaded there either."""
+    """A frame does not wait for a run that begins between the readiness check and the job's start.
+
+    It does not load an evicted network at that point either.
+    """
     (session,) = sessions(gpu, 1)
     wanted = session.run({"x": image})["y"]
     host, program = Host(gpu), session.program

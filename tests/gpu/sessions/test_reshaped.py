@@ -1,5 +1,8 @@
-"""A session at other shapes: the same numbers as one that was loaded so, from what is on the device
-already; memory that is counted once and lives as long as one session of them."""
+"""Tests of a session at other shapes.
+
+It gives the numbers of a session loaded at that shape and reuses the weights on the device. Shared
+memory is counted once and lives as long as one of its sessions.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ graph net(x) -> (y, mean)
     mean = mean_reduce(y, axes = [2, 3]);
 }
 """
-#: a constant that hangs on the shape, and a kernel that is another for many positions
+#: a constant that depends on the shape, and a kernel that depends on the number of positions
 SHAPED = TEXT.replace(
     "mean_reduce(y, axes = [2, 3])",
     "sum_reduce(y, axes = [2, 3]) * [[1.0 / scalar(shape_of(x)[2] * shape_of(x)[3])]]",
@@ -53,7 +56,7 @@ SMALL, LARGE = (1, 8, 24, 24), (2, 8, 32, 28)
 
 @pytest.fixture
 def own() -> Gpu:
-    """A device whose memory nobody else has."""
+    """Returns a device whose memory no other test uses."""
     return cml.Gpu()
 
 
@@ -66,7 +69,7 @@ def weights(rng):
 
 @pytest.fixture
 def model(weights):
-    """The network, from memory."""
+    """Returns the network as a model in memory."""
     return cml.MemoryModel(TEXT, weights)
 
 
@@ -85,7 +88,8 @@ def equal(got, wanted):
 
 
 class Counted:
-    """What happens in a ``with`` block: files opened, kernels compiled, pipelines, uploads."""
+    """Counts the files opened, kernels compiled, pipelines built and bytes uploaded in a
+    ``with`` block."""
 
     watching = None
 
@@ -195,8 +199,11 @@ def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
 
 
 def test_a_budget_counts_what_is_shared_once(own, model):
-    """Eviction frees the weights with the last of those that share them: with the rest of the room
-    asked for, it must be tried; without it, nothing is taken in vain."""
+    """Shared weights count once: they are freed with the last session that shares them.
+
+    Eviction is tried if it can free enough for the request together with the rest of the budget,
+    and evicts nothing if it cannot.
+    """
     session = cml.Session(cml.load(model), own)
     others = [session.reshaped({"x": (1, 8, 24 + 8 * k, 24)}) for k in range(3)]
     for each in (session, *others):
@@ -286,7 +293,8 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
 
 
 def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, monkeypatch):
-    """Steps that were asked for before, in any order, each found and run in its frames."""
+    """Switching between known resolutions in any order, a frame each, builds and uploads
+    nothing."""
     session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
     wanted = {}

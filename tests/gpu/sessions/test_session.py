@@ -1,4 +1,4 @@
-"""Sessions: the GPU gives NumPy's answer, however the work is cut, and builds nothing twice."""
+"""Tests that the GPU gives NumPy's results for any slicing of the work and builds nothing twice."""
 
 import contextlib
 import queue
@@ -30,7 +30,7 @@ from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
 
-#: a bit of everything: blocked layout, epilogues, views, several outputs, an unused input
+#: blocked layout, epilogues, views, several outputs, an unused input
 MIXED = """\
 version 1.0;
 extension KHR_enable_operator_expressions;
@@ -145,7 +145,10 @@ def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
 
 
 def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypatch):
-    """The first two builds wait for each other, which one thread could not do."""
+    """Several threads build pipelines in parallel, each pipeline once.
+
+    The first two builds wait for each other, which would block a single thread.
+    """
     gpu = cml.Gpu()
     build, built, meet = gpu._build, [], threading.Barrier(2)
 
@@ -274,8 +277,11 @@ def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 0, 3), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", ["scalar", "integer", "logical"])
 def test_every_output_has_the_type_and_shape_that_it_is_said_to_have(dtype, shape, gpu):
-    """Computed, an input, a constant or a variable; with elements or without; from a run, a job's
-    tensors or a file."""
+    """Outputs have their declared type and shape, with and without elements.
+
+    This holds for computed values, inputs, constants and variables, read from a run, a job or a
+    file.
+    """
     value = np.ones(shape, NUMPY_DTYPE[dtype])
     turned = full_attrs("transpose", {"axes": list(range(len(shape)))[::-1]})
     reshaped = full_attrs("reshape", {"shape": [*shape, 1]})
@@ -324,7 +330,7 @@ def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
 
 
 def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
-    """A copy back begins at a multiple of eight bytes, whatever the outputs before it take."""
+    """Constant outputs of any length are read back at offsets that are multiples of eight bytes."""
     text = """version 1.0;
     graph g(x) -> (v, w, r)
     {
@@ -384,7 +390,7 @@ def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu
 def test_rank_counts_every_operation(mixed, gpu):
     for backend in (gpu, "cpu"):
         session = cml.Session(mixed, backend)
-        report = session.rank(runs=1)  # of one run the operators' medians add up to the whole
+        report = session.rank(runs=1)  # with one run, the operators' medians add up to the total
         assert "Operation ranking:" in str(report) and "conv+prelu" in str(report)
         assert report.total_ms > 0 and len(report.rows) > 1
         for parts in (report.rows, report.nodes):

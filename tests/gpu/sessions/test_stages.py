@@ -1,4 +1,4 @@
-"""The host's own shaders, in HLSL by the same compiler."""
+"""Tests of the host's own shader stages, compiled from HLSL by the same compiler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def draw(gpu: cml.Gpu, path: Path, level: str) -> np.ndarray:
-    """An 8x8 picture that the two stages have drawn all over."""
+    """Returns an 8x8 picture that the two shader stages have covered completely."""
     device, defines = gpu.device, {"LEVEL": level}
     target = device.create_texture(
         size=(8, 8, 1), format="rgba8unorm",

@@ -1,4 +1,5 @@
-"""The StyleGAN2 example: what it writes loads, fits devices' limits, and runs alike everywhere."""
+"""Tests that the StyleGAN2 example's files load, fit device limits, and give equal results
+everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Z = np.random.default_rng(1).standard_normal((1, 512), np.float32)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A small generator, written as a user writes it."""
+    """Writes a small generator with the example's command and returns its folder."""
     folder = tmp_path_factory.mktemp("stylegan2") / "small.nnef"
     words = ["write", str(folder), "--resolution", "16", "--channel-base", "512"]
     assert command.main(words) == 0
@@ -30,8 +31,11 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def largest():
-    """The paper's 1024 x 1024 network as it was built, optimized, and its plan within the limits
-    that every WebGPU device has (but for the size of a buffer). It is 120 MB, made once."""
+    """Returns the paper's 1024 x 1024 network as built, optimized, and planned.
+
+    The plan keeps WebGPU's minimum limits, except for the buffer size. The network takes 120 MB,
+    so it is built once.
+    """
     built = build(Config(1024), random_parameters(Config(1024), 1))
     graph = optimize(built)
     limits = Limits(max_buffer_bytes=1 << 30)

@@ -1,5 +1,7 @@
-"""Sessions in several threads, and beside a running job: who shares memory takes turns, and nobody
-writes over a job's tensors."""
+"""Tests of sessions in several threads and next to a running job.
+
+Sessions that share memory run one at a time, and no call overwrites a job's tensors.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def images(count):
 
 
 def together(*calls):
-    """All at once, each in a thread of its own; their results."""
+    """Runs all calls at the same time, each in its own thread, and returns their results."""
     meet = threading.Barrier(len(calls))
 
     def call(work):
@@ -38,7 +40,8 @@ def together(*calls):
 
 
 def slow(program, monkeypatch):
-    """Between the upload of a run and its commands there is time for another run's upload."""
+    """Delays a run between its upload and its commands, so that another run's upload could
+    interfere."""
     write = program.write_inputs
 
     def slowly(inputs):
@@ -119,11 +122,11 @@ def test_no_update_of_a_variable_is_lost(backend, gpu):
     assert all(values == sorted(values) for values in found)
 
 
-# ---------------------------------------------------------------- beside a job
+# ---------------------------------------------------------------- next to a running job
 
 
 def begun(session, gpu, image):
-    """A job that has done some of its work."""
+    """Returns a host and a job that has run some of its steps."""
     host = Host(gpu, budget_ms=5.0)
     host.scheduler.planner = operators_per_frame(1)
     job = host.scheduler.submit(session, {"x": image})
@@ -155,7 +158,7 @@ def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
         DISTURBING[what](other, image + 1)
     host.until(lambda: job.ended and job.read("y") is not None)
     np.testing.assert_array_equal(job.read("y"), wanted)
-    DISTURBING[what](other, image + 1)  # now it may
+    DISTURBING[what](other, image + 1)  # allowed after the job has ended
 
 
 def test_variables_are_not_reset_under_a_job(gpu):
@@ -169,7 +172,7 @@ def test_variables_are_not_reset_under_a_job(gpu):
     host, job = begun(session, gpu, np.ones((2, 4), np.float32))
     with pytest.raises(cml.InputError, match="has a running job"):
         session.reset()
-    other.reset()  # its variables are its own
+    other.reset()  # it has its own variables
     host.until(lambda: job.ended)
     session.reset()
     for each in (session, other):
@@ -177,7 +180,10 @@ def test_variables_are_not_reset_under_a_job(gpu):
 
 
 def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
-    """Where work cannot be timed in a frame, a session is timed when it is made."""
+    """A new session is not timed at load while a job runs in its arena.
+
+    Sessions are timed at load on devices without timestamps.
+    """
     image = images(2)[1]
     wanted = cml.Session(net, gpu).run({"x": image})["y"]
     session = cml.Session(net, gpu, arena="shared:made beside")

@@ -1,4 +1,5 @@
-"""Large pictures in tiles: the bits of a whole run, as one call and as jobs."""
+"""Tests that large pictures computed in tiles are bit-identical to whole runs, as call and as
+jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from cml_engine.runtime.tiling import spans
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
 
-#: looks two pixels around, and enlarges twice
+#: reads two pixels around each pixel and doubles the size
 NETWORK = """version 1.0;
 extension KHR_enable_operator_expressions;
 graph net(x, strength) -> (y)
@@ -55,7 +56,7 @@ def test_tiles_have_no_seams(graph, inputs, gpu, backend, tile):
     assert found.shape == (1, 3, 122, 86) and done == [*range(1, len(done) + 1)] and len(done) > 1
     if backend == "gpu":
         np.testing.assert_array_equal(found, whole)
-    else:  # a matrix product of another size adds in another order
+    else:  # a matrix product of another size sums in another order
         np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""What helps to see what happens: markers, logs, closed sessions, and the GPU that is asked for."""
+"""Tests of debug markers, logs, closed sessions, and the selection of a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
 
 class Marked:
-    """A pass that notes debug groups and dispatches."""
+    """A pass that records debug groups and dispatches."""
 
     def __init__(self, inner):
         self._inner, self.seen = inner, []

@@ -1,4 +1,4 @@
-"""``cml validate`` and ``cml run --backend gpu`` from the command line."""
+"""Tests of ``cml validate`` and ``cml run --backend gpu`` from the command line."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
 
 
 def test_large_activations_are_judged_by_their_size(gpu):
-    """Rounding goes by what is added: a trained network's values reach hundreds."""
+    """The tolerance grows with the summed terms, which reach hundreds in trained networks."""
     case = Case((Random((1, 64, 24, 24), -300, 300), (64, 64, 3, 3), (1, 64)))
     assert check_on_gpu("conv", case, gpu, constants=True) < 1
 
@@ -70,7 +70,10 @@ def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
 
 
 def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
-    """``exp(exp(x))`` near 1e18: a last digit of the inner one is seven of the outer one's."""
+    """The tolerance covers rounding errors that a fused operator amplifies.
+
+    In ``exp(exp(x))`` near 1e18, one ulp of the inner value is seven of the outer one.
+    """
     net = Net(1, 4, 30)
     graph = optimize(net.graph(net.op("exp", net.op("exp", "x"))))
     inputs = {"x": np.linspace(3.7, 3.76, 120, dtype=np.float32).reshape(1, 4, 30)}
@@ -86,7 +89,8 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
 
 
 def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
-    """They go by what was added: 4e-6 of half a million, and no more."""
+    """The tolerance of a sum that cancels depends on its terms: 4e-6 of half a million, and no
+    more."""
     spec, right = lookup("mean_reduce"), lookup("mean_reduce").cpu
     x = np.linspace(-1e6, 1e6, 64, dtype=np.float32).reshape(1, 64)
     graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))

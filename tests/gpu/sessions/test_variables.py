@@ -1,5 +1,7 @@
-"""Variables that a network updates: a run reads what was there before it, everywhere, and all of
-them change when it is over, at once. On both backends, in one go and in frames."""
+"""Tests of variables that a network updates, on both backends, in whole runs and in frames.
+
+A run reads the old values everywhere, and all variables change at once when it ends.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.fixtures.graphs import Net
 
 load_families()
 SHAPE = (2, 4)
-#: kernels that the suite has anyway; exact, so that every backend gives the same bits
+#: exact operators, which are bit-identical on every backend; other tests build their kernels too
 BINARY = {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}
 PLANS = {
     "plain": CompileOptions(without=frozenset({"chains"})),
@@ -35,7 +37,7 @@ PLANS = {
 
 
 def in_frames(session, gpu, inputs):
-    """A run in frames, an operator in each."""
+    """Runs a job with one operator per frame and returns its outputs."""
     scheduler = FrameScheduler(gpu, budget_ms=100.0)
     scheduler.planner = operators_per_frame(1)
     job = scheduler.submit(session, inputs)
@@ -52,7 +54,7 @@ def in_frames(session, gpu, inputs):
 
 
 class Stateful(Net):
-    """A graph of small tensors with variables, and what it has to give, worked out beside it."""
+    """A random graph of small tensors with variables, and its expected results."""
 
     def __init__(self, seed: int, nodes: int = 9, variables: int = 4) -> None:
         super().__init__(*SHAPE, seed=seed)
@@ -62,7 +64,7 @@ class Stateful(Net):
             self.pool += self._some_node()
         pick = self.rng.permutation(self.pool)
         self.results = tuple(dict.fromkeys([*map(str, pick[:3]), self.variables[0], self.pool[-1]]))
-        # half of the new values lie in the weights: other variables, constants, other names
+        # half of the new values are stored with the weights: variables, constants, renamed tensors
         still = ["x", *self.constants, *(n for n in self.pool if n in self.renamed)]
         self.new = tuple(
             (v, str(self.rng.choice(still if self.rng.random() < 0.5 else self.pool)))
