@@ -322,7 +322,7 @@ class Growing:
         self.weights |= known
         self.values |= {**feeds, **known, **dict(zip(outputs, found, strict=True))}
         fixed = not any(name.endswith("_count") for name in graph.outputs)
-        exact = all(array.dtype != np.float16 for array in found)  # ONNX Runtime rounds other types
+        exact = all(array.dtype != np.float16 for array in found)  # ONNX Runtime rounds float16
         self.usable |= {*feeds} | ({*outputs} if fixed and exact else set())
         self.rows[row.name] += 1
         return True
@@ -371,7 +371,7 @@ class Growing:
 
 
 def imported(network: Any) -> Any:
-    with warnings.catch_warnings():  # warns of integers that are not proven to fit
+    with warnings.catch_warnings():  # about integers that are not proven to fit
         warnings.simplefilter("ignore", cml.nnef.NnefWarning)
         return cml.load(network.SerializeToString())
 

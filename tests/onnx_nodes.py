@@ -189,7 +189,7 @@ def outputs_of(
         rest = {name: array for name, array in given.items() if name not in constants}
         shapes = {name: array.shape for name, array in rest.items()}
         try:
-            with warnings.catch_warnings():  # warns of integers that are not proven to fit
+            with warnings.catch_warnings():  # about integers that are not proven to fit
                 warnings.simplefilter("ignore", cml.nnef.NnefWarning)
                 graph = cml.load(data, shapes=shapes, constants=constants)
             break

@@ -1,4 +1,4 @@
-"""A bake on processes of this machine: nothing lost, nothing made twice, nothing mixed."""
+"""A bake on processes of this machine: no tile is lost, made twice, or mixed up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("zarr")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    """Two workers that the tests share."""
+    """A client of two workers that the tests share."""
     with connected(workers=2) as (found, _):
         yield found
 
@@ -45,7 +45,7 @@ def work(tmp_path: Path) -> Numbers:
 
 
 def stored(place: str, made: Layer) -> dict[str, Any]:
-    """Every array of the layer, after a look at all of its records."""
+    """Checks all records of the layer and returns every array."""
     store = Store(place, [made])
     assert {store.state(unit) for unit in made.units()} == {"whole"}
     return {name: np.asarray(store._arrays[made.name][name]) for name in made.arrays}
@@ -70,7 +70,7 @@ def test_every_unit_is_made_once_and_written(client, place, work, chunk):
 def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work):
     made = layer(4)
     bake(work, place, StorePlan([made], MANIFEST), client=client)
-    (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not come to its end
+    (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not finish
     (Path(place) / "L0/height/c.1.2.0.0").unlink()
     damaged = Path(place) / "L0/colour/c.3.3.0"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
@@ -85,7 +85,8 @@ def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work
 
 @pytest.mark.parametrize("separator", [".", "/"])
 def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator):
-    """To the byte, at the end of the grid and of zeros too; also where each number is a folder."""
+    """Chunks equal Zarr's byte for byte, also at the grid's end, for zeros and in nested
+    folders."""
     monkeypatch.setitem(KEYS, "separator", separator)
     made = layer(4, 3)
     trees = []
@@ -109,7 +110,7 @@ def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator
 
 
 def test_values_of_zeros_are_values(client, place, work):
-    """Zarr writes no chunk of zeros: its absence is not damage."""
+    """Zarr writes no chunk of zeros, so a missing chunk is not damage."""
     made = layer(4)
     bake(work, place, StorePlan([made], MANIFEST), client=client)
     store = Store(place, [made])
@@ -154,7 +155,7 @@ def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
 
 
 def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
-    """Neither the scheduler nor the client holds what is not under way: three for a thread."""
+    """The scheduler and the client hold only the tasks in flight: three per thread."""
     held = []
 
     def look(_: Any) -> None:
@@ -177,7 +178,7 @@ def test_a_task_has_as_many_units_as_take_half_a_second():
 
 
 def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypatch):
-    """Units that take much longer than those before: each once, and all are there."""
+    """Units that a task has no time for go into another task; each is made exactly once."""
     monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
     slow = replace(work, seconds=0.6, key=work.key + "slow")
     tasks = []
@@ -188,7 +189,10 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
 
 
 def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
-    """In the second task: of the first it is seen. It ends when all is written."""
+    """The second task writes in the background, after the first one's writes were slow.
+
+    A task ends only when all its units are written.
+    """
     from cml_engine.distributed import worker
 
     made, threads, write = layer(2), [], Store.write
@@ -215,21 +219,21 @@ def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
     made = layer(4)
     dying = replace(work, once=((0, 1),), seconds=0.01)
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
-    # what was being made, and what was being written
+    # one unit was being made, and one was being written
     assert report.complete and 16 + 1 <= len(lines(work.log)) <= 16 + 2
     check_values(place, made)
 
 
 @pytest.mark.long
 def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
-    """Those that were under way beside it are made."""
+    """The units that were in flight beside it are made."""
     made = layer(4)
     dying = replace(work, deadly=((3, 0),), seconds=0.01)
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
     assert report.done == 15 and set(report.aside) == {"L0 (3, 0)"}
     assert "the process that makes it ends each time" in report.aside["L0 (3, 0)"]
     others = [line for line in lines(work.log) if line != "L0 (3, 0)"]
-    assert 15 <= len(others) <= 15 + ATTEMPTS  # one was being written
+    assert 15 <= len(others) <= 15 + ATTEMPTS  # one unit was being written
     store = Store(place, [made])
     assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
 
@@ -299,7 +303,7 @@ def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, sai
 
 
 def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
-    """What is written goes to the device that is always full."""
+    """The arrays are written to the device that is always full."""
     full = replace(work, full=((1, 2),), key=work.key + "full")
     with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
         bake(full, place, StorePlan([layer(4)], MANIFEST), client=client)
@@ -341,7 +345,7 @@ def test_xarray_reads_it(client, place, work):
 
 @pytest.mark.parametrize("size", [17, 1 << 26])
 def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
-    """Found before its memory is taken: two kilobytes may unpack to gigabytes."""
+    """The damage is found before memory is allocated: two kilobytes may unpack to gigabytes."""
     from cml_engine.distributed.store import _encoded, read_chunk
 
     (tmp_path / "c").write_bytes(_encoded(np.ones(size, np.uint8), packed=True))

@@ -1,5 +1,7 @@
-"""A network over many inputs: each row is what the network gives for its input, whatever it came
-with and however often the run was begun."""
+"""A network mapped over many inputs: each row equals the network's result for its input.
+
+This holds for any batching and after any number of restarts.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_p
 
 
 def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
-    """Slices of one thread, one in the other, but for rounding."""
+    """Returns True if ``small`` lies within ``large`` on the same thread, up to rounding."""
     end = small["ts"] + small["dur"], large["ts"] + large["dur"]
     return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
 
@@ -139,7 +141,9 @@ def test_one_bad_input_costs_itself_only(client, net, tmp_path, rng):
     for number in (4, 7):
         np.save(tmp_path / f"in/{number:03}.npy", np.ones((1, 3, 8, 8), np.float32))
     mended = map_network(cml.load(net), pattern, store, client, backend="cpu")
-    assert mended.complete and mended.made == 4 and mended.kept == 5  # the task of four has both
+    assert (
+        mended.complete and mended.made == 4 and mended.kept == 5
+    )  # the task of four rows has both
 
 
 def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng):
@@ -295,7 +299,7 @@ NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("a", "a/b"), ("a/b", "a")])
 def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
-    """Whatever an ONNX file calls its outputs: the store is a folder, and stays one."""
+    """An ONNX file may name its outputs anything; no name may lead outside the store's folder."""
     facts = {"x": Fact("scalar", (2,)), **{name: Fact("scalar", (2,)) for name in names}}
     nodes = tuple(Node("relu", ("x",), (name,)) for name in names)
     graph = Graph("net", ("x",), tuple(names), nodes, facts, {})
@@ -305,7 +309,7 @@ def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
 
 
 class Evil:
-    """Runs a program where it is unpickled."""
+    """An object that runs a program when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -379,7 +383,7 @@ PACKED = {
 
 @pytest.mark.parametrize("codec", PACKED)
 def test_a_chunk_that_unpacks_to_more_than_its_shape_is_refused(tmp_path, codec):
-    """Kilobytes that would take 64 MiB: found before the memory is taken."""
+    """Kilobytes that unpack to 64 MiB are refused before the memory is allocated."""
     import numcodecs
 
     name, place, more = codec.split()[0], tmp_path / "in.zarr", {}
@@ -424,7 +428,7 @@ def test_the_cluster_of_this_machine_listens_on_this_machine_only():
 
 
 def test_chunks_of_gigabytes_of_zeros_are_refused(tmp_path, monkeypatch) -> None:
-    """Some kilobytes of a Zarr array may be a chunk of 20 MB, which the limits of loads bound."""
+    """A few kilobytes of a Zarr array may be a chunk of 20 MB, which the load limits must bound."""
     place, shape = tmp_path / "x.zarr", (1, 5_000_000)
     zarr.create_array(str(place), data=np.ones(shape, np.float32), chunks=shape)
     facts = {"x": Fact("scalar", shape)}

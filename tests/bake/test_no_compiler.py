@@ -31,7 +31,7 @@ NETWORKS = ("terrain", "upres", "surface", "texture", "paint", "population", "sc
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:
-    """Of a cluster whose only worker has no compiler."""
+    """A client of a cluster whose only worker has no compiler."""
     from distributed import Client, LocalCluster
 
     with (

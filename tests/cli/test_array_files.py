@@ -1,4 +1,4 @@
-"""Tensors in files: numbers as they are, damage found, nothing lost."""
+"""Tensors in files: values are unchanged, damage is found, nothing is lost."""
 
 import errno
 import io
@@ -34,7 +34,7 @@ def chunk(kind, data):
 
 
 def png(samples, depth, colour, *more, filter=0):
-    """A PNG of those samples, whose rows are filtered by the differences of neighbours."""
+    """Returns a PNG of the samples, whose rows are filtered by the differences of neighbours."""
     height, width, channels = samples.shape
     rows = samples.astype(">u2" if depth == 16 else "u1").view("u1").reshape(height, -1)
     back = channels * depth // 8

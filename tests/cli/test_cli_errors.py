@@ -1,4 +1,4 @@
-"""How commands end: every kind of fault at every command, every number out of range."""
+"""The end of commands: every type of fault in every command, and every number out of range."""
 
 import argparse
 import errno
@@ -27,7 +27,7 @@ graph small(x) -> (y)
     y = relu(x);
 }
 """
-#: a fault is planted where each command asks for what it works on: most for a model
+#: the function in which a fault is planted, by command; for most it loads the model
 PLACES = {
     "devices": "cml_engine.tools.cli.commands.devices._rows",
     "ops": "cml_engine.tools.report.operators.operator_table",
@@ -52,7 +52,7 @@ FAULTS = [
 
 
 def commands():
-    """The parser of every command by its name."""
+    """Returns the parser of every command by its name."""
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
 
@@ -63,7 +63,7 @@ def model(tmp_path):
 
 
 def arguments(command, model):
-    """What the command needs at least."""
+    """Returns the smallest command line that the command accepts."""
     return {
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
@@ -78,7 +78,7 @@ def arguments(command, model):
 
 
 def end(capsys, argv):
-    """Exit code, standard output and error."""
+    """Runs the command; returns its exit code, standard output and standard error."""
     try:
         code = cli.main(argv)
     except SystemExit as left:
@@ -207,7 +207,7 @@ def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, mo
 
 
 def test_the_shortest_frames_end_soon(model, capsys):
-    """Jobs came in twenty times as fast as frames could take them up."""
+    """Jobs are submitted twenty times as fast as frames can run them."""
     assert cli.main(["simulate", str(model), "--frame-ms", "0.1", "--budget-ms", "0.1"]) == 0
     assert capsys.readouterr().out.count("operators per frame") == 1
 
@@ -223,7 +223,7 @@ graph nothing(x) -> (y)
 
 @pytest.mark.gpu
 def test_networks_with_nothing_to_do(tmp_path, capsys, gpu):
-    """An empty tensor takes no dispatch: there is nothing to divide by."""
+    """An empty tensor needs no dispatch, so no ratio may divide by zero."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
     assert cli.main(["rank", model, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total_ms"] == 0

@@ -1,4 +1,4 @@
-"""``cml cook``, and cooked files wherever a command takes a model."""
+"""``cml cook``, and cooked files as the model of every command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL com
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model, its cooked file, and an input."""
+    """A folder with a model, its cooked file, and an input."""
     made = tmp_path_factory.mktemp("cook")
     cml.save(small_model(), made / "small.nnef")
     np.save(made / "image.npy", small_inputs()["image"])
@@ -79,7 +79,7 @@ def test_a_cooked_file_runs_as_its_model_does(folder, capsys, tmp_path):
 
 
 def test_only_the_command_line_makes_a_file_trusted(folder):
-    """The file says of all its kernels that they may run without checks: that grants nothing."""
+    """The file claims that all its kernels may run without checks; the claim has no effect."""
     file = folder / "small.cml"
     (commands,) = (action.choices for action in parser()._actions if action.choices)
     for name, command in commands.items():

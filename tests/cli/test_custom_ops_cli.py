@@ -1,5 +1,7 @@
-"""``--ops``, ``--fragments``, ``--dump-kernels``, ``--debug-kernels`` and ``rank --stub``, and what
-each says to bad input; operators that installed packages bring."""
+"""``--ops``, ``--fragments``, ``--dump-kernels``, ``--debug-kernels`` and ``rank --stub``.
+
+Covers their messages for bad input, and operators from installed packages.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,7 @@ def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, capsys, gpu)
 
 def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, capsys, gpu, monkeypatch):
     def counted(session, _inputs):
-        """Work in the place of time, which depends on what else the machine does."""
+        """Returns an amount of work instead of a time, which would depend on the machine's load."""
         work = sum(step.cost.flops for step in session.plan.steps)
         return lambda: work
 

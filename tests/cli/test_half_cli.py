@@ -1,4 +1,4 @@
-"""``--half`` of the commands."""
+"""The option ``--half`` of the commands."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.fixtures.graphs import Net
 
 
 def write(folder, scale=1.0):
-    """Three convolutions, the second one's results multiplied."""
+    """Writes a model of three convolutions, in which the second one's results are scaled."""
     net = Net(1, 3, 12, 12)
     h = net.op("tanh", net.conv("x", 8))
     h = net.op("mul", net.op("tanh", net.conv(h, 8)), net.constant(scale))

@@ -16,7 +16,7 @@ from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 5, 7
-#: what each kind of file keeps of a number in [0, 1]: half a step
+#: the rounding error of a number in [0, 1] by type of file: half a step
 STEPS = {
     "png": 0.5 / 255,
     "png:bits=16": 0.5 / 65535,
@@ -30,7 +30,7 @@ STEPS = {
 
 
 def needs(kind):
-    """The library that reads such files."""
+    """Skips the test unless the library that reads such files is installed."""
     pytest.importorskip({"tif": "tifffile", "exr": "OpenEXR", "png": "PIL"}[kind[:3]])
 
 

@@ -1,4 +1,4 @@
-"""``--weights``, ``--random-weights`` and what ``convert`` is asked for, and their bad input."""
+"""``--weights``, ``--random-weights`` and the options of ``convert``, and bad input to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def safetensors(path, array, name="f"):
 
 @pytest.fixture
 def bare(tmp_path):
-    """The text of a network without its weights."""
+    """A network's text without its weights."""
     return str(write_model(tmp_path / "net", TEXT))
 
 

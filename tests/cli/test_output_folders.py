@@ -25,7 +25,7 @@ graph net(image) -> (y)
     y = relu(made);
 }
 """
-#: by command: its words, one of its files, and a file that an earlier run of it would have listed
+#: by command: its arguments, one of its files, and a file that an earlier run would have listed
 COMMANDS = {
     "report": ("report {model} -o {folder}", "plan.json", "report.json"),
     "dump": ("run {model} --backend cpu -i image={image} --dump-tensors {folder}", "index.json",
@@ -58,7 +58,7 @@ def files(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_foreign_files_stay(command, given, tmp_path, capsys):
-    """Also beside files with the names that other programs' reports and manifests have."""
+    """Also checks files that have the names of other programs' reports and manifests."""
     folder = tmp_path / "out"
     _, made, manifest = COMMANDS[command]
     foreign = {"passes/notes.md": b"n", "kernels/my.hlsl": b"k", "data.json": b"{}", "plan.md": b"",
@@ -108,7 +108,7 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
 
 
 def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path, capsys):
-    """What a killed process left is moved into its place: only from the folder itself."""
+    """A model left by a killed process is moved into place only if it lies in the folder itself."""
     folder, outside = tmp_path / "out", tmp_path / "outside"
     assert run("convert", given, folder) == run("convert", given, outside) == 0
     (folder / COMPLETE).symlink_to(outside)

@@ -1,4 +1,4 @@
-"""``cml report``: a folder with a page, its data, and errors for what it cannot be."""
+"""``cml report``: a folder with a page and its data, and errors for unsuitable folders."""
 
 import json
 import re
@@ -25,7 +25,7 @@ graph tiny(image) -> (result)
 
 
 class Page(HTMLParser):
-    """Tags that are open, and every address that the page names."""
+    """A parser that collects open tags and every address in the page."""
 
     def __init__(self, text):
         super().__init__()
@@ -51,7 +51,7 @@ def model(tmp_path):
 
 @pytest.fixture(scope="module")
 def weighted(tmp_path_factory):
-    """The model with weights in its folder."""
+    """A model with weights in its folder."""
     folder = tmp_path_factory.mktemp("weighted")
     graph = cml.load(write_model(folder / "tiny.nnef", MODEL), random_weights=0)
     cml.save(graph, folder / "net.nnef")
@@ -60,7 +60,7 @@ def weighted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A report that several tests look at."""
+    """A report that several tests read."""
     folder = tmp_path_factory.mktemp("made")
     assert report(write_model(folder / "tiny.nnef", MODEL), folder / "report") == 0
     return folder / "report"
@@ -144,7 +144,7 @@ def test_decisions_are_written_and_read(model, tmp_path, capsys):
     ids=lambda words: words.split()[0],
 )
 def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, words):
-    """The file says "user" of it, and of what was left alone who else decided."""
+    """The decisions file names "user" as the source of both decisions."""
     image, mine, out = (tmp_path / name for name in ("image.npy", "mine.json", "out.json"))
     np.save(image, np.zeros((1, 4, 8, 8), np.float32))
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')

@@ -1,7 +1,7 @@
-"""Ten minutes of flight, without a window: ``python -m tests.display.long_flight --minutes 10``.
+"""Flies ten minutes without a window: ``python -m tests.display.long_flight --minutes 10``.
 
-Prints GPU memory, wgpu's objects and the process's memory once a minute of the game's time; an
-exit code of 1 means that something grew after the first two minutes.
+Prints GPU memory, wgpu's objects and the process's memory once per minute of game time. Exit code 1
+means that one of them grew after the first two minutes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from demo_game.command import parser as game_parser
 from demo_game.headless import HeadlessRun, Options
 from demo_game.settings import choose
 
-#: MiB and objects that may come and go with tiles that are under way
+#: MiB and objects that may come and go with tiles in flight
 _SLACK_MIB, _SLACK_OBJECTS = 8.0, 60
 
 
 def resident_mib() -> float:
-    """The process's memory, where the system tells."""
+    """Returns the process's resident memory in MiB, if the system reports it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -31,7 +31,7 @@ def resident_mib() -> float:
 
 
 def objects() -> int:
-    """wgpu's objects that are alive."""
+    """Returns the number of wgpu's live objects."""
     gc.collect()
     return sum(str(type(o).__module__).startswith("wgpu.back") for o in gc.get_objects())
 

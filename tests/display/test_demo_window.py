@@ -1,4 +1,4 @@
-"""The game in a real window, used by a player, on a display that is there or made by Xvfb."""
+"""The game in a real window with a simulated player, on the present display or on Xvfb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def display() -> Iterator[str]:
-    """The name of a display of our own."""
+    """The name of a display that the tests start themselves."""
     for module in ("glfw", "imgui_bundle"):
         pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
     xvfb = shutil.which("Xvfb")
@@ -63,7 +63,7 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     said = json.loads(done.stdout.splitlines()[-1])
     assert len(said["acts"]) == 13 and said["closed"] and said["error"] == ""
     assert len(said["sizes"]) >= 3 and said["frames"] > 60 and said["tiles"] > 5
-    if said["software"]:  # else the GPU is not waited for
+    if said["software"]:  # otherwise the time does not include the GPU
         # the whole of every frame, without the wait for the display; a minimised window draws none
         assert 0.8 * said["frames"] <= said["told"] <= said["frames"]
         assert 0 < said["told_ms"]["p50"] <= 1.1 * said["frame_ms"]["p50"]

@@ -1,10 +1,10 @@
-"""A window that is used: ``python -m tests.display.window_session --seconds 60``.
+"""Uses the game's window like a player: ``python -m tests.display.window_session --seconds 60``.
 
-Looks around, flies, resizes, minimises, clicks in the overlay, hides it, changes the mode: all of
-it again every half minute. Closes the window after the time that is asked for, or later, where a
-busy machine has not yet drawn ``--frames`` and made ``--tiles``. Prints what happened as JSON. An
-exit code other than 0 is an error in a frame, or memory that grew: between the ends of two such
-rounds, the first of them after a minute.
+Looks around, flies, resizes, minimises, clicks in the overlay, hides it and changes the mode, in
+rounds of half a minute. Closes the window after ``--seconds``, or later if a busy machine has not
+yet drawn ``--frames`` and made ``--tiles``. Prints a report as JSON. An exit code other than 0
+means an error in a frame, or memory that grew between the ends of two rounds, the first of them
+after a minute.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.display.long_flight import objects, resident_mib
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
-#: frames at least from one act to the next
+#: the fewest frames between two acts
 _APART = 3
-#: seconds of a round of all acts, and those until all has been used that will be
+#: seconds of a round of all acts, and seconds until memory use has settled
 _ROUND_S, _WARM_S = 30.0, 60.0
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the process and the device hold at the end of a round."""
+    """The memory and objects of the process and the device at the end of a round."""
 
     at_s: float
     resident_mib: float
@@ -49,12 +49,15 @@ class Held:
         return cls(window.elapsed_s, resident_mib(), gpu_mib, objects())
 
 
-#: by how much each may differ between two rounds: tiles under way, a driver's own heaps
+#: the accepted growth between two rounds: tiles in flight, a driver's own heaps
 _SLACK = {"resident_mib": 24.0, "gpu_mib": 8.0, "objects": 60}
 
 
 def growth(rounds: Sequence[Held]) -> dict[str, float]:
-    """From the first round after a minute to the last one; nothing where there are not two."""
+    """Returns the growth between the first round after a minute and the last round.
+
+    Empty with fewer than two such rounds.
+    """
     warm = [held for held in rounds if held.at_s >= _WARM_S]
     if len(warm) < 2:
         return {}
@@ -62,12 +65,12 @@ def growth(rounds: Sequence[Held]) -> dict[str, float]:
 
 
 def grew(grown: dict[str, float]) -> list[str]:
-    """What grew by more than it may."""
+    """Returns the names of the quantities that grew by more than their limit."""
     return [name for name, more in grown.items() if more > _SLACK[name]]
 
 
 class Player:
-    """Does something every few frames."""
+    """A simulated player that acts every few frames."""
 
     def __init__(self, window: GameWindow, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
@@ -81,7 +84,7 @@ class Player:
         self._plan = self._round(0.0)
 
     def _round(self, start_s: float) -> list[tuple[float, Callable[[], None]]]:
-        """All acts, and when."""
+        """Returns all acts of a round with their times."""
         acts = [
             self.look, self.fly, self.resize, self.click, self.hide, self.unsliced, self.scroll,
             self.minimise, self.restore, self.pause, self.record, self.type, self.rest,
@@ -90,10 +93,10 @@ class Player:
         return [(start_s + each_s * (i + 1), act) for i, act in enumerate(acts)]
 
     def __call__(self) -> None:
-        """The window's ``on_frame``."""
+        """Counts a frame and runs the next act if it is due; the window's ``on_frame``."""
         self.frames += 1
         self.sizes.add(tuple(self.window.canvas.get_physical_size()))
-        if len(self.window.game.telemetry.frames) > 1:  # the last one's time is not known yet
+        if len(self.window.game.telemetry.frames) > 1:  # the last frame's time is not known yet
             self.frame_ms.append(self.window.game.telemetry.frames[-2].frame_ms)
         if self._plan and self.window.elapsed_s > self._plan[0][0] and self.frames >= self.next:
             _, act = self._plan.pop(0)
@@ -129,7 +132,7 @@ class Player:
         self.window.canvas.set_logical_size(417, 301)
 
     def click(self) -> None:
-        """Every panel's head, and what lies below."""
+        """Clicks the head of every panel, and its contents."""
         for x in (30, 200, 380):
             for y in range(8, 300, 9):
                 self._event("pointer_move", x=x, y=y, button=0)
@@ -161,7 +164,7 @@ class Player:
 
     def record(self) -> None:
         controls = self.window.game.controls
-        if controls.trace_path is not None:  # of the round before
+        if controls.trace_path is not None:  # from the previous round
             controls.trace_path.unlink(missing_ok=True)
         controls.paused, controls.recording = set(), True
 
@@ -176,7 +179,8 @@ class Player:
 
 
 def _told(window: GameWindow) -> array[float]:
-    """What the window will tell the scheduler of its frames, in ms."""
+    """Returns an array that collects the frame times, in ms, reported to the scheduler from now
+    on."""
     found = array("d")
     scheduler = window.game.scheduler
     tell = scheduler.frame_took

@@ -1,4 +1,5 @@
-"""Models written on the spot: text, tensor files, and what the engine is said to have."""
+"""Models written by the tests: text, tensor files, and the operators that the engine claims to
+have."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HEADER = (
 
 
 def primitive(op: str) -> bool:
-    """An engine that has the operators without a body and nothing else."""
+    """Returns True for the operators without a body, as an engine with only those would."""
     return op in standard_fragments() and standard_fragments()[op].body is None
 
 
@@ -29,7 +30,7 @@ def everything(op: str) -> bool:
 
 
 def plain(graph: Graph) -> dict[str, Any]:
-    """A graph without what depends on where its text stands, for comparison."""
+    """Returns the graph without source positions, for comparison."""
     return {
         "name": graph.name,
         "inputs": graph.inputs,

@@ -1,4 +1,4 @@
-"""ncnn models: what common layers become, and files that are not right.
+"""ncnn models: the operators that common layers become, and invalid files.
 
 ``tests/oracles/test_ncnn_layers.py`` compares every layer's numbers with ncnn's.
 """
@@ -177,7 +177,7 @@ def test_global_pooling_and_constants(convert_lines: Convert) -> None:
 
 
 def test_pooling_that_rounds_up_pads_more_at_the_end(convert_lines: Convert) -> None:
-    """Also where the shape is not the file's but a layer's result."""
+    """Also holds if the shape is a layer's result and not given in the file."""
     graph = convert_lines("ReLU r 1 1 in a", "Pooling p 1 1 a out 0=0 1=3 2=2")
     assert graph.nodes[1].attrs.padding == [(0, 0), (0, 0), (0, 1), (0, 1)]
 
@@ -216,7 +216,7 @@ def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path: Path) -> None
 
 
 def test_any_shape_at_run_time(tmp_path: Path) -> None:
-    """As of every other format: the file is not read again, the weights are shared."""
+    """As with every other format, the file is not read again and the weights are shared."""
     lines = ["Input i 0 1 a/b", "Convolution c 1 1 a/b y 0=2 1=1 6=6", "Pooling p 1 1 y out 4=1"]
     path = write(tmp_path, lines, FLOAT32 + counted(6))
     graph = cml.load(path, shapes=(1, 3, 8, 8))
@@ -363,7 +363,7 @@ def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:
 
 
 def test_the_documentation_lists_what_converts() -> None:
-    """``docs/ncnn_layers.md`` has a line for each layer type, with what of it is refused."""
+    """``docs/ncnn_layers.md`` has a line for each layer type, with its refused parameters."""
     text = DOCS.read_text(encoding="utf-8")
     rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
     rows += [f"| {name} | {todo} |" for name, todo in sorted(REFUSED.items())]

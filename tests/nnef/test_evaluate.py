@@ -1,4 +1,4 @@
-"""Expressions at compile time: their values, and the bounds that no text can pass."""
+"""Expressions at compile time: their values, and limits that no text can exceed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> N
     ],
 )
 def test_models_of_too_many_tensors_are_stopped(load_body: Load, body: str, message: str) -> None:
-    """A comprehension is taken apart item by item, as many as there are."""
+    """A comprehension is expanded item by item."""
     with (
         pytest.raises(OverBudget, match=f"7:.*{message} needs .* the limit is 1,000"),
         load_budget(LoadLimits(nodes=1_000)),

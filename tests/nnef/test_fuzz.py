@@ -1,4 +1,4 @@
-"""Damaged models: whatever the bytes, there is a graph or a CmlError, and soon."""
+"""Damaged models: any bytes give a graph or a CmlError, quickly."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def test_damaged_tensor_files(changes: list[tuple[int, int]], more: int) -> None
 
 
 def with_right_checksums(tar: bytearray) -> bytearray:
-    """Blocks that begin like a header of one of the model's files get a header's checksum."""
+    """Corrects the checksum of every block that begins like a header of one of the model's
+    files."""
     for at in range(0, len(tar) - 511, 512):
         if tar[at : at + 1] in (b"g", b"v", b"i", b".") and tar[at + 257 : at + 262] == b"ustar":
             tar[at + 148 : at + 156] = b" " * 8
@@ -200,7 +201,7 @@ def with_right_checksums(tar: bytearray) -> bytearray:
 def test_damaged_archives(
     folder: Path, changes: list[tuple[int, int, bytes]], mend: bool, more: int
 ) -> None:
-    """What is inside is changed, and packed again: gzip finds no fault with it."""
+    """The contents are damaged and packed again, so gzip's checksum is right."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for name in ("graph.nnef", "v.dat", "i.dat"):

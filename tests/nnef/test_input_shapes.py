@@ -1,4 +1,4 @@
-"""Other shapes than a model's text says: at loading, and of a graph that was loaded."""
+"""Shapes other than those in a model's text: at loading, and for a loaded graph."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(graph: cml.Graph, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def written(model: Path, shape: str) -> cml.Graph:
-    """The graph of a text that has the shape in its ``external`` line."""
+    """Returns the graph of a text that has the shape in its ``external`` line."""
     other = model.parent / "written"
     shutil.copytree(model, other, dirs_exist_ok=True)
     text = (model / "graph.nnef").read_text()
@@ -62,7 +62,8 @@ def written(model: Path, shape: str) -> cml.Graph:
 
 
 def test_a_given_shape_counts_instead_of_the_texts(model: Path, rng: np.random.Generator) -> None:
-    """Everything that the text computes from shapes follows, in fragments and comprehensions."""
+    """Everything that the text computes from shapes changes too, in fragments and
+    comprehensions."""
     graph = cml.load(model, shapes={"image": (2, 2, 6, 10)})
     wanted = written(model, "[2, 2, 6, 10]")
     assert graph.facts["image"].shape == (2, 2, 6, 10)
@@ -155,7 +156,7 @@ def test_weights_stay_as_they_are(model: Path) -> None:
 
 
 def test_a_graph_that_was_changed_has_no_other_shapes(model: Path) -> None:
-    """The change would be lost."""
+    """Reading the text again would lose the change."""
     graph = cml.load(model)
     for other in (graph.with_(name="other"), pickle.loads(pickle.dumps(graph)), copy.copy(graph)):
         assert other.origin is None

@@ -1,4 +1,4 @@
-"""Calls -> nodes, expansions, and everything a graph's body may do."""
+"""Calls become nodes or expansions; covers everything that a graph's body may contain."""
 
 from __future__ import annotations
 

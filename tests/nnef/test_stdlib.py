@@ -1,4 +1,4 @@
-"""The standard library: every operator is there, and the bodies of compounds compute it."""
+"""The standard library has every operator, and the bodies of compounds compute it."""
 
 from __future__ import annotations
 

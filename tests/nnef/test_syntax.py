@@ -1,4 +1,4 @@
-"""Lexer, parser and printer."""
+"""The lexer, the parser and the printer."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ def test_what_is_refused(tmp_path: Path, head: str, body: str, message: str) -> 
 
 
 def result_of(body: str, head: str = "", tensors: Any = None) -> np.ndarray[Any, Any]:
-    """``y`` for an ``x`` of ones, [2, 3], whose first extent the text calls S."""
+    """Returns ``y`` for an ``x`` of ones, [2, 3], whose first extent is the symbol S in the
+    text."""
     text = (
         f"version 1.0;\nextension tract_registry tract_core;\n{head}graph g(x) -> (y)\n"
         f"{{\n    x = external(shape = [S, 3]);\n{body}\n}}\n"

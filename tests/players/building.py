@@ -1,4 +1,4 @@
-"""Builds the C player and its tools with gcc, against what the wgpu wheel has of wgpu-native."""
+"""Builds the C player and its tools with gcc, against wgpu-native from the wgpu wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of an operator as a model of one line: its text, its run, and the formula's answer."""
+"""An operator call as a one-line model: its text, its run, and the formula's answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.reference.formulas import FORMULAS, wanted
 
 Array = np.ndarray[Any, Any]
 load_families()
-#: read at load: they have no formula, but tests of their own (tests/cpu/networks/test_traps.py)
+#: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_traps.py)
 GRAPH_LEVEL = ("external", "variable", "constant", "update")
 SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
@@ -31,13 +31,14 @@ COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of it
 JUMPS = frozenset(op for op in SIGNATURES if op.endswith(("_quantize", "quantize_linear"))) - {
     "dequantize_linear"
 } | {"mod"}
-#: how far the value that decides may be off, of the largest operand: a few roundings, a logarithm
+#: the error of the deciding value relative to the largest operand: some roundings, a logarithm
 DECIDING = 1e-6
 
 
 @dataclass(frozen=True)
 class SampleCall:
-    """``attrs`` in the order of the declaration; ``arrays`` are the tensors, in order."""
+    """A call of ``op``; ``attrs`` and the tensors ``arrays`` are in the order of the
+    declaration."""
 
     op: str
     arrays: tuple[Array, ...]
@@ -54,8 +55,10 @@ class SampleCall:
 
     @property
     def is_nnef(self) -> bool:
-        """Whether the tensors have the types that the declaration asks for: some operators take
-        more here than a model's text can give them."""
+        """True if the tensors have the declared types.
+
+        Some operators accept more types here than a model's text can pass to them.
+        """
         params = SIGNATURES[self.op].tensors
         types = [params[0].type.items[0].name] * len(self.arrays) if params[0].is_array else [
             p.type.name for p in params]  # fmt: skip
@@ -69,8 +72,11 @@ class SampleCall:
         return wanted(self.op, self.arrays, {k: self.attrs[k] for k in (*order, *extra)})
 
     def beside(self) -> list[list[Array]]:
-        """The answers on either side of where the operator jumps: for the first tensor moved by as
-        much as the roundings before the jump may come to. None for operators that do not."""
+        """Returns the answers on both sides of a jump of the operator; empty for operators without
+        jumps.
+
+        The first tensor is moved by the largest rounding error that can occur before the jump.
+        """
         if self.op not in JUMPS:
             return []
         x, *others = (np.asarray(a, np.float64) for a in self.arrays)
@@ -79,7 +85,7 @@ class SampleCall:
         return [SampleCall(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
 
     def verdicts(self, found: Sequence[Array]) -> list[Comparison]:
-        """Of each result, as :func:`judge` has it."""
+        """Compares each result with the formula's answer by :func:`judge`."""
         beside = self.beside()
         return [
             judge(self.op, got, right, [answers[i] for answers in beside])
@@ -87,7 +93,7 @@ class SampleCall:
         ]
 
     def body(self, results: int) -> str:
-        """The statement that makes the results ``y0``, ``y1``, …."""
+        """Returns the statement that computes the results ``y0``, ``y1``, …."""
         sig = SIGNATURES[self.op]
         tensors = ", ".join(self.names)
         if sig.params[0].is_array:
@@ -101,13 +107,13 @@ class SampleCall:
         return f"{left} = {self.op}{generic}({', '.join(given)});"
 
     def head(self) -> str:
-        """The declaration that the model must carry."""
+        """Returns the declaration that the model must contain."""
         if self.op in standard_signatures():
             return ""
         return texts.declaration(self.op)
 
     def run(self, folder: Path, backend: Any, results: int, *, fixed: bool = False) -> list[Array]:
-        """Through files, as a user would; with ``fixed`` all tensors but the first are weights."""
+        """Writes, loads and runs the call; with ``fixed`` all tensors but the first are weights."""
         names = frozenset(self.names[1:]) if fixed else frozenset()
         return texts.run_text(
             folder, self.body(results), self.inputs, backend, head=self.head(), fixed=names
@@ -119,7 +125,7 @@ class SampleCall:
 
 
 def literal(value: Any) -> str:
-    """A value as NNEF text."""
+    """Returns a value as NNEF text."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
     if isinstance(value, list):
@@ -135,7 +141,7 @@ def literal(value: Any) -> str:
 
 
 def declared_calls(op: str) -> Iterator[SampleCall]:
-    """The cases of an operator's own declaration."""
+    """Returns the cases of the operator's own declaration."""
     if not is_registered(op):
         return
     for case in lookup(op).cases:
@@ -147,7 +153,10 @@ def declared_calls(op: str) -> Iterator[SampleCall]:
 
 
 def tolerance_of(op: str) -> Tolerance:
-    """Of a native operator its own, and one rounding for the formula's."""
+    """Returns the operator's declared tolerance plus one rounding of the formula.
+
+    Compound operators have a common tolerance; exact operators keep zero.
+    """
     if not is_registered(op):
         return COMPOUND
     own = lookup(op).tolerance
@@ -157,8 +166,10 @@ def tolerance_of(op: str) -> Tolerance:
 
 
 def judge(op: str, got: Array, right: Array, beside: Sequence[Array] = ()) -> Comparison:
-    """Whether a result is the formula's, in the operator's tolerance: each value beside that one
-    of the right answers (:meth:`SampleCall.beside`) which is nearest to it."""
+    """Compares a result with the formula's answer within the operator's tolerance.
+
+    Each value is compared with the nearest of the right answers (:meth:`SampleCall.beside`).
+    """
     if got.shape == right.shape:
         for other in beside:
             with np.errstate(invalid="ignore"):

@@ -1,5 +1,7 @@
-"""The noise of the demo's integer world in Python's integers, one place at a time: every product
-and sum is looked at, for none may need more than 32 bits."""
+"""The noise of the demo's integer world in Python's integers, one position at a time.
+
+Every product and sum is checked to fit 32 bits.
+"""
 
 from __future__ import annotations
 

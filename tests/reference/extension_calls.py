@@ -18,7 +18,7 @@ _REDUCTIONS = ["none", "add", "mul", "min", "max"]
 
 
 def _like(d: Draw, x: Array, shape: Any) -> Array:
-    """Values of the same type."""
+    """Returns random values of the same type."""
     if x.dtype.kind == "f":
         return d.scalars(shape)
     return d.logicals(shape) if x.dtype.kind == "b" else d.integers(shape, 9, -9)
@@ -103,7 +103,7 @@ def _nms_of(op: str, d: Draw) -> SampleCall:
 
 
 def _windows(d: Draw, spatial: int) -> tuple[list[int], dict[str, Any]]:
-    """Extents and windows that fit into them."""
+    """Returns random extents and windows that fit into them."""
     size, stride, dilation, padding, extents = [], [], [], [], []
     for _ in range(spatial):
         size.append(d.integer(1, 3))

@@ -1,6 +1,6 @@
-"""Formulas of the extensions that exchange formats beside NNEF ask for; see formulas.py.
+"""Formulas of the extensions required by exchange formats other than NNEF; see formulas.py.
 
-Where an index decides, they are loops over single elements.
+Formulas in which an index decides are loops over single elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
-    """Whole numbers of any size, cut to 32 bits."""
+    """Wraps the function so that its integer results of any size are cut to 32 bits."""
 
     def formula(*arrays: Array) -> Array:
         wide = [a.astype(object) for a in arrays]
@@ -29,7 +29,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def _quotient(a: int, b: int) -> int:
-    """C's: towards zero."""
+    """Divides integers as C does: rounds towards zero."""
     return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0
 
 
@@ -39,7 +39,7 @@ def _shift(a: int, by: int, left: bool) -> int:
     return a << by if left else (a & 0xFFFFFFFF) >> by
 
 
-#: of integers; the rest of ELEMENTWISE takes floats
+#: operators of integers; the rest of ELEMENTWISE takes floats
 INTEGERS: dict[str, Callable[..., Array]] = {
     "int_add": _wrapped(lambda a, b: a + b), "int_sub": _wrapped(lambda a, b: a - b),
     "int_mul": _wrapped(lambda a, b: a * b), "int_div": _wrapped(_quotient),
@@ -143,7 +143,7 @@ def _reverse_sequence(x: Array, lengths: Array, time_axis: int, batch_axis: int)
 
 
 def _keys(s: float) -> float:
-    """The kernel of cubic convolution, of -0.75."""
+    """Returns the cubic convolution kernel with the coefficient -0.75."""
     s = abs(s)
     if s <= 1:
         return 1.25 * s**3 - 2.25 * s**2 + 1
@@ -167,7 +167,7 @@ def _grid_sample(x: Array, grid: Array, method: str = "linear", border: str = "c
                  align_corners: bool = False) -> list[Array]:  # fmt: skip
     y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
     for n, *place in np.ndindex(len(x), *grid.shape[1:-1]):
-        axes = []  # of each axis: indices and weights
+        axes = []  # indices and weights of each axis
         for given, extent in zip(grid[(n, *place)][::-1], x.shape[2:], strict=True):
             given = np.float64(0 if np.isnan(given) else given)
             at = ((given + 1) * (extent - 1) if align_corners else (given + 1) * extent - 1) / 2
@@ -192,7 +192,8 @@ def _grid_sample(x: Array, grid: Array, method: str = "linear", border: str = "c
 
 
 def _bilinear(plane: Array, y: float, x: float) -> list[float]:
-    """The four neighbours, weighted; none further out than one value, from where there is none."""
+    """Returns the four weighted neighbours; zeros if the position is more than one value
+    outside."""
     height, width = plane.shape
     if not (-1 <= y <= height and -1 <= x <= width):
         return [0.0] * 4

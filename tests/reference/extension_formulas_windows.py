@@ -1,5 +1,7 @@
-"""Formulas of the extensions about windows, products of codes, and finding some of many; see
-tests/reference/formulas.py. They are loops over single elements."""
+"""Formulas of the extensions for windows, products of codes, and selections such as NMS.
+
+They are loops over single elements; see tests/reference/formulas.py.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _nonzero(x: Array, capacity: int, fill: int = -1) -> list[Array]:
 
 
 def _shared(a: Array, b: Array, centers: bool) -> float:
-    """The part of two boxes' union that both have."""
+    """Returns the intersection over the union of two boxes."""
     lines = []
     for axis in (0, 1):
         if centers:
@@ -64,7 +66,7 @@ def _nms(boxes: Array, scores: Array, max_per_class: int, iou_threshold: float =
 
 
 def _places(extent: int, size: int, padding: Any, stride: int, dilation: int) -> list[list[int]]:
-    """Of each window the places of its taps on an axis."""
+    """Returns the positions of each window's taps on an axis."""
     reach = (size - 1) * dilation + 1
     if padding is None:
         count = math.ceil(extent / stride)
@@ -95,7 +97,7 @@ def _col2im(x: Array, output_size: Any, size: Any, padding: Any = (), stride: An
 
 
 def _between(plane: Array, y: float, x: float) -> float:
-    """Between the neighbours, zeros around."""
+    """Interpolates between the neighbours, with zeros outside."""
     total = 0.0
     for i, j in np.ndindex(*plane.shape):
         total += max(1 - abs(y - i), 0) * max(1 - abs(x - j), 0) * float(plane[i, j])
@@ -165,7 +167,7 @@ def _matmul_nbits(x: Array, words: Array, scales: Array, zero_points: Any = 8.0,
 
 
 def _beside(x: Array, *others: Any) -> list[Array]:
-    """Aligned from the left."""
+    """Returns the other arrays reshaped to broadcast against ``x`` from the left."""
     return [np.asarray(o).reshape(*np.shape(o), *[1] * (x.ndim - np.ndim(o))) for o in others]
 
 

@@ -1,9 +1,9 @@
 """Every operator of NNEF and every extension as its formula, over whole arrays in double precision.
 
-The answers that the engine is compared with, written from the specification and sharing no line
-with the engine; :mod:`tests.reference.naive` has windows as loops, which these are compared
-with in turn.
-A formula takes the call's tensors and attributes and gives the list of its results.
+The engine is compared with these answers. They are written from the specification and share no code
+with the engine; :mod:`tests.reference.naive` has windows as loops, against which these are checked
+in turn.
+A formula takes the call's tensors and attributes and returns the list of its results.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _elementwise(op: str) -> Formula:
 
 
 class FormulaWindow:
-    """A window with everything explicit, over a wide side."""
+    """A window over the spatial axes of the wide side, with all parameters explicit."""
 
     def __init__(self, extents: Sequence[int], size: Sequence[int], padding: Any = (),
                  stride: Any = (), dilation: Any = ()) -> None:  # fmt: skip
@@ -103,7 +103,7 @@ class FormulaWindow:
 
 
 def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float = 0.0) -> Array:
-    """The array grown or, for negative numbers, cropped."""
+    """Returns the array padded or, for negative numbers, cropped."""
     grown = [(max(p, 0), max(q, 0)) for p, q in pads]
     if border in _MODES and x.size:
         y = np.pad(x, grown, _MODES[border]) if x.ndim else x
@@ -113,7 +113,8 @@ def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float =
 
 
 def taps(x: Array, window: FormulaWindow, border: str) -> Array:
-    """Every window's values, row-major, on a last axis; NaN where there is nothing ('ignore')."""
+    """Returns every window's values, row-major, on a last axis; NaN for missing values
+    ('ignore')."""
     y = padded(np.asarray(x, np.float64), window.pads, border, np.nan if border == "ignore" else 0)
     if 0 in window.narrow:
         return np.zeros((*window.narrow, math.prod(window.size)))
@@ -171,7 +172,7 @@ def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding
 
 def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation: Any,
           shape: Sequence[int]) -> FormulaWindow:  # fmt: skip
-    """The window whose narrow side has these extents."""
+    """Returns the window whose narrow side has these extents."""
     n = len(narrow)
     stride, dilation = list(stride) or [1] * n, list(dilation) or [1] * n
     reach = [(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)]
@@ -187,7 +188,7 @@ def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation:
 def _spread(
     window: FormulaWindow, terms: Callable[[tuple[int, ...]], Array], lead: int = 0
 ) -> Array:
-    """Terms of each tap added up where their windows lie."""
+    """Adds the terms of each tap at the positions of their windows."""
     extents = [max((n - 1) * s + r, p + w, 0) + max(-p, 0)
                for n, s, r, w, (p, q) in zip(window.narrow, window.stride, window.reach,
                                              window.wide, window.pads, strict=True)]  # fmt: skip
@@ -275,7 +276,7 @@ def _separable_deconv(x: Array, plane: Array, point: Array, bias: Any = 0.0, gro
 
 
 def _between(x: Array, at: Array, axis: int, border: str = "replicate") -> Array:
-    """Values between neighbours of one axis."""
+    """Interpolates between neighbours along one axis."""
     low, end = np.floor(at).astype(int), x.shape[axis] - 1
     part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
 
@@ -292,7 +293,7 @@ def _between(x: Array, at: Array, axis: int, border: str = "replicate") -> Array
 
 
 def place(method: str, low: float, size: float, count: int) -> Array:
-    """Where ``count`` samples of an interval lie."""
+    """Returns the positions of ``count`` samples of an interval."""
     i = np.arange(count)
     if method == "symmetric":
         return low + (i + 0.5) * size / count - 0.5
@@ -679,7 +680,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def wanted(op: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> list[Array]:
-    """The operator's results in the types of the engine."""
+    """Returns the operator's results in the engine's types."""
     with np.errstate(all="ignore"):
         results = FORMULAS[op](*arrays, **attrs)
         kinds = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}

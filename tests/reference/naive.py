@@ -1,6 +1,6 @@
 """NNEF's operators as the specification writes them: loops over elements, in double precision.
 
-Nothing here shares a line with the engine. What is slow is small.
+The module shares no code with the engine. Tests of slow operators use small inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def left(*arrays: Any) -> list[Array]:
-    """Arrays with trailing axes of extent 1 up to the largest rank: NNEF's broadcasting."""
+    """Reshapes arrays for NNEF's broadcasting: trailing axes of extent 1, up to the largest
+    rank."""
     found = [np.asarray(a) for a in arrays]
     found = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in found]
     rank = max(a.ndim for a in found)
@@ -25,7 +26,7 @@ def left(*arrays: Any) -> list[Array]:
 
 
 def border_index(at: int, extent: int, border: str) -> int | None:
-    """An index by the border's definition: back inside step by step; None where it has none."""
+    """Maps an index into the extent by the border's definition; None if the border has no value."""
     while not 0 <= at < extent:
         if border in ("constant", "ignore"):
             return None
@@ -39,7 +40,8 @@ def border_index(at: int, extent: int, border: str) -> int | None:
 
 
 def border_value(x: Array, at: Sequence[int], border: str) -> float | None:
-    """The input at a place that may lie outside; None where there is nothing ('ignore')."""
+    """Returns the input at a position that may lie outside; None if there is no value
+    ('ignore')."""
     place = []
     for i, extent in zip(at, x.shape, strict=True):
         if 0 <= i < extent:
@@ -62,7 +64,8 @@ def border_value(x: Array, at: Sequence[int], border: str) -> float | None:
 def geometry(extents: Sequence[int], size: Sequence[int], padding: Pairs = (),
              stride: Sequence[int] = (),
              dilation: Sequence[int] = ()) -> tuple[Any, ...]:  # fmt: skip
-    """Padding before, stride, dilation and the result's extents, all explicit."""
+    """Returns the padding before, the stride, the dilation and the result's extents, all
+    explicit."""
     stride = list(stride) or [1] * len(extents)
     dilation = list(dilation) or [1] * len(extents)
     before, result = [], []
@@ -79,7 +82,7 @@ def geometry(extents: Sequence[int], size: Sequence[int], padding: Pairs = (),
 
 
 def windows(x: Array, size: Sequence[int], border: str, **window: Any) -> Iterator[Any]:
-    """For each result: its index, and its window's values in row-major order."""
+    """Yields each result's index with its window's values in row-major order."""
     before, stride, dilation, result = geometry(x.shape, size, **window)
     for index in itertools.product(*map(range, result)):
         values = []

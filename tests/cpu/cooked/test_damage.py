@@ -1,4 +1,4 @@
-"""Damaged cooked files, and those that were made to harm: an error of ours, and nothing else."""
+"""Damaged and malicious cooked files raise an error of the engine and do nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cooked() -> bytes:
 
 
 def refused(data: bytes) -> str:
-    """The message of the error that the file gives."""
+    """Returns the message of the error that loading the file raises."""
     with pytest.raises(cml.CorruptArtifact) as found:
         cml.load_cooked(data, limits=ENDLESS)
     return str(found.value)
@@ -46,7 +46,7 @@ def test_every_byte_counts(cooked):
     code = next((at, at + size) for tag, at, size in sections(cooked) if tag == "code")
     for place in range(len(cooked)):
         if code[0] + 64 < place < code[1] - 64 and place % 8:
-            continue  # enough of what nobody looks into
+            continue  # enough positions in sections that are not parsed
         damaged = bytearray(cooked)
         damaged[place] ^= 1 << place % 8
         with pytest.raises(cml.StaleArtifact if 8 <= place < 12 else cml.CorruptArtifact):
@@ -96,7 +96,7 @@ def test_a_header_of_any_length_is_refused(cooked):
 
 @pytest.mark.parametrize("tag", ["plan", "kernels", "strings", "graph", "golden", "meta", "guess"])
 def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
-    """With hashes that fit: the file may be harmless still, or is refused."""
+    """The hashes are made to match; the file may still be harmless, or it is refused."""
     if tag not in {row[0] for row in sections(cooked)}:
         return
     length = next(row[2] for row in sections(cooked) if row[0] == tag)
@@ -116,7 +116,7 @@ def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
 
 
 def put(record, offset, kind, value):
-    """A change of one field of a section's content."""
+    """Returns a change of one field of a section's content."""
 
     def change(content):
         kind.pack_into(content, record + offset, value)
@@ -125,7 +125,7 @@ def put(record, offset, kind, value):
 
 
 def table(data: bytes, number: int) -> int:
-    """Where a table of the plan begins in its section."""
+    """Returns the offset of one of the plan's tables within its section."""
     at = next(row[1] for row in sections(data) if row[0] == "plan")
     return U32.unpack_from(data, at + 116 + 8 * number)[0]
 
@@ -165,7 +165,7 @@ def test_a_step_that_is_none_is_refused(cooked, offset, value):
 @pytest.mark.parametrize("value", [0, 64, 1 << 63])
 def test_a_plan_of_other_memory_is_refused(cooked, offset, value):
     if offset == 32 and value < 1 << 63:
-        return  # its own buffer may be larger than what it binds of it
+        return  # a buffer may be larger than its binding
     refused(changed(cooked, "plan", put(0, offset, U64, value)))
 
 
@@ -226,7 +226,7 @@ def test_what_is_no_cooked_file_is_told_so(tmp_path):
         cml.load_cooked(7)
 
 
-# --- files that are small and take much
+# --- small files that need much memory or time
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -1,4 +1,5 @@
-"""The demo's agents as integer networks: near the agents of floats, and proven to fit."""
+"""The demo's agents as integer networks: close to the float agents, and proven to fit their
+words."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Integer networks as files, and what is said of those that are none."""
+"""Integer networks as files, and the messages for files that are not integer networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def small_net(**changes):
-    """conv and relu, a table behind it; ``changes`` of its lines."""
+    """Returns a network of conv, relu and a table; ``changes`` replace its lines."""
     net = IntegerNet()
     x = net.input("x", (1, 2, 5, 5), 0.5)
     w = net.weight("w", np.arange(-8, 10).reshape(1, 2, 3, 3) * 13, 0.01)
@@ -53,7 +53,7 @@ def test_a_network_is_the_same_when_it_is_read_back(tmp_path):
 
 
 def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
-    """Without the extension's line it is a network of floats, of the same weights."""
+    """Without the extension's line the file is a float network with the same weights."""
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"
     text.write_text(text.read_text().replace("extension CML_integer_1;", ""))
@@ -63,7 +63,7 @@ def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
 
 
 def test_onnx_is_refused(tmp_path):
-    """Its integers would be written as weights."""
+    """The export would write its integers as weights."""
     with pytest.raises(cml.InputError, match="integer network .*ONNX has no rule"):
         cml.save(small_net(), tmp_path / "net.onnx")
 

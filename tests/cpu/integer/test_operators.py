@@ -1,4 +1,4 @@
-"""Integer operators on the CPU: zero bits off Python's integers, whatever the shapes and words."""
+"""Integer operators on the CPU match Python's integers exactly, for any shapes and words."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_no_bit_differs(family: str, seed: int) -> None:
         call = CALLS[family](np.random.default_rng(seed))
         session = cml.Session(call.graph, "cpu")
     except RangeError:
-        return  # some are too fine for what they are made of
+        return  # some scales are too fine for their operands
     words = call.words(session.run(call.inputs))
     np.testing.assert_array_equal(words, call.wanted)
 
 
 def test_most_calls_can_be_proven() -> None:
-    """The test above is not of nothing."""
+    """Ensures that the test above runs enough cases."""
     refused = 0
     for make in CALLS.values():
         for seed in range(20):
@@ -39,7 +39,7 @@ def test_most_calls_can_be_proven() -> None:
 
 
 def test_another_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halves to even in the reference: the comparison finds it."""
+    """The comparison fails if the reference rounds halves to even."""
 
     def to_even(total: int, ratio: networks.Fraction, low: int, high: int) -> int:
         return min(max(round(total * ratio), low), high)

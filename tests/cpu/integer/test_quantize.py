@@ -1,4 +1,4 @@
-"""Quantizing networks of floats, and what the commands say of the result."""
+"""Quantization of float networks, and the messages of the commands about the result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from tests.fixtures.graphs import Net
 
 
 def block(seed=0):
-    """Much of what networks have: convs with normalization, a residual, pools, upsampling, a
-    concat, an activation by table."""
+    """Returns a network with common parts.
+
+    It has convs with normalization, a residual, pools, upsampling, a concat and a table activation.
+    """
     net = Net(1, 4, 8, 8, seed=seed)
     x = "x"
     for i in range(3):
@@ -34,7 +36,7 @@ def block(seed=0):
 
 
 def products(seed=0):
-    """Products of matrices, means, and a chain of functions of one tensor."""
+    """Returns a network of matrix products, means, and a chain of functions of one tensor."""
     net = Net(3, 6, seed=seed)
     y = net.op("linear", "x", net.random(5, 6), net.random(1, 5))
     near = net.op("floor", y)
@@ -62,7 +64,7 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
         made, report = cml.quantize(graph, samples, max_error=wanted)
         assert report.ok and report.error <= wanted
         sixteens.append(sum(node.bits == 16 for node in report.nodes))
-        # and on inputs that nobody has seen
+        # and on inputs outside the samples
         fresh = samples_of(graph, 1, seed=7)[0]
         (got,) = cml.Session(made, "cpu").run(fresh).values()
         (exact,) = cml.Session(graph, "cpu").run(fresh).values()
@@ -74,7 +76,8 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
 
 
 def test_what_only_moves_is_not_rounded():
-    """A pixel shuffle as one finds it: its reshape back in two steps, an activation behind it."""
+    """The network is a typical pixel shuffle: two reshapes at its end, followed by an
+    activation."""
     net = Net(1, 4, 3, 5)
     y = net.op("conv", "x", net.random(12, 4, 1, 1), net.random(1, 12))
     y = net.op("reshape", y, shape=[1, 3, 2, 2, 3, 5])
@@ -102,7 +105,7 @@ def test_bits_that_are_named():
 
 
 def test_what_floats_fold_is_folded_before():
-    """The affine layer is in the weights, so there is no rounding point for it."""
+    """The affine layer is folded into the weights, so it has no rounding point."""
     made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
     assert "batch_normalization" not in {node.op for node in made.nodes}
     assert (

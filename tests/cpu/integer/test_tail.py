@@ -1,4 +1,4 @@
-"""Integer networks that end in floats: what is identical, and what is said of the rest."""
+"""Integer networks that end in floats: identical words, and the messages about the float part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def classifier() -> Graph:
-    """Features, and their softmax through more weights: the second of the two is of floats."""
+    """Returns features, and their softmax through more weights, which stays in floats."""
     net = Net(1, 4, 5, 5)
     y = net.op("relu", net.op("conv", "x", net.random(6, 4, 3, 3), net.random(1, 6)))
     p = net.op("softmax", y, axes=[1])
@@ -44,7 +44,7 @@ def test_the_end_may_be_of_floats(tmp_path: Path, capsys: Any) -> None:
     digest = run_digest(made, outputs)
     assert run_digest(made, {**outputs, scores: outputs[scores] + 1}) == digest
     assert run_digest(made, {**outputs, features: outputs[features] + 1}) != digest
-    # and so it is in the file: a network is the same when it is read back
+    # the file keeps this, so a network that is read back is the same
     cml.save(made, tmp_path / "net")
     assert "extension CML_float_tail;" in (tmp_path / "net/graph.nnef").read_text()
     again = cml.load(tmp_path / "net")

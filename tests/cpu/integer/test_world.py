@@ -1,4 +1,5 @@
-"""The demo's integer world: committed tiles, one hash of them, and lockstep that notices."""
+"""The demo's integer world: committed tiles, their common hash, and lockstep that detects
+differences."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_the_worlds_hash_is_of_rules_models_and_seed():
 
 
 def _turned(chain, name):
-    """The chain, with one weight of one network one step off."""
+    """Returns the chain with one weight of one network changed by one step."""
     graph = chain.graphs[name]
     label = next(label for label in graph.constants if label.endswith("_filter"))
     weights = graph.constants[label].copy()
@@ -71,7 +72,7 @@ def _turned(chain, name):
 
 
 class Faulty:
-    """Makes tiles in which one number of one tensor is one off."""
+    """A maker of tiles in which one number of one tensor is off by one."""
 
     def __init__(self, maker, tensor, at):
         self.maker, self.chain, self.tensor, self.left = maker, maker.chain, tensor, at
@@ -86,7 +87,7 @@ class Faulty:
 
 
 def _played(here, there, ticks, first=0):
-    """What both of them find."""
+    """Plays both ends of a lockstep connection; returns the result or the error message of each."""
     ends = [Connection(end) for end in socket.socketpair()]
 
     def one(player, end):

@@ -1,4 +1,4 @@
-"""The check of the passes: it finds nothing in what they make, and names a pass that is wrong."""
+"""The check of the passes accepts correct passes and names a wrong one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A session that retains its inputs: what runs is what the given ones reach, and the bits are those
-of a full run."""
+"""Sessions that retain their inputs run only the nodes that the given inputs reach.
+
+The results are bit-identical to a full run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ OPS = ("relu", "sigmoid", "add", "mul", "concat", "split", "conv", "reshape", "s
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Up to three inputs and a variable or two, joined in any way."""
+    """Draws a graph of up to three inputs and one or two variables, joined at random."""
     inputs = [f"in{i}" for i in range(draw(st.integers(1, 3)))]
     variables = [f"v{i}" for i in range(draw(st.integers(0, 2)))]
     facts = dict.fromkeys([*inputs, *variables], Fact("scalar", SHAPE))
@@ -71,7 +73,7 @@ def arrays(names: Any, seed: int) -> dict[str, Array]:
 
 
 def reached(graph: Graph, given: set[str]) -> set[str]:
-    """The nodes that must run again, by their titles: worked out node by node."""
+    """Returns the titles of the nodes that must run again, found node by node."""
     changed = given | {variable for variable, _ in graph.updates}
     found = set()
     for node in graph.nodes:
@@ -82,7 +84,8 @@ def reached(graph: Graph, given: set[str]) -> set[str]:
 
 
 def check_retained(graph: Graph, backend: Any, choices: list[set[str]]) -> None:
-    """Runs that are given some inputs do what these reach, and give the bits of full runs."""
+    """Checks runs with some inputs: only reached nodes run, and results are bit-identical to
+    full runs."""
     session = cml.Session(graph, backend, retain=True)
     full = cml.Session(graph, backend, session.options)
     values = arrays(graph.inputs, 0)
@@ -155,7 +158,7 @@ def test_a_run_that_failed_is_no_ground_to_build_on():
 
     with pytest.raises(KeyError):
         session.run(fresh, watch=fail)
-    got = session.run({})["y"]  # the image was given, and everything runs anew
+    got = session.run({})["y"]  # the image was given, so everything runs again
     wanted = two().run({**values, **fresh})["y"]
     np.testing.assert_array_equal(got, wanted)
 
@@ -190,7 +193,8 @@ def test_rank_shows_what_one_input_costs():
 
 
 def coded(decoder_only: bool) -> Graph:
-    """An encoder of three convolutions and a decoder of two, whose input a style is added to."""
+    """Returns an encoder of three convolutions and a decoder of two, to whose input a style is
+    added."""
     layer = "conv({}, {}, padding = [(1, 1), (1, 1)])"
     lines = ["z = external(shape = [1, 16, 1, 1]);", "x = external(shape = [1, 16, 32, 32]);"]
     lines += [f"w{i} = variable(shape = [16, 16, 3, 3], label = 'w{i}');" for i in range(5)]
@@ -216,7 +220,7 @@ def test_an_unchanged_encoder_leaves_the_decoder_s_cost():
     decoder = lower(alone, PORTABLE, layouts_for(alone))
     steps = [whole.steps[i] for i in whole.reuse.steps(["z"])]
     assert sum(step.cost.flops for step in steps) == pytest.approx(decoder.cost.flops, rel=0.03)
-    # fewer bytes: what it begins with lies in blocks already
+    # fewer bytes: its first tensor is in blocks already
     assert sum(step.cost.bytes for step in steps) <= 1.03 * decoder.cost.bytes
     assert sum(step.cost.flops for step in steps) < 0.45 * whole.cost.flops
 

@@ -1,5 +1,7 @@
-"""Tensors that are kept are what the graph as written computes, whatever the passes would make of
-it; a watch sees every operator."""
+"""Kept tensors have the values of the graph as written, whatever the passes change.
+
+A watch sees every operator.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})
 
 
 def values_of(graph: Graph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every tensor that the graph as written computes."""
+    """Returns every tensor that the graph as written computes."""
     found: dict[str, np.ndarray] = {}
     session = cml.Session(graph, "cpu", AS_WRITTEN)
     session.run(

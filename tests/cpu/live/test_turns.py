@@ -1,4 +1,5 @@
-"""A thread that compiles stands still while a frame is made, and never for good."""
+"""A background compile thread pauses while the host records a frame, and never blocks
+permanently."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.fixtures.graphs import Net
 
 
 def working(turns: Turns) -> Thread:
-    """A thread that does what a compiling one does."""
+    """Starts a thread that yields like a compiling one."""
     net = Net(1, 8, 6, 6)
     graph = net.graph(net.op("relu", net.conv("x", 8)))
 

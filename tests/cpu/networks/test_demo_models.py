@@ -1,5 +1,7 @@
-"""The demo game's trained agents as they are committed: what they take and give, that neighbouring
-tiles meet without a seam, and that they beat simpler ways on land they were not trained on."""
+"""The demo game's committed agents: their interfaces, seams and quality.
+
+Neighbouring tiles meet without a seam, and the agents beat simpler methods on held-out land.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON
 MODELS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
 RECIPE = json.loads((MODELS / "recipe.json").read_text(encoding="utf-8"))
 AGENTS = ("upres", "texture", "population")
-#: west to east: hills, and a tile of the largest squares; world, level, first cell of the first
+#: pairs from west to east, on hills and with the largest squares; world, level, first cell
 PLACES = ((HELD_OUT + 7, 0, 5600, -2240), (HELD_OUT + 8, 5, -1120, 448))
 
 
@@ -28,7 +30,7 @@ def sessions():
 
 
 def made(sessions, place):
-    """All that the agents make of a tile whose first cell is the place's."""
+    """Returns all outputs of the agents for the tile whose first cell is ``place``."""
     cell = np.full((1, 1, 1, 1), place.cell_m, np.float32)
     given = {
         "coarse": place.coarse(-COARSE_APRON, COARSE)[None, None],
@@ -52,7 +54,7 @@ def made(sessions, place):
 
 @pytest.fixture(scope="module", params=PLACES, ids=["level 0", "level 5"])
 def pair(request, sessions):
-    """A tile and its eastern neighbour, each made by itself."""
+    """A tile and its eastern neighbour, each made separately."""
     seed, level, x, z = request.param
     west, east = Place(seed, level, x, z), Place(seed, level, x + CELLS, z)
     return west, made(sessions, west), made(sessions, east)
@@ -102,7 +104,7 @@ def test_neighbours_meet_without_a_seam(pair, name, per_cell):
 
 
 def test_heights_beat_interpolation(sessions):
-    """On a square of a held-out world, with its rain."""
+    """Uses a square of a held-out world, with its rainfall."""
     square = data.rained_on(Place(HELD_OUT + 9, 1, 1600, -3200))
     sample = data.upres_sample(square)
     given = {
@@ -124,7 +126,7 @@ def test_heights_beat_interpolation(sessions):
     [("albedo", materials.paint, 2), ("density", ecology.populate, 1)],
 )
 def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
-    """Nearer than the best constant colour or density of that very tile."""
+    """The error is smaller than that of the best constant colour or density for the same tile."""
     _, west, _ = pair
     border = materials.BORDER * per_sample
     target = simulate(*west["seen"].values())[:, :, border:-border, border:-border]
@@ -134,7 +136,7 @@ def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_tables_of_errors_are_the_recipe(name):
-    """The README of the training says what was measured, to three digits."""
+    """The training's README states the measured errors to three digits."""
     text = (MODELS.parent / "training" / "README.md").read_text(encoding="utf-8")
     table = text.partition(f"### {name}\n")[2].partition("###")[0]
     for way, found in RECIPE[name]["errors"].items():

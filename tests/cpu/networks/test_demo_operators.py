@@ -1,4 +1,5 @@
-"""The demo game's operators in NumPy: where their grids lie, and what scatter keeps."""
+"""The demo game's operators in NumPy: the positions of their grids, and the selection of
+scatter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from demo_game.world.sun import SUN
 from demo_game.world.tile import CELLS, COARSE_APRON, SCALE, WIDE_APRON, TileId
 
 SEED = 7
-#: of a tile and of each of its children, the first sample at the tile's own corner
+#: the first sample at the tile's own corner, for a tile and for each of its children
 CORNER = WIDE_APRON
 
 
@@ -40,7 +41,7 @@ def test_channels_are_the_samples_of_the_contract(terrain: cml.Session, tile: Ti
 
 @pytest.mark.parametrize("parent", [TileId(1, -2, 3), TileId(4, 0, -1)])
 def test_children_lie_where_their_parent_has_them(terrain: cml.Session, parent: TileId) -> None:
-    """Moisture has the same octaves on both levels, so it is the same at the same place."""
+    """Moisture has the same octaves on both levels, so values at the same position are equal."""
     whole = terrain.run({"tile": tile_input(parent, SEED)})["moisture"][0, 0]
     half = CELLS // 2
     for child in parent.children:
@@ -51,8 +52,10 @@ def test_children_lie_where_their_parent_has_them(terrain: cml.Session, parent: 
 
 
 def test_a_child_is_its_parents_land_and_one_octave_more(terrain: cml.Session) -> None:
-    """Shared samples are lattice points of that octave: its noise is 0 there, and the octave no
-    more than the mean of a ridge, where the land is ridged."""
+    """Shared samples are lattice points of the added octave, where its noise is 0.
+
+    On ridged land the octave adds at most the mean of a ridge there.
+    """
     parent = TileId(2, -12, -12)
     child = parent.children[0]
     whole = terrain.run({"tile": tile_input(parent, SEED)})["coarse"][0, 0]
@@ -80,7 +83,7 @@ def test_scatter_keeps_candidates_in_their_order() -> None:
     numbers = [_numbers(made["instances"][0, 0, : made["draw"][0, 1]]) for made in (some, full)]
     assert (np.diff(numbers[0]) > 0).all()
     assert np.array_equal(numbers[1], np.arange(CANDIDATES**2))
-    # what stands at both densities stands at the same place
+    # plants present at both densities have the same position
     places = full["instances"][0, 0, numbers[0], :2]
     assert np.array_equal(places, some["instances"][0, 0, :count, :2])
     other = session.run({**inputs, "tile": tile_input(TileId(0, -9, 4), SEED + 1)})
@@ -99,7 +102,7 @@ def _at(of: object, x: int, z: int, level: int) -> float:
 
 
 def _numbers(placed: np.ndarray) -> np.ndarray:
-    """Which candidates these are."""
+    """Returns the candidate index of each placed instance."""
     column, row = np.floor(placed[:, :2] * CANDIDATES / CELLS).astype(int).T
     numbers: np.ndarray = row * CANDIDATES + column
     return numbers

@@ -1,4 +1,4 @@
-"""One graph that uses every operator of NNEF and every extension, and passes ``cml validate``."""
+"""A graph that uses every operator of NNEF and every extension, and passes ``cml validate``."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES, judge
 
 
 def chosen_call(op):
-    """The first random call whose results are not empty."""
+    """Returns the first random call whose results are not empty."""
     for seed in range(100):
         call = random_call(op, Numbers(seed))
         if all(a.size for a in (*call.arrays, *call.answers())):
@@ -23,7 +23,7 @@ def chosen_call(op):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """The model's folder, its inputs, and for each output its operator and its right value."""
+    """The model's folder, its inputs, and each output's operator and expected value."""
     folder = tmp_path_factory.mktemp("everything")
     inputs, outputs, lines = {}, {}, []
     for op in OPERATORS:

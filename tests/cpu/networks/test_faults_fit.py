@@ -1,7 +1,7 @@
-"""The faults of ``python -m tests.plant`` fit the tree, and the command can tell one that survives.
+"""The faults of ``python -m tests.plant`` fit the tree, and the command detects surviving ones.
 
-A fault that no longer fits is to be written anew in tests/fixtures/faults.py, in the commit that
-changed its tokens: some that stand in that function once, and something wrong in their place.
+A fault that no longer fits must be rewritten in tests/fixtures/faults.py, in the commit that
+changed its tokens: tokens that occur in the function exactly once, and a wrong replacement.
 """
 
 import shlex

@@ -1,6 +1,6 @@
-"""Random graphs agree on every backend; a fault in a pass is found, made small and written.
+"""Random graphs agree on every backend; a fault in a pass is found, minimized and written.
 
-`python -m tests.fuzz --minutes 5` goes on from here.
+`python -m tests.fuzz --minutes 5` runs more cases.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
 
 CASES = 24
-#: the module, which the package's function of that name hides
+#: the module; the package's function of that name shadows it
 AFFINE = importlib.import_module("cml_engine.compiler.passes.fold_affine")
 
 
@@ -40,7 +40,7 @@ def test_random_graphs_agree_in_numpy(number, tmp_path):
 
 @pytest.mark.parametrize("number", range(6))
 def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
-    """Few nodes and few cases: each chain of operators is a kernel of its own."""
+    """Runs small graphs and few cases, because each chain of operators compiles a kernel."""
     assert fuzz.failures_of(0, number, 7, gpu, tmp_path, tuple(fuzz.CHECKS)) == []
 
 
@@ -63,7 +63,8 @@ def test_cases_are_the_same_in_every_run_and_not_alike():
 
 
 def small():
-    """A convolution, a normalization that goes into its weights, and more that stays apart."""
+    """Returns a graph with a convolution, a foldable normalization, and operators that do not
+    fuse."""
     net = Net(1, 4, 5, 5)
     h = net.op("relu", net.batch_norm(net.conv("x", 4)))
     net.op("tanh", net.op("transpose", net.op("sin", h), axes=[0, 1, 3, 2]))
@@ -113,11 +114,12 @@ def test_a_wrong_kernel_is_seen(gpu, tmp_path, monkeypatch):
     assert "sin" in fuzz.problem_of("nodes", fuzz.FuzzBench(small(), frozenset(), gpu, tmp_path))
 
 
-# ---------------------------------------------------------------- what a GPU may spread
+# ---------------------------------------------------------------- NaNs that a GPU may spread
 
 
 def grouped(op="conv", value=np.nan, size=1):
-    """Two groups in a block of channels, and a value that is not finite in the first."""
+    """Returns a call with two groups in a block of channels, and a non-finite value in the
+    first."""
     net = Net(1, 4, 5, 5)
     made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
     x = net.input()
@@ -134,7 +136,7 @@ def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_pa
 
 @pytest.mark.parametrize("check", ["gpu", "cpu"])
 def test_only_what_it_may_spread_over_is_let_go(check, tmp_path, monkeypatch):
-    """A result of the other group under the NaN may be NaN on a GPU; nothing else, nowhere else."""
+    """On a GPU a NaN may spread to the other group at the same position, and nowhere else."""
     case = grouped()
     (right,) = fuzz.evaluate(case.graph, case.inputs)
     bench = fuzz.FuzzBench(case, frozenset(), None, tmp_path)
@@ -156,7 +158,7 @@ def test_only_what_it_may_spread_over_is_let_go(check, tmp_path, monkeypatch):
     ("at", "value"), [((0, 2, 2, 1), 3e4), ((0, 2, 2, 0), np.nan), ((0, 0, 2, 1), 0.0)]
 )
 def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, monkeypatch):
-    """A number that is not the right one, a NaN elsewhere, and a number in the NaN's own group."""
+    """Detects a wrong number, a NaN elsewhere, and a number in the NaN's own group."""
 
     def other(program, place):
         result = read(program, place)
@@ -172,8 +174,10 @@ def test_where_it_may_spread_a_wrong_result_is_seen(at, value, gpu, tmp_path, mo
 
 @pytest.mark.parametrize(("groups", "fixed", "some"), [(1, 1, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1)])
 def test_where_a_nan_may_spread(groups, fixed, some):
-    """Over groups that share a block of channels: not within one, and not where each lane of a
-    block is a channel of its own."""
+    """A NaN may spread across groups that share a block of channels.
+
+    It may not spread within one group, or if each lane of a block is a channel of its own.
+    """
     net = Net(1, 4, 5, 5)
     graph = net.graph(net.conv("x", 4, groups=groups))
     (node,), x = graph.nodes, net.input()["x"]
@@ -191,7 +195,7 @@ def test_where_a_nan_may_spread(groups, fixed, some):
 
 
 def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
-    """Past the input's edges a GPU takes 0 for what is not there: NaN, in their channel alone."""
+    """Beyond the input's edges a GPU multiplies by 0: NaN, but only in the weight's channel."""
     x, w = np.ones((1, 2, 3, 3), np.float32), np.ones((2, 4, 3, 3), np.float32)
     w[1, 2, 0, 0] = np.inf
     facts = {"x": cml.Fact("scalar", x.shape), "w": cml.Fact("scalar", w.shape)}
@@ -205,7 +209,7 @@ def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
     assert found is not None and found.ravel().tolist() == [False, False, True, False]
 
 
-# ---------------------------------------------------------------- how far off is allowed
+# ---------------------------------------------------------------- accepted differences
 
 
 RIGHT = np.float32([1.0, np.nan, np.inf, -np.inf, 0.0])

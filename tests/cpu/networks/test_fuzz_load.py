@@ -1,4 +1,4 @@
-"""Damaged models through everything that loading is: a graph or a CmlError, soon and small.
+"""Loading damaged models returns a graph or raises a CmlError, with bounded time and memory.
 
 A few seconds here. A long run:
 ``CML_FUZZ=200000 python -m pytest tests/cpu/networks/test_fuzz_load.py``.
@@ -29,7 +29,7 @@ FUZZ = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-#: more than any of these models can need
+#: limits above the needs of any of these models
 SECONDS, MEGABYTES = 10.0, 2000
 NUMBERS = [0, -1, 1, 2, 3, 7, 64, 10**6, 2**31 - 1, 2**31, -(2**31), 2**63, 0.5, -0.0, 1e-30, 1e38]
 VALUES = (
@@ -56,7 +56,7 @@ def quiet():
 
 
 def load(folder, fake_quantize=False):
-    """What loading gives, or None; whatever else it does is the test's failure."""
+    """Returns the loaded graph, or None after a CmlError; any other outcome fails the test."""
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         graph = cml.load(folder, fake_quantize=fake_quantize)
@@ -69,7 +69,7 @@ def load(folder, fake_quantize=False):
 
 
 def run(graph):
-    """Small ones run too: what is wrong with them may show only then."""
+    """Runs the graph if it is small, because some faults appear only then."""
     if graph is None or sum(f.size for f in graph.facts.values()) > 100_000:
         return
     if any(extent > 10_000 for f in graph.facts.values() for extent in f.shape):
@@ -85,7 +85,7 @@ def run(graph):
 @FUZZ
 @given(st.data())
 def test_every_operator_with_any_attributes(tmp_path, data):
-    """A legal call with one attribute or shape replaced: the shape rules must hold."""
+    """Replaces one attribute or shape of a legal call; the shape rules must cope."""
     op = data.draw(st.sampled_from(OPERATORS))
     call = random_call(op, Numbers(data.draw(st.integers(0, 30))))
     attrs = dict(call.attrs)
@@ -109,7 +109,7 @@ def test_every_operator_with_any_attributes(tmp_path, data):
 @FUZZ
 @given(st.lists(st.sampled_from(OPERATORS), min_size=1, max_size=6), st.data())
 def test_chains_of_operators(tmp_path, ops, data):
-    """Calls of each other's results, with attributes of any kind."""
+    """Chains calls on each other's results, with attributes of any type."""
     lines, names = [], ["x"]
     for i, op in enumerate(ops):
         call = random_call(op, Numbers(data.draw(st.integers(0, 5))))

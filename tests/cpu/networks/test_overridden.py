@@ -1,5 +1,7 @@
-"""A game's operator in the place of one of the engine's: it is never taken for ours, whatever a
-pass knows of that name, on any backend."""
+"""A game's operator that replaces one of the engine's is never mistaken for the engine's.
+
+This holds for every pass and every backend.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ load_families()
 
 @contextmanager
 def overridden(name, kernel=None):
-    """Ours and one more: whoever computes the other shows."""
+    """Replaces an operator by one that adds 1, so that a use of the engine's own version shows."""
     ours = lookup(name)
     cpu = ours.cpu
     assert cpu is not None
@@ -49,7 +51,7 @@ def some_graphs():
         yield net.graph(net.nodes[-1].outputs[0]), net.input()
     for seed in range(12):
         yield random_graph(seed)
-    # what the others do not have
+    # attributes that the other operators lack
     net = Net(1, 4, 5, 6)
     one = net.constant(1.0)
     padded = net.op("pad", net.op("mul", net.op("copy", "x"), one), padding=[(0, 0)] * 4)
@@ -71,7 +73,7 @@ def test_no_pass_takes_a_game_s_operator_for_ours(name):
             got = CpuProgram(optimize(graph)).run(inputs)
             for output, value in wanted.items():
                 size = float(np.abs(value).max(initial=1.0))
-                if size < 1e4:  # what larger values round by is more than any tolerance
+                if size < 1e4:  # the rounding error of larger values exceeds any tolerance
                     np.testing.assert_allclose(got[output], value, 1e-3, 1e-4 * size)
 
 
@@ -159,7 +161,7 @@ cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
         file.write_text(text + "oh no")
         with pytest.raises(cml.CmlError, match="mine.py:5"):
             load_file(file)
-        assert lookup("relu").from_game  # a bad edit leaves what was there
+        assert lookup("relu").from_game  # a bad edit keeps the previous operator
         cml.unregister("relu")
         assert lookup("relu") is ours
     finally:

@@ -1,5 +1,7 @@
-"""What sessions call in the place of the definitions gives the same, in whatever order of memory
-the inputs lie."""
+"""The prepared functions that sessions call agree with the operators' definitions.
+
+This holds for every memory order of the inputs.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ PREPARED = [name for name, spec in registered().items() if spec.prepare]
 
 
 def channels_last(x):
-    """The same values, with dimension 1 last in memory."""
+    """Returns the same values with dimension 1 last in memory."""
     if x.ndim < 3:
         return x
     last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
@@ -32,7 +34,7 @@ def channels_last(x):
 
 
 def orders(arrays):
-    """The first array as it is, channels last, and with gaps; the others as they are."""
+    """Yields the arrays with the first one as it is, channels last, and with gaps in memory."""
     first, *others = arrays
     yield [first, *others]
     yield [channels_last(first), *others]
@@ -75,7 +77,7 @@ def test_every_case_in_every_order_of_memory(op):
 
 
 def by(way, case, rng):
-    """A case's result by one way, beside the definition's, for all orders of memory."""
+    """Yields a case's result by one way and by the definition, for all memory orders."""
     arrays = [
         g if isinstance(g, np.ndarray) else rng.uniform(-1, 1, g).astype(np.float32)
         for g in case.inputs
@@ -103,7 +105,7 @@ def test_windows_of_every_shape(rng):
 
 @pytest.mark.parametrize("block", [1, 3000, 100_000])
 def test_products_in_blocks(rng, monkeypatch, block):
-    """Few rows, rows that leave a remainder, all at once; of inputs in either order."""
+    """Covers blocks of few rows, a remainder and all rows at once, in either memory order."""
     monkeypatch.setattr(blas, "_BLOCK", block)
     by(conv_last_cpu.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
     by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
@@ -161,7 +163,8 @@ def test_what_is_chosen():
 
 
 def mobile(rng):
-    """Depthwise and pointwise layers with clamps and a residual, pooled, upsampled and joined."""
+    """Returns depthwise and pointwise layers with clamps and a residual, pooled, upsampled and
+    joined."""
     constants = {
         name: rng.uniform(-0.5, 0.5, shape).astype(np.float32)
         for name, shape in {
@@ -197,7 +200,7 @@ def defined(graph, x):
 
 
 def test_a_session_keeps_its_results_apart(rng):
-    """Memory that later nodes and later runs use again is nobody's any more."""
+    """Returned arrays do not share memory that later nodes or runs reuse."""
     graph = mobile(rng)
     session = cml.Session(graph, "cpu")
     given = [rng.uniform(-1, 1, (1, 8, 64, 48)).astype(np.float32) for _ in range(3)]

@@ -1,6 +1,6 @@
-"""Random calls of every operator against its formula; Hypothesis looks for the smallest that fails.
+"""Random calls of every operator against its formula; Hypothesis finds the smallest failing one.
 
-`python -m tests.prove` does thousands of them and writes docs/operators.md.
+`python -m tests.prove` runs thousands of them and writes docs/operators.md.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ SMALL = settings(
 
 
 class Choices:
-    """Hypothesis as the one who chooses."""
+    """A chooser that draws from Hypothesis."""
 
     def __init__(self, draw):
         self._draw = draw
@@ -39,7 +39,7 @@ def calls_of(draw, op):
 
 
 def check(call, folder, backend, either=(False, True)):
-    """``either``: whether its operands are constants."""
+    """Compares the call with the formula; ``either`` lists whether its operands are constants."""
     count = len(call.answers())
     for fixed in either:
         for verdict in call.verdicts(call.run(folder, backend, count, fixed=fixed)):
@@ -54,8 +54,10 @@ def test_cpu(op, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPERATORS)
 def test_gpu(op, tmp_path, gpu):
-    """The same numbers in every run: what compiles new variants is bounded. `tests.prove` goes on
-    from here."""
+    """Uses the same numbers in every run, which bounds the number of compiled variants.
+
+    `tests.prove` runs more cases.
+    """
     for seed in range(2):
         check(random_call(op, Numbers(seed)), tmp_path, gpu, [seed == 1])
 
@@ -85,8 +87,11 @@ def test_the_formulas_windows_are_those_of_loops(rng):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_a_wrong_answer_is_noticed(op):
-    """Of one value, by a thousandth: or, of a whole or logical one, by the least step. Nor does an
-    answer pass that broadcasts, that is zero, or that has a NaN."""
+    """The verdict fails if one value is off: by a thousandth, or by the smallest step for other
+    types.
+
+    It also fails for a wrong rank or type, for zeros, and for a NaN.
+    """
     for seed in range(50):
         call = random_call(op, Numbers(seed))
         right = call.answers()

@@ -1,4 +1,4 @@
-"""Weights at random: the same for a seed, finite however deep, and only where some are missing."""
+"""Random weights: reproducible by seed, finite at any depth, and only for missing weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS = {
 
 
 def deep(shape: str, call: str) -> cml.MemoryModel:
-    """The layer many times over, each with weights of its own."""
+    """Returns the layer repeated many times, each with its own weights."""
     lines = ["t0 = external(shape = [1, 4, 8, 8]);"]
     for i in range(DEPTH):
         lines.append(f"w{i} = variable<scalar>(shape = {shape}, label = 'layer{i}/w');")

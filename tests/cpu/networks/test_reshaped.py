@@ -31,7 +31,7 @@ def model(rng):
 
 
 def ways(session):
-    """What the convolutions made of their filters."""
+    """Returns the packed weights of each convolution by its type of implementation."""
     found = session.program._functions
     return {
         type(f): getattr(f, "_filter", None) if isinstance(f, Winograd) else f._weights

@@ -1,6 +1,6 @@
-"""Damaged files end in a result or an error of ours, in Python and in both players.
+"""Damaged files give a result or an error of the engine, in Python and in both players.
 
-`python -m tests.fuzz --strangers --minutes 20` goes on from here.
+`python -m tests.fuzz --strangers --minutes 20` runs more cases.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def test_whole_files_are_read(found, tmp_path_factory):
 
 
 def test_damaged_files(found, run):
-    """Every cut, and damage at random: of each format some files are refused, of most some read."""
+    """Tries every cut and random damage; some files of each format are refused, and of most some
+    load."""
     ends = defaultdict(set)
     first = len(strangers.cuts(found))
     for number in range(first + CASES):
@@ -91,7 +92,7 @@ READ = (
     ],
 )
 def test_what_is_no_error_of_ours_is_found(does, problem, tmp_path, monkeypatch, capsys):
-    """It is written as a folder, and the next file is read by a new process."""
+    """The failure is written as a folder, and a new process reads the next file."""
     monkeypatch.setattr(strangers, "SECONDS", 0.02 if "9_000_000" in does else 0.5)
     monkeypatch.setattr(strangers, "MEGABYTES", 64)
     made = [Stranger("made up", "m.onnx", {"m.onnx": b"abc"})]

@@ -30,7 +30,7 @@ def test_squares_overlap_and_cover_everything(shape):
 
 
 def test_every_square_sees_its_part_of_one_canvas():
-    """A network that changes nothing gives the canvas back, whatever the blending."""
+    """A network that changes nothing returns the canvas, for any blending."""
     found = terrain(lambda inputs: inputs["noisy"] / 400, (150, 230), seed=3, difficulty=50)
     wanted = heights(canvas((150, 230), 3)[0, 0] / 400)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

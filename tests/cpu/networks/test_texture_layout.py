@@ -1,4 +1,4 @@
-"""Inputs and outputs with channels last and a fourth: the same values as the plain model's."""
+"""Inputs and outputs with channels last and a fourth channel have the values of the plain model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is easy to get wrong in NNEF, as models of one line on both backends."""
+"""Error-prone details of NNEF, as one-line models on both backends."""
 
 import warnings
 

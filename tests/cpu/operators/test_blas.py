@@ -1,4 +1,4 @@
-"""Products cut into blocks that our own threads take: the same numbers, and no spinning threads."""
+"""Products cut into blocks for the engine's own threads: equal numbers, and no spinning threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = [
 
 @pytest.fixture(params=["few", "many"])
 def blocks(request, monkeypatch):
-    """Blocks of the usual size, and small ones, so that every shape is cut."""
+    """Sets the usual block size, or a small one with which every shape is cut."""
     if request.param == "many":
         monkeypatch.setattr(blas, "_BLOCK", 1 << 12)
 
@@ -75,7 +75,7 @@ def test_what_overflows_warns_of_nothing():
 
 @pytest.fixture
 def two_threads():
-    """BLAS as it is elsewhere: the suite's processes have one thread each."""
+    """Gives BLAS two threads, as in normal use; the suite's processes have one each."""
     library = openblas()
     if library is None:
         pytest.skip("NumPy has another BLAS")
@@ -95,7 +95,7 @@ def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads):
 
 
 def test_every_block_of_a_product_has_blas_on_one_thread(two_threads, monkeypatch):
-    """So nothing spins beside busy processes: threads that have nothing to do sleep."""
+    """Idle BLAS threads would otherwise spin beside busy processes."""
     before, seen = openblas().threads, []
     shared = blas.share
 

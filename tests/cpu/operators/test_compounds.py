@@ -1,4 +1,4 @@
-"""Every compound operator of NNEF as a model of one line, on both backends, against its formula."""
+"""Every compound operator of NNEF as a one-line model, on both backends, against its formula."""
 
 import math
 
@@ -76,7 +76,7 @@ def blocks(x, f, g):
 
 
 def resampled(x, rois, items, size, method):
-    """roi_resample by its formula."""
+    """Returns the result of roi_resample by its formula."""
     y = np.zeros((len(rois), x.shape[1], *size))
     for n, roi in enumerate(rois):
         lines = wide(x[items[n]])

@@ -83,7 +83,7 @@ def agree(case, rng, loops, cpu, infer):
 
 
 def test_the_loops_can_disagree(rng):
-    """The comparison above would notice a filter that is flipped."""
+    """The comparison above fails for a flipped filter."""
     case = CONV_CASES[1]
     x, filter, bias = arrays_of(case, rng)
     attrs = Attrs(case.attrs)
@@ -92,7 +92,7 @@ def test_the_loops_can_disagree(rng):
 
 
 def test_random_windows_against_loops(rng):
-    """Any kernel, stride, dilation and padding that fits."""
+    """Uses any kernel, stride, dilation and padding that fits."""
     tried = 0
     for _ in range(60):
         kernel = rng.integers(1, 4, 2)
@@ -128,7 +128,8 @@ def test_deconv_is_the_transpose_of_conv(rng):
 
 
 def test_a_large_image_is_done_in_stretches(rng):
-    """The matrix of windows of 256x256x16 would be 38 MB; the result does not depend on the cut."""
+    """The window matrix of 256x256x16 would take 38 MB; the result does not depend on its
+    division."""
     x = rng.standard_normal((1, 16, 256, 40)).astype(np.float32)
     filter = rng.standard_normal((4, 16, 3, 3)).astype(np.float32)
     attrs = Attrs(conv_case(x.shape, filter.shape, padding=[(0, 0), (0, 0)]).attrs)

@@ -24,7 +24,7 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-#: operator, arguments, wanted; straight from the standard's formulas
+#: operator, arguments, expected result; straight from the standard's formulas
 VALUES = [
     ("erf", (0.75,), 0.7111556337),
     ("gelu_erf", (1.5,), 1.3997892),
@@ -144,7 +144,8 @@ def test_a_result_never_shares_memory_with_an_operand():
 
 
 def naive_broadcast(function, arrays):
-    """The standard's rule, an index at a time: leading dimensions aligned, missing ones 1."""
+    """Broadcasts by the standard's rule, index by index: leading dimensions aligned, missing
+    ones 1."""
     rank = max(a.ndim for a in arrays)
     shapes = [a.shape + (1,) * (rank - a.ndim) for a in arrays]
     out = tuple(max(s[d] for s in shapes) if all(s[d] for s in shapes) else 0 for d in range(rank))
@@ -216,7 +217,7 @@ def test_result_types():
 
 
 def blocked(array):
-    """The array's words as they lie in c4."""
+    """Returns the array's elements in the memory order of c4."""
     n, c, *spatial = array.shape
     return np.moveaxis(array.reshape(n, c // 4, 4, *spatial), 2, -1).ravel()
 
@@ -226,7 +227,7 @@ extents = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=5)
 
 @given(extents, st.data())
 def test_a_walk_meets_every_element_in_order(shape, data):
-    """Element i of the result is where the walk says it is, in every operand."""
+    """The walk gives the position of result element i in every operand."""
     operand = [n if data.draw(st.booleans()) else 1 for n in shape]
     operand = operand[: data.draw(st.integers(0, len(shape)))]
     array = np.arange(np.prod(operand, dtype=int)).reshape(operand)
@@ -239,7 +240,7 @@ def test_a_walk_meets_every_element_in_order(shape, data):
 @pytest.mark.parametrize("layouts", list(itertools.product([PLAIN, C4], repeat=3)))
 @pytest.mark.parametrize("shape", [(2, 8, 3, 5), (1, 4, 1), (1, 8, 2, 1, 3)])
 def test_a_walk_over_blocked_layouts(shape, layouts):
-    """Whatever the layouts, walks of operands meet the elements that the result's walk meets."""
+    """For any layouts, the operands' walks visit the elements that match the result's walk."""
     full = np.arange(np.prod(shape)).reshape(shape)
     fact = Fact("scalar", shape)
     channel = Fact("scalar", (1, shape[1]))
@@ -269,7 +270,7 @@ def test_dense_operands_collapse_to_one_run():
 
 
 def test_erf_in_pieces_is_the_same_of_every_element(rng):
-    """Of arrays larger than a piece, without elements, and of none of the usual orders."""
+    """Covers arrays larger than a piece, empty arrays and unusual memory orders."""
     large = rng.standard_normal((70, 300)).astype(np.float32)
     for x in (large, large.T, large[:0], large[0, 0]):
         wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]

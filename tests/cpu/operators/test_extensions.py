@@ -67,7 +67,7 @@ def keys(s, a=-0.75):
 
 
 def resized(x, size, method, place):
-    """One axis, the last: ``place(i)`` is where result ``i`` lies."""
+    """Resizes the last axis; ``place(i)`` is the position of result ``i``."""
     end, out = x.shape[-1] - 1, []
     for i in range(size):
         t = place(i)
@@ -240,7 +240,7 @@ CASES = [
 
 
 def wanted_of(op, body, inputs):
-    """Where the table leaves it out."""
+    """Returns the expected result of a call that the table gives without one."""
     arrays = list(inputs.values())
     if op == "layer_norm":
         return normal(arrays[0], (1,)) * arrays[1] + arrays[2]
@@ -335,7 +335,7 @@ def test_saved_graphs_carry_the_declarations(tmp_path):
 
 
 def test_the_library_stands_alone(tmp_path):
-    """Its text, bodies and all, at the head of a model: other tools read it so."""
+    """The library's text with all bodies at the head of a model can be read by other tools."""
     text = HEADER + extension_source().text
     text += "graph g(x) -> (y) { x = external(shape = [1]); y = mish(x); }"
     (tmp_path / "graph.nnef").write_text(text)

@@ -36,7 +36,7 @@ def rounded(x):
 
 
 def close(a, b):
-    """Everywhere: no value of these inputs lies where a rounding decides."""
+    """Returns True if all values agree; no value of these inputs lies at a rounding boundary."""
     return a.shape == b.shape and np.allclose(a, b, atol=1e-5)
 
 

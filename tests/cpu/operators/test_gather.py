@@ -1,4 +1,4 @@
-"""gather and cast in NumPy against loops and by what C would do."""
+"""gather and cast in NumPy against loops and against C's conversions."""
 
 from itertools import product
 

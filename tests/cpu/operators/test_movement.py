@@ -155,7 +155,7 @@ def test_tile():
 
 
 def naive_slice(x, axis, begin, end, stride, to_end):
-    """NNEF's rule by walking: from begin to end, only indices that the axis has."""
+    """Slices by NNEF's rule: steps from begin to end and takes only indices that the axis has."""
     extent = x.shape[axis]
     begin = begin + extent if begin < 0 else begin
     end = extent if to_end and end == 0 else end + extent if end < 0 else end

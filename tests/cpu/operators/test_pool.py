@@ -26,7 +26,7 @@ def run(op, attrs, *arrays, **more):
 
 
 def windows(attrs, x):
-    """For each window its index and its taps' values; None where border 'ignore' has none."""
+    """Yields each window's index with its taps' values; None where border 'ignore' has no value."""
     rank = x.ndim
     stride, dilation = attrs["stride"] or [1] * rank, attrs["dilation"] or [1] * rank
     padding, out = attrs["padding"], []
@@ -154,7 +154,7 @@ REVERSE = [
 
 
 def naive_reverse(attrs, x, index=None):
-    """Every value to every tap of its window (or to one), sums and numbers of contributions."""
+    """Adds every value to each tap of its window (or to one); returns sums and counts."""
     rank = x.ndim
     stride, dilation = attrs["stride"] or [1] * rank, attrs["dilation"] or [1] * rank
     axes = resolve_reverse(

@@ -19,7 +19,7 @@ def run(op, x, axes, **attrs):
 
 
 def groups(x, axes):
-    """For each result its index and its values, row-major over the reduced axes."""
+    """Yields each result's index with its values, row-major over the reduced axes."""
     kept = [range(1 if a in axes else n) for a, n in enumerate(x.shape)]
     reduced = [range(n if a in axes else 1) for a, n in enumerate(x.shape)]
     for at in itertools.product(*kept):

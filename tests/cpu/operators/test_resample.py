@@ -66,7 +66,7 @@ def position(method, i, extent, factor):
 
 
 def sampled(x, lead, where, border):
-    """Linear interpolation of x[lead] at ``where``, corner by corner."""
+    """Interpolates x[lead] linearly at ``where``, corner by corner."""
     total = 0.0
     for corner in product((0, 1), repeat=len(where)):
         at, weight = [], 1.0

@@ -1,4 +1,4 @@
-"""Regions of interest against loops by hand, and what odd rois mean."""
+"""Regions of interest against manual loops, and the meaning of unusual regions."""
 
 from math import ceil, floor
 
@@ -48,7 +48,7 @@ def test_pools(op, reduce, rng):
 
 
 def at(plane, y, x):
-    """A value between four, those of the edge repeated outside."""
+    """Returns a value interpolated between four; edge values are repeated outside."""
     high, wide = plane.shape
     total = 0.0
     for a, part_a in ((floor(y), 1 - (y - floor(y))), (floor(y) + 1, y - floor(y))):

@@ -1,4 +1,5 @@
-"""What a CPU session does beside the operators' definitions: Winograd's tiles, results in place."""
+"""Optimizations of CPU sessions beyond the operators' definitions: Winograd's tiles, in-place
+results."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,7 @@ load_families()
 
 
 def by_shifts(attrs, x, filter, bias, narrow):
-    """Nine shifted products of a padded image, in double precision."""
+    """Returns the sum of nine shifted products of a padded image, in double precision."""
     pads = [(0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in attrs["padding"])]
     mode = {"constant": "constant", "replicate": "edge", "reflect": "reflect",
             "reflect-even": "symmetric"}[attrs["border"]]  # fmt: skip
@@ -66,7 +67,7 @@ def test_every_border_and_odd_extents(rng, border):
     for height, width, batch in ((4, 4, 1), (5, 7, 2), (9, 6, 3), (1, 11, 1), (13, 3, 2)):
         for padding in ([(1, 1), (1, 1)], [(2, 1), (1, 2)], [(1, 3), (2, 2)]):
             if border.startswith("reflect") and min(height, width) <= 3:
-                continue  # NumPy reflects as often as it takes, but not from a single value
+                continue  # NumPy reflects repeatedly, but not from a single value
             check(*random_conv(rng, (batch, 5, height, width), 7, padding, border))
 
 
@@ -93,7 +94,7 @@ def test_random_windows(rng):
 
 
 def test_error_at_64_channels(rng):
-    """Inputs in ±1 give results of ±30: the bound is a third of conv's tolerance there."""
+    """Inputs in ±1 give results of ±30, at which the bound is a third of conv's tolerance."""
     attrs, x, filter, bias = random_conv(rng, (1, 64, 33, 30), 64, [(1, 1), (1, 1)])
     got, shape = by_tiles(attrs, x, filter, bias)
     wanted = by_shifts(attrs, x, filter, bias, shape.narrow)
@@ -102,7 +103,7 @@ def test_error_at_64_channels(rng):
 
 @pytest.mark.parametrize("floats", [1, 72 * 8 * 20, 72 * 8 * 90])
 def test_parts_give_the_whole(rng, monkeypatch, floats):
-    """One row of tiles at a time, some rows, some images."""
+    """Covers parts of one row of tiles, of several rows, and of several images."""
     case = random_conv(rng, (5, 8, 21, 18), 6, [(1, 1), (1, 1)])
     whole, _ = by_tiles(*case)
     monkeypatch.setattr(winograd_cpu, "_MOST_SCRATCH", floats)
@@ -135,7 +136,7 @@ def test_what_pays():
 
 
 def conv_chain(rng, *tail):
-    """x -> conv -> prelu -> conv -> ``tail`` -> y, wide enough for tiles."""
+    """Returns x -> conv -> prelu -> conv -> ``tail`` -> y, large enough for tiles."""
     constants = {
         "w1": rng.uniform(-0.1, 0.1, (48, 48, 3, 3)).astype(np.float32),
         "w2": rng.uniform(-0.1, 0.1, (48, 48, 3, 3)).astype(np.float32),
@@ -217,7 +218,8 @@ def test_a_games_function_gets_arrays_in_order(rng):
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 3e37])
 def test_what_is_not_finite_stays_in_its_windows(rng, odd):
-    """Tiles would spread it over sixteen results, and a transform overflow where a sum does not."""
+    """A tile would spread it over sixteen results, and a transform may overflow where a sum does
+    not."""
     attrs, x, filter, bias = random_conv(rng, (1, 8, 13, 14), 8, [(1, 1), (1, 1)])
     x[0, 3, 6, 7] = odd
     got, shape = by_tiles(attrs, x, filter, bias)

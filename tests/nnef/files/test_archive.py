@@ -1,4 +1,4 @@
-"""Models in archives: read by their own checksums, and with care."""
+"""Models in archives: checksums are verified and sizes are limited."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILES.append(("graph.nnef", TEXT))
 
 
 def header(name: str, size: int, kind: bytes = b"0", size_field: bytes | None = None) -> bytes:
-    """A header of the oldest form."""
+    """Returns a tar header of the oldest format."""
     field = b"%011o\0" % size if size_field is None else size_field
     block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2)
     block += field + b"0" * 11 + b"\0" + b" " * 8 + kind
@@ -59,7 +59,7 @@ def pack(path: Path, content: bytes) -> Path:
 
 
 def packed(path: Path, format: int = tarfile.PAX_FORMAT, prefix: str = "") -> Path:
-    """The model as the standard library packs it."""
+    """Packs the model with the standard library."""
     with tarfile.open(path, "w:gz", format=format) as tar:
         for name, data in FILES:
             info = tarfile.TarInfo(prefix + name)
@@ -101,7 +101,7 @@ def test_folders_and_other_files_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
-    """Or it changes nothing: the time of packing is in the file, too."""
+    """Or the bit changes nothing, such as one in the packing time."""
     path = packed(tmp_path / "m.tgz")
     whole = path.read_bytes()
     chance = random.Random(0)
@@ -119,7 +119,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
 
 
 def test_damage_before_packing_is_found(tmp_path: Path) -> None:
-    """Gzip's own checksum is right here: what tar's headers say is not."""
+    """Gzip's own checksum is right here, but the tar headers are damaged."""
     content = b"".join(member(name, data) for name, data in FILES) + END
     starts = [content.index(name.encode().ljust(100, b"\0")) for name, _ in FILES]
     for start in starts:
@@ -197,7 +197,7 @@ def test_every_length_of_a_cut_archive(tmp_path: Path) -> None:
 
 
 def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
-    """Each pass forwards reads the weights as they lie, however the graph names them."""
+    """Each forward pass reads the weights in their stored order, in any order of the graph."""
     reads: list[int] = []
     path = pack(tmp_path / "m.tgz", b"".join(member(n, d) for n, d in reversed(FILES)) + END)
     original: Callable[..., Any] = gzip.GzipFile.seek

@@ -1,4 +1,4 @@
-"""Where models lie, their labels, their weights and their quantisation."""
+"""Locations of models, their labels, their weights and their quantization."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_variables_of_one_label_are_each_read_by_their_own_line(write_model: Wri
 
 
 def test_lines_for_floats_divide_no_shared_tensor(write_model: Write) -> None:
-    """A file of floats holds the values themselves: a line says only how they were quantised."""
+    """A float file holds the values themselves; a line only says how they were quantized."""
     more = "    v = variable(shape = [2, 3], label = 'w');\n"
     folder = write_model(text_with().replace("    y =", f"{more}    y ="), w=VALUES)
     (folder / "graph.quant").write_text('"v": linear_quantize(min = 0.0, max = 1.0, bits = 8);')

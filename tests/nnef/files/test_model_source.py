@@ -30,7 +30,7 @@ graph g(x) -> (y)
 
 
 class Files:
-    """A source of these files, which counts what it is asked for."""
+    """A source with the given files, which counts its reads."""
 
     name = "pak:net"
 
@@ -146,7 +146,7 @@ def test_a_source_at_fault_is_named(what: Any, message: str) -> None:
 
 
 def test_sizes_before_memory() -> None:
-    """A header that promises a terabyte is refused by the file's size."""
+    """A header that claims a terabyte is refused because of the file's size."""
     huge = TEXT.replace("[2, 3]", "[1024, 1048576]")
     with pytest.raises(ModelError, match="shape \\[2, 3\\], the variable wants"):
         cml.load(Files({**files(), "graph.nnef": huge.encode()}))
@@ -228,7 +228,7 @@ def test_a_folder_reads_parts_of_its_files(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_loaded_is_refused(
     tmp_path: Path, written: bytes, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exporter writes the file between the look at its size and the end of reading it."""
+    """An exporter rewrites the file between the check of its size and the end of reading it."""
     path = tmp_path / f"graph{suffix}"
     path.write_bytes(b"the text of a file before that")
     size = FolderSource.size

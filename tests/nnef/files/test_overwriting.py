@@ -1,4 +1,4 @@
-"""A model that is saved over another one: whenever the process is killed, one of them loads."""
+"""Saving a model over another one: after a kill at any moment, the old or the new one loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cml_engine.io import atomic_write
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it forks, and sends a signal")
 
-#: what changes files: each is a place to be killed at
+#: functions that change files; the process is killed at each of them
 _STEPS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 
 
@@ -32,7 +32,8 @@ def model(value: float, quantized: bool) -> cml.Graph:
 
 
 def is_whole(path: Path) -> float:
-    """The value of the model that is there, which is the old one or the new one and no mixture."""
+    """Returns the value of the present model, which must be the old or the new one, not a
+    mixture."""
     for name in (path, path / "graph.nnef"):
         graph = cml.load(name)
         (found,) = set(graph.constants["w"].reshape(-1).tolist())
@@ -42,7 +43,7 @@ def is_whole(path: Path) -> float:
 
 
 def save_until(step: int, graph: cml.Graph, path: Path) -> bool:
-    """Saves in a process that is killed at a step; False where it ended before."""
+    """Saves in a process that is killed at a step; returns False if it ended before that step."""
     child = os.fork()
     if child == 0:
         seen = 0

@@ -1,4 +1,4 @@
-"""safetensors files: whole ones of every type, and damaged ones."""
+"""safetensors files: valid ones of every type, and damaged ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def packed(header: Any, data: bytes, pad: int = 0) -> bytes:
-    """A file of that header, whatever it is."""
+    """Returns a file with that header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * pad
     return len(text).to_bytes(8, "little") + text + data
@@ -30,7 +30,7 @@ def entry(dtype: str, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
 
 
 def safetensors(**tensors: tuple[str, Array]) -> bytes:
-    """Tensors with the names of their types, one behind the other."""
+    """Returns a file with the given (type, array) tensors, stored consecutively."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, array) in tensors.items():

@@ -1,4 +1,4 @@
-"""Tensor files of every item type, and files that are not what they say."""
+"""Tensor files of every item type, and invalid files."""
 
 from __future__ import annotations
 

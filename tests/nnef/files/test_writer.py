@@ -1,4 +1,4 @@
-"""Graph -> files -> Graph."""
+"""A graph written to files and read back is the same graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Write = Callable[..., Path]
 
 
 def plain(graph: Graph) -> dict[str, Any]:
-    """A graph without what depends on where its text stands."""
+    """Returns the graph without source positions."""
     arrays = {k: (v.dtype.str, v.shape, v.tobytes()) for k, v in graph.constants.items()}
     return {
         **{k: getattr(graph, k) for k in ("name", "inputs", "outputs", "facts", "labels")},
@@ -138,7 +138,7 @@ def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("second", [np.ones(2, np.float32), np.zeros(2, np.int32)])
 def test_tensors_that_differ_share_no_label(tmp_path: Path, second: Any) -> None:
-    """As two variables of one label do whose lines in graph.quant differ."""
+    """Two variables of one label whose lines in graph.quant differ are such tensors."""
     first = np.zeros(2, np.float32)
     kinds = {"a": first, "b": second, "c": first}
     facts = {n: Fact("scalar" if v.dtype == np.float32 else "integer", (2,))
@@ -154,7 +154,7 @@ def test_tensors_that_differ_share_no_label(tmp_path: Path, second: Any) -> None
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Returns every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
 
 
