@@ -20,7 +20,7 @@ from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, signature
 
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
-#: Names become labels, and so files: the longest that file systems take is 255 characters.
+#: Names become labels and file names, which file systems limit to 255 characters.
 _LONGEST = 100
 
 
@@ -33,7 +33,7 @@ class GraphBuilder:
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
         self._taken: set[str] = set()
-        #: of a base: all of ``base_2``, ``base_3``, … up to this number are taken
+        #: by base name: ``base_2``, ``base_3``, … up to this number are taken
         self._numbers: dict[str, int] = {}
         self.source: Source | None = None
         self.inputs: list[str] = []
@@ -99,7 +99,7 @@ class GraphBuilder:
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
-        while name.lower() in self._taken:  # an input that is called "0.5"
+        while name.lower() in self._taken:  # an input may be named "0.5"
             name += "'"
         self.constants[name] = array
         self._declare(name, Fact(dtype, ()))

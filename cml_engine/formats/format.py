@@ -33,7 +33,7 @@ class Engine:
 
 
 Model: TypeAlias = str | Path | Bytes | ModelSource
-#: the graph where inputs have these shapes, by name, and else those in the file
+#: makes the graph at given input shapes, by name; other inputs have the file's shapes
 Make: TypeAlias = Callable[[Shapes], Graph]
 
 

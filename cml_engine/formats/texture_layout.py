@@ -1,6 +1,7 @@
-"""Inputs and outputs as textures have them: channels last, three of them with a fourth.
+"""Converts inputs and outputs to the layout of textures: channels last, optionally 3 padded to 4.
 
-The network stays as it is; its edges get operators that the passes move into it.
+The network itself keeps its layout; conversion operators are added at its ends, and the passes
+fuse them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ _NONE = (0, 0)
 
 
 def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
-    """Every input and output of rank 4 as N, H, W, C instead of N, C, H, W, by the same names.
+    """Converts every input and output of rank 4 from N, C, H, W to N, H, W, C; the names stay.
 
-    With ``rgba`` those of 3 floats have a fourth: an input's is not read, an output's is 1.
+    With ``rgba`` float tensors of 3 channels get a fourth, which is ignored in inputs and 1 in
+    outputs.
     """
     edges = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n].rank == 4]
     if not edges:
@@ -37,7 +39,7 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
 
 
 class _Edges:
-    """The network between its new inputs and outputs."""
+    """The network with the operators that convert its inputs and outputs."""
 
     def __init__(self, graph: Graph, inner: Mapping[str, str], widened: list[str]) -> None:
         self._graph = graph
@@ -102,7 +104,7 @@ def _with_channels(fact: Fact, count: int) -> Fact:
 
 
 def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with some tensors called otherwise."""
+    """Returns the graph with some tensors renamed."""
 
     def new(old: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(name, name) for name in old)

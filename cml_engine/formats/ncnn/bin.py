@@ -12,8 +12,8 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 from cml_engine.ir.graph import Array
 
-#: The word before a blob of weights says how its items are stored; any other word but 0 means a
-#: table of 256 values and a byte for each item.
+#: The storage of a blob's items, by the flag before it. Any other flag but 0 means a table of 256
+#: values and a byte per item.
 _RAW = (0x00000000, 0x0002C056)
 _FLOAT16 = 0x01306B47
 _INT8 = 0x000D4B38

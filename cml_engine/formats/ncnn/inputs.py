@@ -13,7 +13,7 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.formats.ncnn.table import ANY, layer
 from cml_engine.ir.graph import Shapes
 
-#: Where a layer holds its width, height, depth and channels, innermost first.
+#: The parameter ids of width, height, depth and channels.
 EXTENTS = (0, 1, 11, 2)
 
 _RANKS = range(2, 6)

@@ -19,7 +19,7 @@ from cml_engine.io.model_source import Bytes, file_source, shown
 from cml_engine.ir.graph import Graph, Shapes
 
 __all__ = ["LAYERS", "REFUSED", "NcnnModel"]
-del _layers  # whose modules fill the table
+del _layers  # importing them fills the table
 
 
 class NcnnModel:

@@ -15,10 +15,10 @@ from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 MAGIC = "7767517"
 _MAX_INT = 2**31
 
-#: ncnn's "not given".
+#: ncnn's value for a missing parameter.
 MISSING = -233
 
-#: Keys at or below this hold arrays: ``-23310=1,0.1`` is parameter 10.
+#: Keys at or below this have arrays: ``-23310=1,0.1`` is parameter 10.
 _ARRAY_KEY = -23300
 
 

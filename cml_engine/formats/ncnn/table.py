@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-#: ``convert(layer, conversion, *inputs)`` gives the tensors of the layer's outputs: one name, or a
-#: list of them.
+#: ``convert(layer, conversion, *inputs)`` returns the tensors of the layer's outputs: a name, or a
+#: list of names.
 Convert: TypeAlias = Callable[..., Any]
 
-#: What every layer may hold and no result depends on: the shapes of its outputs, and which
-#: instructions of the CPU ncnn may use for it.
+#: Parameters of any layer that do not affect results: the shapes of its outputs, and the CPU
+#: instructions that ncnn may use.
 HINTS = frozenset((30, 31))
 
-#: The parameters that may be text: shapes, sizes and places that are computed.
+#: The parameters that may be text: computed shapes, sizes and positions.
 EXPRESSIONS = frozenset((6, 9, 19, 20, 21))
 
 ANY = 10_000
@@ -70,7 +70,7 @@ _DECODE = (
 )
 _QUANTISED = "convert the model before it is quantised"
 
-#: Layers that have no counterpart, and what to do instead.
+#: Layers that cannot be converted, with the advice for the error message.
 REFUSED: dict[str, str] = {
     "DetectionOutput": _DECODE,
     "PriorBox": _DECODE,

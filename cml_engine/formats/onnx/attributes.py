@@ -89,7 +89,7 @@ def _shown(value: Any) -> str:
 INT, INTS = Attr(int), Attr(int, many=True)
 FLOAT, FLOATS = Attr(float), Attr(float, many=True)
 TEXT, TEXTS, TENSOR = Attr(str), Attr(str, many=True), Attr(OnnxTensor)
-#: a type of tensors that the network can hold
+#: an element type that the network supports
 ELEMENT = Attr(int, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not None])
 
 

@@ -55,7 +55,7 @@ class OnnxCall(NodeInputs):
             return value
         if value.array is not None:
             return Value.known(value.array.reshape(shape), value.name)
-        if any(n == 0 for n in shape):  # a 0 of NNEF's copies the input's extent
+        if any(n == 0 for n in shape):  # in NNEF 0 copies the input's extent
             return self._empty(value, shape)
         return self.op("reshape", value, shape=shape).typed(value.dtype)
 

@@ -80,7 +80,7 @@ class Emitter:
             if not bounds.within(INT32):
                 raise _too_large(bounds.low, bounds.high, self.source)
         if array.dtype == np.float64:
-            # the limits of doubles stand for no limit: as infinity they still do
+            # the limits of float64 mean "no limit", as infinity does
             kept = array[np.abs(array) < np.finfo(np.float64).max]
             if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
                 raise _too_large(kept.min(), kept.max(), self.source)
@@ -179,7 +179,7 @@ class Emitter:
             names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
         current().charge_nodes(len(graph.nodes), "the compound operator", builder.source)
         for node in graph.nodes:
-            if node.op == "copy":  # an output of the text's that is another name of a tensor
+            if node.op == "copy":  # an output that only renames a tensor
                 names[node.outputs[0]] = names[node.inputs[0]]
                 continue
             for name in node.outputs:
@@ -282,7 +282,7 @@ def _too_large(low: float, high: float, source: Source | None) -> TensorFileErro
     )
 
 
-#: operators that keep the axes of their operand, in another order perhaps
+#: operators that keep their operand's axes, possibly permuted
 _KEEP_AXES = ("transpose", "cast", "copy")
 
 
@@ -302,7 +302,7 @@ def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, 
     )
 
 
-#: compounds that take an array of tensors
+#: compound operators that take an array of tensors
 _OF_ARRAYS = ("einsum", "add_n")
 
 

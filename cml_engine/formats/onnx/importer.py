@@ -47,9 +47,9 @@ from cml_engine.ir.graph import Array, Graph, Shapes
 
 #: Microseconds to import an operator that a loop or a function repeats.
 _NODE_STEPS = 100
-#: Functions within functions.
+#: The deepest nesting of functions.
 MAX_DEPTH = 64
-#: Elements of a tensor that is computed at import rather than at run time.
+#: The most elements of a tensor that is computed at import rather than at run time.
 MAX_FOLDED = 1 << 26
 
 
@@ -399,7 +399,7 @@ def _check_size(model: Model) -> None:
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)
         if function is not None and key not in sizes:
-            sizes[key] = 0  # of functions that call themselves, which is refused later
+            sizes[key] = 0  # recursive functions are refused later
             needed = _Needed(function.nodes, function.outputs).nodes
             sizes[key] = size([one for one, _ in needed])
         return sizes.get(key, 0)
@@ -457,7 +457,7 @@ def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Unsuppor
     )
 
 
-#: how alike a suggested name is: names that share a long word are no slips of the pen
+#: the least similarity of a suggested name; names that only share a long word are below it
 _NEAR = 0.85
 
 
@@ -479,7 +479,7 @@ def _grows(inputs: Sequence[Value | None]) -> bool:
     """Returns True if the tensors broadcast to one that is too large to be computed at import."""
     try:
         shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
-    except ValueError:  # of no elementwise operator, or for it to refuse
+    except ValueError:  # not elementwise, or its form raises the error
         return False
     return int(np.prod(shape, dtype=object)) > max(
         MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)

@@ -14,7 +14,7 @@ from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
 from cml_engine.io.budget import current
 
-#: an extent: a number, a symbol ("batch"), or nothing at all
+#: an extent: a number, a symbol ("batch"), or None
 Dim = int | str | None
 
 
@@ -205,7 +205,7 @@ class _Reader:
             return name, found
         return name, found[-1] if found else _EMPTY.get(number)
 
-    #: how the values of an attribute's field are read, in a list
+    #: the readers of the fields with attribute values; each returns a list
     _VALUES: Mapping[int, Callable[[_Reader, Field], list[Any]]] = {
         2: lambda self, f: [f.real()],
         3: lambda self, f: [f.whole()],
@@ -220,8 +220,8 @@ class _Reader:
     }
 
 
-#: the field that holds an attribute of a type, which of them are repeated, and what they are when
-#: the file leaves them out, as it may where they are 0 or empty
+#: the field of each attribute type, the repeated fields, and the values of missing fields, because
+#: files may leave out 0 and empty values
 _FIELD_OF_KIND = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11}
 _REPEATED = (7, 8, 9, 10, 11)
 _EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
@@ -268,7 +268,7 @@ def _dim(message: Message) -> Dim:
             return f.whole()
         if f.number == 2:
             text = f.text()
-            return text if text.isidentifier() else None  # "?" names nothing
+            return text if text.isidentifier() else None  # "?" is not a symbol
     return None
 
 

@@ -1,4 +1,4 @@
-"""What one node says, while it is imported: its inputs and attributes, checked."""
+"""The checked inputs and attributes of one node during import."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from cml_engine.formats.onnx.emit import Emitter
 
 Operand = Value | float | int | bool
-#: Elements of a tensor.
+#: The most elements of a tensor.
 _MOST = 2**31 - 1
 
 
 class NodeInputs:
-    """A node with its inputs as values. ``opset`` is that of the node's domain."""
+    """A node with its inputs as values. ``opset`` is the version of the node's domain."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class NodeInputs:
         self._attrs = self._checked(row)
 
     def attr(self, name: str) -> Any:
-        """An attribute's value, or its default."""
+        """Returns an attribute's value, or its default."""
         return self._attrs[name]
 
     @property
@@ -57,20 +57,20 @@ class NodeInputs:
         return name in self.node.attributes
 
     def has(self, position: int) -> bool:
-        """Whether an optional input is there."""
+        """Returns True if an optional input is present."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def wants(self, position: int) -> bool:
-        """Whether anything reads that output."""
+        """Returns True if something reads the output at ``position``."""
         return position < len(self._wanted) and self._wanted[position]
 
     @property
     def results(self) -> int:
-        """How many outputs the node names."""
+        """The number of outputs that the node names."""
         return len(self.node.outputs)
 
     def __getitem__(self, position: int) -> Value:
-        """An input that must be there."""
+        """Returns a required input."""
         if not self.has(position):
             raise self.wrong(f"input {position + 1} is missing")
         value = self.inputs[position]
@@ -78,11 +78,11 @@ class NodeInputs:
         return value
 
     def get(self, position: int, default: Operand) -> Value:
-        """An optional input, or a number in its place."""
+        """Returns an optional input, or a default number as a value."""
         return self[position] if self.has(position) else self.emit.value(default)
 
     def array(self, position: int, what: str = "") -> Array:
-        """The values of an input that the import must know."""
+        """Returns the values of an input that must be known at import."""
         return self.known(self[position], what or f"input {position + 1}")
 
     def known(self, value: Value, what: str) -> Array:
@@ -103,20 +103,20 @@ class NodeInputs:
         )
 
     def ints(self, position: int, what: str = "") -> list[int]:
-        """The integers of an input that the import must know."""
+        """Returns the integers of an input that must be known at import."""
         array = self.array(position, what)
         if array.dtype.kind not in "iu" and array.size:
             raise self.wrong(f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers")
         return [int(n) for n in array.reshape(-1)]
 
     def known_integers(self) -> list[Array]:
-        """Returns the values of all inputs, or nothing if one is missing, computed or floats."""
+        """Returns the values of all inputs; empty if one is missing, computed or not an integer."""
         arrays = [v.array for v in self.inputs if v is not None and v.array is not None]
         whole = all(array.dtype.kind != "f" for array in arrays)
         return arrays if whole and len(arrays) == len(self.inputs) else []
 
     def number(self, position: int, default: float = 0.0) -> float:
-        """A single known number."""
+        """Returns the single number of an input that must be known at import, or the default."""
         if not self.has(position):
             return default
         array = self.array(position)
@@ -125,7 +125,7 @@ class NodeInputs:
         return float(array.reshape(-1)[0])
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front."""
+        """Returns an axis counted from the front."""
         if not -rank <= axis < rank:
             raise self.wrong(f"axis {axis} of {rank}")
         return axis % rank
@@ -139,26 +139,26 @@ class NodeInputs:
     # -- arrays that the import makes -------------------------------------------------------------
 
     def checked_shape(self, shape: Sequence[int]) -> list[int]:
-        """Returns a shape that a tensor of the network can have."""
+        """Returns the shape; raises an error if a tensor of the network cannot have it."""
         if not can_be_shape(shape) or prod(shape) > _MOST:
             raise self.wrong(f"the shape {list(shape)[:8]}")
         return list(shape)
 
     def allocate(self, shape: Sequence[int], itemsize: int = 8) -> list[int]:
-        """Returns the shape of an array that is made now, if the budget has the memory."""
+        """Returns the shape; raises an error if an array of it exceeds the memory budget."""
         checked = self.checked_shape(shape)
         what = f"its tensor of the shape {checked[:8]}"
         current().check_bytes(prod(checked) * itemsize, what, self.emit.source)
         return checked
 
     def check_written_out(self, count: int) -> None:
-        """Refuses iterations or results that exceed the budget before any of them is made."""
+        """Raises an error before unrolling if the iterations or results exceed the budget."""
         current().check_nodes(count, "the operator", self.emit.source)
 
     # -- errors -----------------------------------------------------------------------------------
 
     def refuse(self, what: str) -> UnsupportedOp:
-        """The error for a variant of this operator that has no counterpart here."""
+        """Returns the error for a variant of this operator that cannot be imported."""
         return UnsupportedOp(
             f"{what} is not supported: export the model otherwise", self.emit.source
         )

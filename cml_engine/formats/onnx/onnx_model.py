@@ -23,13 +23,13 @@ from cml_engine.nnef import RandomWeights
 
 
 class OnnxModel:
-    """A model in memory, which graphs of any shapes are made of.
+    """A model in memory; makes graphs for any input shapes.
 
     Parameters
     ----------
     model : a file, the bytes of one, or a source of such a file and of the data beside it.
-    engine : what the importer asks of the engine.
-    constants : values of inputs that are the same in every run; they are inputs no more.
+    engine : the functions of the engine that the importer calls.
+    constants : values of inputs that are the same in every run; they become constants of the graph.
     random : makes the values of external data that is missing.
     placeholders : whether unknown operators become declarations instead of an error.
     """
@@ -57,13 +57,17 @@ class OnnxModel:
         self._random, self._placeholders = random, placeholders
 
     def graph(self, shapes: Shapes) -> Graph:
-        """The graph where inputs have these shapes, by name, and else those in the file."""
+        """Returns the graph at the given input shapes, by name; other inputs have the file's
+        shapes."""
         with self._depth_checked():
             graph = self._graph(shapes)
         return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
 
     def _graph(self, shapes: Shapes) -> Graph:
-        """Of a quantized model the integer network, or the network of floats with a note why."""
+        """Returns the graph; that of a quantized model is an integer network if it has that form.
+
+        Otherwise a note of the graph says why it is a network of floats.
+        """
         notes: tuple[str, ...] = ()
         if is_quantized(self._model) and not self._placeholders:
             reading = Reading()

@@ -1,8 +1,8 @@
-"""Fragment declarations in the place of operators that nobody here knows.
+"""Fragment declarations for operators that the engine does not know.
 
-The converted model names them, so that it can be read, and run with a game's own operator of that
-declaration (``--ops``). What such an operator gives, only the file can say: its shapes are those
-of the file's ``value_info``.
+The saved model contains the declarations, so that it can be read, and run by a game that
+registers an operator of that declaration (``--ops``). The shapes of such an operator's results
+come from the file's ``value_info``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES = {bool: "logical", int: "integer", float: "scalar", str: "string"}
 
 
 class Placeholders:
-    """The declarations so far; ``comments`` say which node of the file each came from."""
+    """The declarations made so far; ``comments`` name the node of the file behind each."""
 
     def __init__(self, infos: Sequence[ValueInfo], symbols: Mapping[str, int]) -> None:
         self._infos = {info.name: info for info in infos if info.shape is not None}
@@ -35,7 +35,7 @@ class Placeholders:
     def declare(
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> tuple[str, dict[str, Any], list[Fact]]:
-        """The operator's name here, its attributes, and the facts of its results."""
+        """Returns the operator's name in NNEF, its attributes, and the facts of its results."""
         attrs = {_parameter(name): _attribute(node, name, v) for name, v in node.attributes.items()}
         facts = [self._fact(node, name) for name in node.outputs]
         tensors = [
@@ -50,7 +50,8 @@ class Placeholders:
         return name, attrs, facts
 
     def _name(self, node: OnnxNode, signature: str) -> str:
-        """One name for each signature of an operator; none that NNEF or the engine has."""
+        """Returns the name for an operator and signature, different from NNEF's and the engine's
+        names."""
         key = (node.qualified, signature)
         if key not in self._names:
             wanted = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
@@ -74,7 +75,8 @@ class Placeholders:
 
 
 def _parameter(name: str) -> str:
-    """An attribute's name as NNEF can have it; ``x1`` and ``y1`` are tensors."""
+    """Returns a valid NNEF name of an attribute, different from tensors such as ``x1`` and
+    ``y1``."""
     name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     is_tensor = name[:1] in ("x", "y") and name[1:].isdigit()
     return name if is_identifier(name) and not is_tensor else f"a_{name}"

@@ -1,7 +1,7 @@
-"""Protocol Buffers' wire format: the fields of a message, one after the other.
+"""Reads the wire format of Protocol Buffers: the fields of a message.
 
-Nothing is copied: what has a length is a view of the file. Every length is checked against the
-message that it lies in, so a damaged file gives an error and allocates nothing.
+Strings and nested messages are views of the file, not copies. Every length is checked against
+the enclosing message, so a damaged file raises an error and allocates nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _WIRE_NAMES = {VARINT: "a varint", FIXED64: "8 bytes", BYTES: "a length", FIXED32: "4 bytes"}
 _MAX_VARINT_BYTES = 10
 _SIGN, _WRAP = 1 << 63, 1 << 64
-#: Fields that are charged to the budget at once, and the microseconds that each takes.
+#: The fields per charge to the budget, and the microseconds per field.
 _CHARGED, _FIELD_STEPS = 1024, 2
 #: Bytes of packed numbers that are decoded at once.
 _BLOCK = 1 << 20
@@ -30,8 +30,10 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field as it lies in the file: an integer, or the view of its bytes. ``is_run``: many
-    fields of one number, one after the other, in the place of one; their keys are in ``data``."""
+    """One field of a file: an integer, or the view of its bytes.
+
+    With ``is_run`` it stands for consecutive fields of one number, whose keys are in ``data``.
+    """
 
     number: int
     wire: int
@@ -41,7 +43,7 @@ class Field:
     is_run: bool = False
 
     def whole(self) -> int:
-        """A signed integer of up to 64 bits."""
+        """Returns a signed integer of up to 64 bits."""
         self._want(VARINT)
         if self.is_run:
             return int(self.wholes()[-1])
@@ -62,27 +64,27 @@ class Field:
             raise self.damaged("a text is not UTF-8") from None
 
     def nested(self) -> Message:
-        """The message in this field."""
+        """Returns the message in this field."""
         self._want(BYTES)
         return self.message.inner(self.data)
 
     def wholes(self) -> Array:
-        """Returns a repeated integer as int64: one, or many packed into one field."""
-        if self.wire == VARINT and self.is_run:  # a key of one byte is a varint too
+        """Returns a repeated integer as int64: one value, or many packed into one field."""
+        if self.wire == VARINT and self.is_run:  # a one-byte key is a varint too
             return _packed(np.frombuffer(self.data, np.uint8), self.message)[1::2]
         if self.wire == VARINT:
             return np.array([self.whole()], np.int64)
         return _packed(np.frombuffer(self.view(), np.uint8), self.message)
 
     def listed(self) -> list[int]:
-        """Returns a repeated integer as Python's, of which each is charged to the budget."""
+        """Returns a repeated integer as a list, whose length is charged to the load budget."""
         ends = np.count_nonzero(np.frombuffer(self.data, np.uint8) < 0x80)
         count = int(ends) // 2 if self.is_run else int(ends)
         current().charge_steps(count, f"'{self.message.file}': a list of numbers")
         return list(self.wholes().tolist())
 
     def numbers(self, dtype: str) -> Array:
-        """A repeated number of fixed size, ``<f4`` or ``<f8``: one, or many packed."""
+        """Returns a repeated number of fixed size, ``<f4`` or ``<f8``: one, or many packed."""
         kind = np.dtype(dtype)
         single = FIXED32 if kind.itemsize == 4 else FIXED64
         if self.wire == single and self.is_run:
@@ -105,7 +107,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message's bytes; ``what`` and ``depth`` are for errors and against endless nesting."""
+    """A message's bytes; ``file`` is for errors, and ``depth`` limits the nesting."""
 
     data: memoryview
     file: str
@@ -117,7 +119,7 @@ class Message:
         return Message(data, self.file, self.depth + 1)
 
     def fields(self) -> Iterator[Field]:
-        """The fields in the order of the file."""
+        """Yields the fields in the order of the file."""
         at, view, count, budget = 0, self.data, 0, current()
         while at < len(view):
             count += 1
@@ -146,7 +148,7 @@ class Message:
             yield Field(number, wire, integer, view[at - size : at], self)
 
     def parts(self, *wanted: int) -> MessageParts:
-        """The fields of these numbers."""
+        """Returns the fields with the given numbers."""
         found: dict[int, list[Field]] = {}
         for f in self.fields():
             if f.number in wanted:
@@ -160,13 +162,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageParts:
-    """A message's fields by their numbers. Of a field that may be there once the last one counts;
-    one that is missing is 0 or empty."""
+    """A message's fields by number.
+
+    The last one counts if a single field occurs repeatedly; a missing one is 0 or empty.
+    """
 
     numbers: Mapping[int, Sequence[Field]]
 
     def of(self, number: int) -> Sequence[Field]:
-        """All of a number, in the order of the file."""
+        """Returns all fields of a number, in the order of the file."""
         return self.numbers.get(number, ())
 
     def whole(self, number: int) -> int:
@@ -184,13 +188,13 @@ class MessageParts:
         return [f.nested() for f in self.of(number)]
 
 
-#: a graph within an If within a Loop is eight messages deeper; nobody writes a hundred
+#: the deepest nesting of messages; a graph in an If in a Loop is eight messages deeper
 MAX_DEPTH = 100
 
 
 @cache
 def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
-    """Returns the pattern of fields with this key of one byte, one after the other."""
+    """Returns the pattern of consecutive fields with this one-byte key."""
     value = {FIXED32: rb"[\x00-\xff]{4}", FIXED64: rb"[\x00-\xff]{8}"}.get(
         wire, rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
     )
@@ -198,7 +202,7 @@ def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
 
 
 def _packed(data: Array, message: Message) -> Array:
-    """Returns packed varints as int64, a block at a time: there may be millions."""
+    """Returns packed varints as int64; decodes them in blocks, because there may be millions."""
     count = int(np.count_nonzero(data < 0x80))
     current().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
     found, at, done = np.empty(count, np.int64), 0, 0

@@ -1,7 +1,7 @@
-"""The table of ONNX operators: a row for each range of opsets in which one means the same.
+"""The table of ONNX operators: a row per operator and range of opsets with the same meaning.
 
-A row is declared once, by :func:`op` above the function that gives its NNEF form. The importer and
-the documents read the table.
+Rows are declared by the decorator :func:`op` of the function that gives the NNEF form. The
+importer and the documentation read the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cml_engine.formats.onnx.values import Value
 Form = Callable[[Any], Value | Sequence[Value | None]]
 Fold = Callable[..., Any]
 
-#: the opsets of ONNX's own domain that are read
+#: the supported opsets of ONNX's own domain
 FIRST_OPSET, LAST_OPSET = 7, 28
 MICROSOFT = "com.microsoft"
 ML = "ai.onnx.ml"
@@ -27,18 +27,18 @@ MANY = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class OnnxRow:
-    """One operator in some opsets.
+    """One operator in a range of opsets.
 
     Parameters
     ----------
-    since, until : the first and the last opset; an ``until`` of 0 is none.
-    attrs : each attribute; :func:`op` takes a default or a type for it as well.
-    form : gives the results in NNEF's operators, or known values.
-    fold : the NumPy function of known integers and truth values, which keeps 64 bits:
-        ``fold(call, *arrays)``. All else that is known goes through ``form`` and is evaluated by
+    since, until : the first and the last opset; an ``until`` of 0 means no end.
+    attrs : each attribute; :func:`op` also accepts a default or a type for it.
+    form : returns the results, as NNEF operators or known values.
+    fold : the NumPy function of known integers and logicals, which keeps 64 bits:
+        ``fold(call, *arrays)``. Other known values go through ``form`` and are evaluated by
         the operators' own functions.
-    nnef : what it becomes, for the documents.
-    inputs : how many it takes at most.
+    nnef : the NNEF operators of the form, for the documentation.
+    inputs : the largest number of inputs.
     """
 
     name: str
@@ -79,7 +79,7 @@ def op(
     domain: str = "",
     fold: Fold | None = None,
 ) -> Callable[[Form], Form]:
-    """Declare a row, or one for each name, with the function below as its form."""
+    """Registers the decorated function as the form of one or more operators."""
 
     def declare(form: Form) -> Form:
         given = {name: declared(value) for name, value in (attrs or {}).items()}
@@ -101,12 +101,12 @@ def _overlap(a: OnnxRow, b: OnnxRow) -> bool:
 
 
 def rows_of(domain: str, name: str) -> Sequence[OnnxRow]:
-    """All rows of an operator."""
+    """Returns all rows of an operator."""
     return _TABLE.rows.get((domain, name), ())
 
 
 def row_for(domain: str, name: str, opset: int) -> OnnxRow | None:
-    """The row that an opset's operator has."""
+    """Returns the row of an operator in an opset, or None."""
     for row in rows_of(domain, name):
         if row.since <= opset and (not row.until or opset <= row.until):
             return row
@@ -114,6 +114,6 @@ def row_for(domain: str, name: str, opset: int) -> OnnxRow | None:
 
 
 def all_rows() -> list[OnnxRow]:
-    """Every row, by domain, name and opset."""
+    """Returns every row, by domain, name and opset."""
     rows = [row for found in _TABLE.rows.values() for row in found]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

@@ -1,4 +1,4 @@
-"""What became of a model's nodes, in lines for people."""
+"""The report on the import of a model's nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from cml_engine.formats.onnx.model import Model
 from cml_engine.formats.onnx.ranges.widths import Widths
 
-#: of an operator's nodes, so many are named where all are counted
+#: the most nodes that are named per operator
 _NAMED = 2
 
 
 @dataclass
 class Summary:
-    """What became of the nodes, for ``cml info``: by operator, the nodes' names in the file."""
+    """The import of the nodes, for ``cml info``: the nodes' names in the file, by operator."""
 
     nodes: int = 0
     inlined: int = 0
@@ -44,7 +44,7 @@ def _count(nodes: Mapping[str, Sequence[str]]) -> int:
 
 
 def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for all, and one for each operator with some of its nodes."""
+    """Returns a line for all nodes, and a line per operator that names some of its nodes."""
     if not nodes:
         return []
     ops = sorted(nodes, key=lambda op: -len(nodes[op]))

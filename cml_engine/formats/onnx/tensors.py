@@ -1,4 +1,4 @@
-"""ONNX's tensors: where their values lie, and the values as NumPy arrays."""
+"""ONNX's tensors: the location of their values, and the values as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cml_engine.io.model_source import ModelSource, Outside, SourceFile, file_si
 from cml_engine.ir.graph import Array, can_be_shape
 from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
 
-#: ONNX's numbers of element types
+#: ONNX's names of element types by number
 ELEMENT_TYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
     8: "string", 9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
@@ -24,7 +24,7 @@ ELEMENT_TYPES: Mapping[int, str] = {
     24: "float8e8m0", 25: "uint2", 26: "int2",
 }  # fmt: skip
 
-#: the types whose values are numbers of NumPy's
+#: the element types that NumPy has
 _NUMPY: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
@@ -32,7 +32,7 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
         *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     )
 }
-#: the types that NumPy lacks, and what holds their values here
+#: the element types that NumPy lacks, and the types that store them
 _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 
 _EXTERNAL = 1
@@ -41,13 +41,13 @@ _TYPED = (4, 5, 7, 10, 11)
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
-    """What holds values of that type here; ``None`` for types that nothing can hold."""
+    """Returns the NumPy type that stores an ONNX element type; None if there is none."""
     name = ELEMENT_TYPES.get(element, "")
     return _NUMPY.get(_HELD_AS.get(name, name))
 
 
 class ExternalData:
-    """The files beside a model, which hold values of its tensors; ``None`` where there are none."""
+    """The files beside a model that hold values of its tensors; a source of None has no files."""
 
     def __init__(self, source: ModelSource | None, random: RandomWeights | None = None) -> None:
         self._source = source
@@ -57,20 +57,23 @@ class ExternalData:
         self._spans: dict[tuple[str, int, int], memoryview] = {}
 
     def file(self, location: str, tensor: str) -> SourceFile:
-        """A file, of which nothing is read yet."""
+        """Opens a file without reading it."""
         if location not in self._files:
             self._files[location] = self._found(location, tensor)
         return self._files[location]
 
     def span(self, file: SourceFile, offset: int, length: int) -> memoryview:
-        """Some bytes of a file, read once."""
+        """Returns some bytes of a file; each span is read once."""
         key = file.name, offset, length
         if key not in self._spans:
             self._spans[key] = file.span(offset, length)
         return self._spans[key]
 
     def random(self, tensor: OnnxTensor) -> Array | None:
-        """Values at random for a tensor of floats whose file is missing, if that is asked for."""
+        """Returns random values for a tensor of floats whose file is missing.
+
+        Returns None if random values were not requested, or for other tensors.
+        """
         if self._random is None or tensor.external is None:
             return None
         if self._has(tensor.external.get("location", "")):
@@ -82,7 +85,7 @@ class ExternalData:
         return self._random.array(tensor.name, tensor.shape, "scalar", use).astype(dtype)
 
     def _has(self, location: str) -> bool:
-        """Whether a file is there; of one that must not be, the reader will say more."""
+        """Returns True if a file exists, or lies outside the folder, which the reader reports."""
         if self._source is None:
             return False
         try:
@@ -128,7 +131,7 @@ class OnnxTensor:
         return ELEMENT_TYPES.get(self.element, f"type {self.element}")
 
     def values(self) -> Array:
-        """The values; of types that NumPy lacks as the next wider one."""
+        """Returns the values; types that NumPy lacks are widened."""
         dtype = element_dtype(self.element)
         if dtype is None:
             raise UnsupportedOp(
@@ -168,7 +171,7 @@ class OnnxTensor:
 
 
 def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
-    """A ``TensorProto``; of its values only where they lie is looked at."""
+    """Reads a ``TensorProto`` without decoding its values."""
     parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
     dims = [extent for f in parts.of(1) for extent in f.listed()]
     name, raw = parts.text(8), [f.view() for f in parts.of(9)]
@@ -198,7 +201,7 @@ def _whole(text: str, tensor: OnnxTensor) -> int:
 
 
 def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
-    """Little-endian bytes; four-bit numbers lie two in a byte, the lower half first."""
+    """Decodes little-endian bytes; four-bit numbers are two per byte, the lower half first."""
     kind = tensor.type_name
     if kind in ("uint4", "int4"):
         if len(data) != (count + 1) // 2:
@@ -212,7 +215,7 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
 
 
 def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
-    """Values in the field of their type; small types lie in ``int32_data``, floats as bits."""
+    """Decodes the field of the tensor's type; small types are in ``int32_data``, floats as bits."""
     kind = tensor.type_name
     number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
     parts = tensor.typed.get(number, ())

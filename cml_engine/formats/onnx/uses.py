@@ -1,4 +1,4 @@
-"""What an ONNX model's weights are to the operators that read them, for weights at random."""
+"""The uses of an ONNX model's weights, from which random weights get their range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cml_engine.formats.onnx.model import Model
 
-#: a fan-in is the product of these extents; or what a weight is to another operand
+#: the axis whose extent is the fan-in, and the roles of other weights
 _PRODUCTS = {"MatMul": -2, "Gemm": -2, "Gather": -1}
 _ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
 _OPERANDS = {
@@ -22,7 +22,7 @@ _ELEMENTWISE = {"Add": _ADDED, "Sub": _ADDED, "Mul": _NEAR_ONE, "Div": _POSITIVE
 
 
 def uses(model: Model) -> Mapping[str, str | float]:
-    """How the graph's initializers are used first, by their names."""
+    """Returns the first use of each initializer, by name: a fan-in, or its role in an operator."""
     found: dict[str, str | float] = {}
     tensors = model.graph.initializers
     for node in model.graph.nodes:

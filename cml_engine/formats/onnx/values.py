@@ -1,4 +1,4 @@
-"""What a name of an ONNX model stands for while the model is imported."""
+"""The values of an ONNX model's names during import."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "logical": np.dtype("?"),
 }
 
-#: why an operator cannot take what it is given, and what to do
+#: the reason and the advice for inputs without elements
 NOTHING = "an extent of its inputs is 0: give shapes with extents of 1 or more"
 
 
 class Value:
-    """A tensor: known now (``array``), or to be computed (``tensor``, its name in the graph).
+    """A tensor: known at import (``array``), or computed (``tensor``, its name in the graph).
 
-    ``dtype`` is the ONNX type, which may be wider than what the graph computes with. A value that
-    is known gets a ``tensor`` too when an operator reads it, called ``name`` if it has one.
+    ``dtype`` is the ONNX type, which may be wider than the type that the graph computes with. A
+    known value gets a ``tensor`` too when an operator reads it, named ``name`` if that is set.
     """
 
     __slots__ = ("array", "dtype", "name", "shape", "tensor")
@@ -59,7 +59,7 @@ class Value:
         return kind_of(self.dtype)
 
     def typed(self, dtype: Any) -> Value:
-        """The same tensor under another ONNX type of the same kind."""
+        """Returns the same tensor with another ONNX type of the same NNEF type."""
         if self.array is not None:
             return Value.known(self.array.astype(dtype), self.name)
         return Value(np.dtype(dtype), self.shape, None, self.tensor)
@@ -73,5 +73,5 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 
 def has_nothing(values: Sequence[Value | None]) -> bool:
-    """Whether what the network computes has no element; known values (a Resize's regions) may."""
+    """Returns True if a computed value has no elements; known values, as a Resize's region, may."""
     return any(v is not None and v.array is None and 0 in v.shape for v in values)

@@ -13,7 +13,7 @@ from cml_engine.formats.ncnn.table import Convert, layer
 #: An activation with its parameters: ``make(to, x, *parameters)``.
 Make: TypeAlias = Callable[..., str]
 
-#: Bounds beyond this are no bounds: ncnn writes its largest number where there is none.
+#: Bounds beyond this count as infinite: ncnn writes its largest number for a missing bound.
 _UNBOUNDED = 3.4e38
 
 
@@ -48,7 +48,7 @@ def hard_swish(to: Conversion, x: str, alpha: float, beta: float) -> str:
     return to.op("mul", x, hard_sigmoid(to, x, alpha, beta))
 
 
-#: By ncnn's numbers: the function, and how many parameters it takes.
+#: The function and its number of parameters, by ncnn's activation number.
 _FUSED: dict[int, tuple[Make, int]] = {
     1: (relu, 0),
     2: (relu, 1),

@@ -40,7 +40,7 @@ def _truncated(to: Conversion, x: str) -> str:
     return to.op("mul", to.op("sign", x), to.op("floor", to.op("abs", x)))
 
 
-#: Functions of one number that NNEF says with several operators.
+#: Functions of one operand that are composed of several of NNEF's operators.
 _COMPOSED: dict[str, Callable[[Conversion, str], str]] = {
     "expm1": lambda to, x: to.op("sub", to.op("exp", x), 1.0),
     "log10": lambda to, x: to.op("mul", to.op("log", x), 1 / math.log(10)),
@@ -106,7 +106,7 @@ def _rest(whole: Callable[[Conversion, str], str]) -> OfTwo:
     return make
 
 
-#: Functions of two numbers that NNEF says with several operators.
+#: Functions of two operands that are composed of several of NNEF's operators.
 _OF_TWO: dict[str, OfTwo] = {
     "atan2": _atan2,
     "floordiv": lambda to, x, y: to.op("floor", to.op("div", x, y)),

@@ -11,10 +11,10 @@ from cml_engine.formats.ncnn.layers.activations import activated
 from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.formats.ncnn.table import layer
 
-#: "Same" padding, the odd pixel at the end or at the start.
+#: "Same" padding with the odd pixel at the end or at the start.
 SAME_UPPER, SAME_LOWER = -233, -234
 
-#: Ids of kernel, dilation, stride, padding before and behind: of width, height and depth.
+#: Ids of kernel, dilation, stride, padding before and after, for width, height and depth.
 _IDS = ((1, 2, 3, 4, 15), (11, 12, 13, 14, 16), (21, 22, 23, 24, 17))
 
 #: Ids of a deconvolution's output padding and output size, by the number of axes.
@@ -79,7 +79,7 @@ def _convolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
         x = to.op("pad", x, padding=around, border="constant", value=value)
         padding = [(0, 0) for _ in axes]
     elif all(axis.before == SAME_UPPER for axis in axes):
-        padding = []  # NNEF's own, for inputs of any size
+        padding = []  # NNEF's automatic padding
     result = to.op(
         "conv",
         x,

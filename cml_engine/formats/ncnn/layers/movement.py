@@ -10,7 +10,7 @@ from cml_engine.formats.ncnn.inputs import EXTENTS
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
 from cml_engine.formats.ncnn.table import ANY, layer
 
-#: ncnn's orders of axes by their numbers, innermost first.
+#: ncnn's axis orders by number, innermost first.
 _ORDERS = {
     2: "WH HW",
     3: "WHC HWC WCH CWH HCW CHW",
@@ -79,7 +79,7 @@ def _crop(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
         x,
         axes=[1 + i for i in kept],
         begin=[begin[i] for i in kept],
-        end=[end[i] if end[i] != extents[i] else 0 for i in kept],  # 0 is the end
+        end=[end[i] if end[i] != extents[i] else 0 for i in kept],  # 0 means up to the end
     )
 
 
@@ -151,7 +151,7 @@ def _tile(one: NcnnLayer, to: Conversion, x: str) -> str:
         repeats = [1] * len(extents)
         repeats[to.axis(x, one.whole(0)) - 1] = one.whole(1, 1)
     if len(repeats) > len(extents):
-        # the new axes are the outermost, but depth stands behind the channels
+        # new axes become the outermost, except that depth comes after the channels
         new = [1] * (len(repeats) - len(extents))
         place = 1 if len(repeats) == 4 and len(extents) == 3 else 0
         x = to.reshaped(x, [*extents[:place], *new, *extents[place:]])
@@ -192,7 +192,7 @@ def _reshape(one: NcnnLayer, to: Conversion, x: str, *rest: str) -> str:
         raise one.damaged(f"the shape {sizes}")
     if len(wanted) == len(to.extents(x)):
         return to.op("reshape", x, shape=wanted, axis_start=1)
-    # a 0 is the input's extent of the same name, which is 1 where it has none
+    # 0 stands for the input's extent of the same name, or 1 if the input has none
     own = dict(zip(_AXES[len(to.extents(x))], to.extents(x), strict=True))
     names = _AXES[len(wanted)]
     shape = [n or own.get(name, 1) for name, n in zip(names, wanted, strict=True)]

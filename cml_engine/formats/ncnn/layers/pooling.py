@@ -11,13 +11,13 @@ from cml_engine.formats.ncnn.layers.convolution import SAME_LOWER, SAME_UPPER, h
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
 from cml_engine.formats.ncnn.table import layer
 
-#: Ids of kernel, stride, padding before and behind, and output size: of width, height, depth.
+#: Ids of kernel, stride, padding before and after, and output size, for width, height, depth.
 _IDS = ((1, 2, 3, 14, 8), (11, 12, 13, 15, 18), (21, 22, 23, 16, 28))
 
-#: Padding modes that keep the size, up to the stride: the odd value at the end or at the start.
+#: "Same" padding with the odd value at the end or at the start.
 _SAME = {2: SAME_UPPER, 3: SAME_LOWER}
 
-#: What ncnn takes for the maximum of no values: where a window lies in the padding altogether.
+#: ncnn's maximum of a window that lies entirely in the padding.
 _LEAST = -float(np.finfo(np.float32).max)
 
 
@@ -40,7 +40,7 @@ def _pooling(one: NcnnLayer, to: Conversion, x: str) -> str:
         return _adaptive(one, to, x, average, count)
     windows = [_window(one, ids, to.extents(x)[-1 - i]) for i, ids in enumerate(_IDS[:count])]
     size, stride, padding = (list(part) for part in zip(*windows[::-1], strict=True))
-    # with "same" padding ncnn divides by the whole window, whatever it is asked for
+    # with "same" padding ncnn always divides by the whole window
     whole = average and (one.whole(6) or one.whole(5) in _SAME)
     result = to.op(
         "avg_pool" if average else "max_pool",

@@ -26,9 +26,10 @@ class _Cell:
     state: Array
 
 
-#: what goes from step to step; the first of it is the step's result
+#: the tensors passed from step to step; the first is the step's result
 _State = list[str]
-#: ``step(to, gates, before)``: from the input's part of the gates and the state before
+#: ``step(to, gates, before)``: the next state, from the input's part of the gates and the previous
+#: state
 _Step = Callable[[Conversion, str, "_State | None"], _State]
 
 

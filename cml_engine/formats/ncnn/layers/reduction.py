@@ -22,7 +22,7 @@ def _log_sum_exp(to: Conversion, x: str, axes: list[int]) -> str:
     return to.op("add", to.op("log", summed), most)
 
 
-#: By ncnn's numbers.
+#: The reductions by ncnn's numbers.
 _KINDS: tuple[_Reduce, ...] = (
     _sum,
     lambda to, x, axes: _sum(to, to.op("abs", x), axes),

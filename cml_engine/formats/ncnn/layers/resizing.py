@@ -12,10 +12,10 @@ from cml_engine.ir.graph import Array
 
 _KINDS = {1: "nearest", 2: "linear", 3: "cubic"}
 
-#: Extents beyond this are mistakes: positions are worked out for each place.
+#: The largest valid extent; a table of positions is computed per element.
 _LARGEST = 2**16
 
-#: Of the cubic that ncnn and most frameworks take.
+#: The coefficient of the cubic kernel in ncnn and most frameworks.
 _CUBIC = -0.75
 
 

@@ -66,7 +66,7 @@ class NodeWriter:
     # -- what many forms share --------------------------------------------------------------------
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        # 0 would stand for the input's own extent
+        # without allowzero 0 means the input's extent
         zero = 1 if 0 in shape else None
         if zero:
             self.need(14, "a shape with an extent of 0")

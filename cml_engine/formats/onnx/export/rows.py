@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from cml_engine.errors.arguments import ONNX_OPSET
 
-#: the nodes of one operator, by its :class:`~cml_engine.formats.onnx.export.call.FormCall`; gives
-#: the names of its results
+#: adds the nodes of one operator through its
+#: :class:`~cml_engine.formats.onnx.export.call.FormCall` and returns the names of its results
 Form = Callable[[Any], str | Sequence[str]]
 F = TypeVar("F", bound=Form)
 
-#: the opset that is taken where none is asked for: what has been released for two years reads it
+#: the default opset: runtimes of the last two years read it
 USUAL_OPSET = 20
 
 

@@ -16,11 +16,11 @@ from cml_engine.formats.onnx.protobuf import BYTES, FIXED32, VARINT
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES
 from cml_engine.ir.graph import Array
 
-#: types by their NumPy names
+#: ONNX's type numbers by NumPy name
 ELEMENTS = {name: number for number, name in ELEMENT_TYPES.items()}
 _SIGNED = 1 << 64
 
-#: what reads functions within a model; every opset may be used in it
+#: the file format version that has local functions; it allows every opset
 IR_VERSION = 8
 #: kinds of attributes, by ONNX's numbers
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS = 1, 2, 3, 4, 6, 7

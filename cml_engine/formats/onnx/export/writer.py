@@ -26,7 +26,7 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, unused_na
 DOMAIN = "cml_engine"
 #: Protocol Buffers' own limit of a message
 MOST_BYTES = 2**31 - 1
-#: what stands behind the name of a variable in that of its next value
+#: the suffix of the output with a variable's next value
 NEXT = "_next"
 
 
@@ -187,7 +187,7 @@ class Writer:
             nodes=body.nodes,
         )
         nodes = _finished(call, row, results)
-        if sum(made.op != "Constant" for made in nodes) == 1:  # it needs no function
+        if sum(made.op != "Constant" for made in nodes) == 1:  # a single node needs no function
             self._write_nodes(node, row, operands, facts)
             return
         content = body_bytes(nodes)
@@ -208,7 +208,7 @@ class Writer:
             )
 
 
-#: constants of up to so many values are within a function, others are handed to it
+#: constants of up to this many values are stored in a function, larger ones are arguments
 _INLINED = 16
 
 

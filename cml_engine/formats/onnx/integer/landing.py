@@ -27,7 +27,7 @@ from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.ops.declaration.registry import formula_of
 
-#: where the channels of weights lie
+#: the channel axis of weights, by operator
 _AXES = {"conv": 0, "linear": 0, "deconv": 1}
 _JOINS = frozenset("concat stack min max".split())
 
@@ -41,7 +41,7 @@ def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
     for node in graph.nodes:
         work.take(renamed(node, work.names))
     made = work.finished()
-    points = lowered(made).points  # the proof that all of its sums fit
+    points = lowered(made).points  # raises if a sum could overflow
     note = (
         f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
     )
@@ -57,11 +57,11 @@ class _Landing:
     lines: dict[str, Attrs] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     literals: dict[str, Array] = field(default_factory=dict)
-    #: how the words of each tensor of words stand for numbers
+    #: the scale and range of each tensor of integers
     words: dict[str, OnnxWords] = field(default_factory=dict)
-    #: what sums are called once they are rounded
+    #: the name of the rounded tensor, by the name of the sums
     names: dict[str, str] = field(default_factory=dict)
-    #: of tensors whose words have a zero point of ONNX's: the same from 0 on, and back
+    #: by tensor: the copy that was stored in 8 bits, starting at 0, and shifted back
     shifted: dict[str, str] = field(default_factory=dict)
 
     def take(self, node: Node) -> None:

@@ -24,13 +24,13 @@ from cml_engine.formats.onnx.rows import OnnxRow
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Attrs
 
-#: the attribute of a copy that is a rounding point: how its words stand for numbers
+#: the attribute of a copy that is a rounding point: the scale and range of its integers
 WORDS = "words"
 _OPERATORS = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger "
     "MatMulInteger".split()
 )
-#: what moves integers, whatever they stand for
+#: operators that move integers unchanged
 _MOVES = frozenset(
     "Concat DepthToSpace Expand Flatten Gather Identity MaxPool Reshape Slice SpaceToDepth Split "
     "Squeeze Tile Transpose Unsqueeze".split()

@@ -16,7 +16,7 @@ from cml_engine.formats.onnx.integer.words import NotInteger, StoredWords
 from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 
-#: by how much two scales may differ that stand for one: the file's have 24 bits
+#: the relative difference of scales that count as equal: the file's have 24 bits
 _NEAR = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""The rows, by family; importing this package declares them all."""
+"""The rows of all operators, a module per family; importing this package registers them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
 def _plain(name: str, **attrs: str) -> Callable[[OnnxCall], Value]:
-    """The operator of that name; each keyword is NNEF's attribute of ONNX's."""
+    """Returns a form that emits operator ``name``; keywords map NNEF's attributes to ONNX's."""
 
     def form(call: OnnxCall) -> Value:
         given = {key: call.attr(value) for key, value in attrs.items()}
@@ -78,7 +78,7 @@ def gelu(call: OnnxCall) -> Value:
 
 
 def gelu_tanh(call: OnnxCall, x: Value) -> Value:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """Computes x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     inner = call.op("add", call.op("mul", call.op("sqr", x), 0.044715), 1.0)
     angle = call.op("mul", call.op("mul", x, inner), _SQRT_2_OVER_PI)
     return call.op("mul", call.op("mul", x, 0.5), call.op("add", call.op("tanh", angle), 1.0))
@@ -103,7 +103,7 @@ def swiglu(call: OnnxCall) -> Value:
 
 @op("Celu", nnef="mul, elu", attrs={"alpha": 1.0})
 def celu(call: OnnxCall) -> Value:
-    """elu of x / alpha, times alpha."""
+    """Computes the elu of x / alpha, times alpha."""
     alpha = call.attr("alpha")
     scaled = call.op("elu", call.op("mul", call[0], 1 / alpha), alpha=1.0)
     return call.op("mul", scaled, alpha)
@@ -136,7 +136,7 @@ def _softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """x - max - log(sum(exp(x - max))), which loses nothing where the softmax is 0."""
+    """Computes x - max - log(sum(exp(x - max))), which stays finite where the softmax is 0."""
 
     def of(x: Value, axes: list[int]) -> Value:
         even = call.op("sub", x, call.op("max_reduce", x, axes=axes))
@@ -147,7 +147,7 @@ def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def _hardmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """1 at the first maximum of all, else 0."""
+    """Returns a function that computes 1 at the first maximum over the axes, 0 elsewhere."""
 
     def of(x: Value, axes: list[int]) -> Value:
         sizes = [x.shape[a] for a in axes]
@@ -167,7 +167,8 @@ _Over = Callable[[OnnxCall], Callable[[Value, list[int]], Value]]
 
 
 def _together(make: _Over) -> Callable[[OnnxCall], Value]:
-    """Of opsets before 13: over all axes from the given one together."""
+    """Returns the form for opsets before 13, which reduces all axes from the given one on
+    together."""
 
     def form(call: OnnxCall) -> Value:
         axis = call.axis(call.attr("axis"), call[0].rank)

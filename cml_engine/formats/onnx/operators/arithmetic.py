@@ -1,4 +1,4 @@
-"""Arithmetic, of floats by NNEF's operators and of integers by the engine's own."""
+"""Arithmetic: NNEF's operators for floats, the engine's own for integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cml_engine.ir.graph import Array
 
 
 def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
+    """Emits ``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
     if x.kind != y.kind:
         raise call.wrong(f"it has operands of {x.dtype} and {y.dtype}")
     if x.kind == "integer":
@@ -41,7 +41,7 @@ def _with_nan(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 
 
 def _nearest(limit: Value) -> Value:
-    """A limit beyond 32 bits limits them as well where they end."""
+    """Clamps a known limit to 32 bits; the result limits 32-bit values in the same way."""
     if limit.array is None or of_array(limit.array).within(INT32):
         return limit
     low, high = map(int, INT32)
@@ -49,7 +49,7 @@ def _nearest(limit: Value) -> Value:
 
 
 def wrapped(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
-    """An integer result as its type holds it: those of fewer than 32 bits wrap around."""
+    """Wraps an integer result around to the range of its type, if that has fewer than 32 bits."""
     bits = 8 * dtype.itemsize
     if bits < 32 and dtype.kind == "u":
         value = call.op("bit_and", value, (1 << bits) - 1)
@@ -61,7 +61,7 @@ def wrapped(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
 
 
 def integer_division(x: Array, y: Array) -> Array:
-    """ONNX's division, towards zero."""
+    """Divides as ONNX does, rounding towards zero; a division by 0 gives 0."""
     whole = np.where(y == 0, 1, y).astype(x.dtype)
     quotient = x // whole
     cut = quotient + ((x % whole != 0) & ((x < 0) != (whole < 0)))
@@ -123,13 +123,13 @@ def mod(call: OnnxCall) -> Value:
     rest = call.zip("fmod", x, y)
     if cut:
         return rest
-    # of the divisor's sign, as Python's
+    # the remainder has the divisor's sign, as in Python
     signs = call.zip("mul", call.op("sign", rest), call.zip("sign", y))
     return call.zip("select", call.op("lt", signs, 0.0), call.zip("add", rest, y), rest)
 
 
 def _pow_fold(call: OnnxCall, x: Array, y: Array) -> Array:
-    """Returns exact powers of integers, cut off where the exponent is negative."""
+    """Returns exact powers of integers, truncated if the exponent is negative."""
     below = np.where(y < 0, np.power(x.astype(np.float64), y), 0)
     return np.asarray(np.where(y < 0, below, np.power(x, np.maximum(y, 0))), x.dtype)
 
@@ -142,7 +142,7 @@ def power(call: OnnxCall) -> Value:
         exponent = float(y.array.reshape(())[()])
     if x.kind == "integer":
         return _integer_power(call, x, y, exponent)
-    # 0.5 is no sqrt: the powers of -0 and of -infinity are positive
+    # 0.5 is not sqrt: the powers of -0 and of -infinity are positive
     simple = {2.0: "sqr", -1.0: "rcp", -2.0: "rsqr"}
     if exponent == 1.0:
         return x
@@ -154,7 +154,8 @@ def power(call: OnnxCall) -> Value:
 
 
 def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -> Value:
-    """By products where the exponent is a small integer, for floats hold 2^24 only."""
+    """Computes integer powers, by products if the exponent is small: floats are exact to 2^24
+    only."""
     if exponent is not None and exponent == int(exponent) and 1 <= exponent <= 16:
         result = x
         for _ in range(int(exponent) - 1):
@@ -163,7 +164,7 @@ def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -
     if exponent == 0.5:
         return integer_root(call, x).typed(x.dtype)
     result = call.zip("pow", call.scalar(x), call.scalar(y))
-    # cut off, as ONNX Runtime does, unless a rounding error of the power would decide
+    # truncate as ONNX Runtime does, but round results within the power's error of an integer
     whole = call.op("round_even", result)
     off = call.op("abs", call.op("sub", result, whole))
     near = call.op("le", off, call.op("mul", call.op("abs", result), _POWER_ERROR))
@@ -172,7 +173,7 @@ def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -
 
 #: the relative error of a power on a GPU
 _POWER_ERROR = 4e-6
-#: the root of the largest integer of 32 bits
+#: the square root of the largest 32-bit integer
 _LARGEST_ROOT = 46340
 
 
@@ -243,7 +244,7 @@ def _clipped(call: OnnxCall, x: Value, low: Value | None, high: Value | None) ->
     if x.kind == "integer":
         x = x if low is None else binary(call, "max", x, low)
         return x if high is None else binary(call, "min", x, high)
-    # NaN stays NaN, which max and min would make a bound
+    # keep NaN, which max and min would replace by a bound
     least, most = call.emit.value(-math.inf), call.emit.value(math.inf)
     if low is not None and high is not None and not _in_order(low, high):
         x, low = call.zip("clamp", x, low, most), None
@@ -253,7 +254,10 @@ def _clipped(call: OnnxCall, x: Value, low: Value | None, high: Value | None) ->
 
 
 def _in_order(low: Value, high: Value) -> bool:
-    """Whether the bounds are known to be so: of others ONNX takes the upper, NNEF the lower."""
+    """Returns True if both bounds are known and ``low <= high``.
+
+    For other bounds ONNX gives the upper one, and NNEF the lower one.
+    """
     return (
         low.array is not None and high.array is not None and bool(np.all(low.array <= high.array))
     )
@@ -292,6 +296,6 @@ def bit_shift(call: OnnxCall) -> Value:
     shifted = call.zip("shift_right", x, by).typed(x.dtype)
     if x.dtype.kind == "u":
         return shifted
-    # a negative number keeps its sign: it is the complement of a shifted complement
+    # arithmetic shift: a negative number is the complement of its shifted complement
     other = call.op("bit_not", call.zip("shift_right", call.op("bit_not", x), by))
     return call.zip("select", call.op("int_lt", x, 0), other, shifted).typed(x.dtype)

@@ -1,4 +1,4 @@
-"""Attention and what stands around it in transformers."""
+"""Attention and the operators around it in transformers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def attention(call: OnnxCall) -> list[Value | None]:
 
 
 def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
-    """The products of queries and keys, bent to stay within a cap if there is one."""
+    """Computes the scaled products of queries and keys, soft-capped by tanh if ``cap`` is
+    positive."""
     logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
     if cap <= 0:
         return logits
@@ -57,7 +58,7 @@ def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Valu
 
 
 def by_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
-    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    """Splits [batch, length, heads * size] into [batch, heads, length, size]."""
     if x.rank == 4:
         return x
     if x.rank != 3 or not heads or x.shape[2] % heads:
@@ -72,7 +73,7 @@ def as_rows(call: OnnxCall, x: Value) -> Value:
 
 
 def repeated_heads(call: OnnxCall, x: Value, times: int) -> Value:
-    """Every head several times: queries share keys and values."""
+    """Repeats every head ``times`` times, for queries that share keys and values."""
     if times == 1:
         return x
     batch, heads, length, size = x.shape
@@ -81,7 +82,10 @@ def repeated_heads(call: OnnxCall, x: Value, times: int) -> Value:
 
 
 def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
-    """What is added before the softmax: 0 where a query may look, minus infinity elsewhere."""
+    """Returns the addend before the softmax, or None.
+
+    It is 0 where a query may attend to a key and minus infinity elsewhere.
+    """
     found: Value | None = _mask(call, keys) if call.has(3) else None
     offset = _offset(call, queries, past)
     left = call.attributes.get("left_window_size", -1)
@@ -101,7 +105,7 @@ def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
 
 
 def _offset(call: OnnxCall, queries: int, past: int) -> Value:
-    """How far ahead of its own number a query's place among the keys is."""
+    """Returns the difference between a query's position among the keys and its index."""
     if call.has(6) and not past:
         lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
         if lengths.array is not None:
@@ -111,7 +115,10 @@ def _offset(call: OnnxCall, queries: int, past: int) -> Value:
 
 
 def within(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
-    """Where a key is so far ahead of a query's place."""
+    """Returns 0 where ``ahead`` compares true with ``offset + bound``, minus infinity elsewhere.
+
+    ``ahead`` is a key's index minus a query's.
+    """
     limit = (
         Value.known(offset.array + bound)
         if offset.array is not None
@@ -128,7 +135,7 @@ def compared(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 
 
 def _mask(call: OnnxCall, keys: int) -> Value:
-    """The mask, as long as the keys; nothing is allowed where it ends early."""
+    """Returns the mask as an addend, extended to ``keys``; the added keys are masked out."""
     mask, missing = call[3], keys - call[3].shape[-1]
     if missing > 0:
         shape = [*mask.shape[:-1], missing]
@@ -152,7 +159,7 @@ def summed(call: OnnxCall, x: Value | None, y: Value) -> Value:
 
 
 def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
-    """Softmax over the last axis; 0 in rows in which nothing is allowed."""
+    """Computes the softmax over the last axis; rows that are masked out entirely give 0."""
     last = logits.rank - 1
     weights = call.op("softmax", logits, axes=[last])
     if bias is None:
@@ -204,7 +211,10 @@ def _rotated(call: OnnxCall, cosines: Value, sines: Value, positions: Value | No
 
 
 def turned_by(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
-    """The first numbers of every head of [batch, length, heads, numbers], turned in pairs."""
+    """Applies a rotary embedding to the first ``size`` elements of every head.
+
+    ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
+    """
     turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
     a, b = _halves(call, turned, size, interleaved)
     real = call.op("sub", call.op("mul", a, c), call.op("mul", b, s))
@@ -224,7 +234,7 @@ def _halves(call: OnnxCall, x: Value, size: int, interleaved: bool) -> list[Valu
 
 
 def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
-    """The cosines or sines of every place, [batch, length, 1, half the size]."""
+    """Returns the cosines or sines at the positions, [batch, length, 1, half the size]."""
     if positions is not None:
         cache = call.op("gather", cache, positions, axis=0)
     cache = call.unsqueeze(cache, [cache.rank - 1])

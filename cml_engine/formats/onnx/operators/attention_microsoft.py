@@ -1,4 +1,4 @@
-"""Attention as files have it that ONNX Runtime has optimised."""
+"""The attention operators of models that ONNX Runtime has optimised."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ _MULTI = {
 
 @op("MultiHeadAttention", nnef=NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
 def multi_head_attention(call: OnnxCall) -> list[Value | None]:
-    """Query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value."""
+    """Imports MultiHeadAttention.
+
+    Its inputs are query, key, value, bias, key_padding_mask, attention_bias, past_key and
+    past_value.
+    """
     if call.has(8) or call.has(9) or not (call.has(1) and call.has(2)):
         raise call.refuse("packed queries, or past keys in a buffer of a fixed length")
     q, k, v = _with_bias(call)
@@ -47,7 +51,7 @@ def multi_head_attention(call: OnnxCall) -> list[Value | None]:
 
 
 def _with_bias(call: OnnxCall) -> list[Value]:
-    """Queries, keys and values by heads, each with its part of the one bias."""
+    """Returns queries, keys and values by heads, each with its part of the bias added."""
     values = [call[i] for i in range(3)]
     if call.has(3):
         if any(value.rank != 3 for value in values):
@@ -58,7 +62,10 @@ def _with_bias(call: OnnxCall) -> list[Value]:
 
 
 def _padding(call: OnnxCall, keys: int) -> Value:
-    """What is added where the mask has 0, or behind the number of keys that it says."""
+    """Returns the addend that masks padding keys out.
+
+    The mask is 0 at such keys, or it gives the number of valid keys.
+    """
     mask, filtered = call[4], call.attr("mask_filter_value")
     batch = call[0].shape[0]
     if mask.rank == 1 and mask.shape != (batch,):
@@ -92,8 +99,12 @@ _GROUPED = {
 
 @op("GroupQueryAttention", nnef=NNEF, inputs=14, domain=MICROSOFT, attrs=_GROUPED)
 def group_query_attention(call: OnnxCall) -> list[Value | None]:
-    """Query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache,
-    sin_cache, position_ids, attention_bias. All sequences of a batch are as long as their keys."""
+    """Imports GroupQueryAttention.
+
+    Its inputs are query, key, value, past_key, past_value, seqlens_k, total_sequence_length,
+    cos_cache, sin_cache, position_ids and attention_bias. All sequences of a batch must be as
+    long as their keys.
+    """
     if call.attr("smooth_softmax") or any(call.has(i) for i in range(11, 14)):
         raise call.refuse("smooth_softmax, a sink or a quantized cache")
     heads, groups = call.attr("num_heads"), call.attr("kv_num_heads")
@@ -119,7 +130,7 @@ def group_query_attention(call: OnnxCall) -> list[Value | None]:
 
 
 def _unpacked(call: OnnxCall, heads: int, groups: int) -> list[Value]:
-    """[batch, length, heads, size]; queries, keys and values may be one tensor."""
+    """Returns queries, keys and values as [batch, length, heads, size]; one tensor may hold all."""
     batch, length, width = call[0].shape
     counts = [heads, groups, groups]
     if call.has(1):
@@ -143,7 +154,7 @@ def _turned(call: OnnxCall, x: Value, past: int) -> Value:
 
 
 def _ahead(call: OnnxCall, q: Value, k: Value, past: int, comparison: str, bound: int) -> Value:
-    """Minus infinity where a key is not so far ahead of a query's own place."""
+    """Returns the mask of :func:`within` for queries that follow ``past`` keys."""
     ahead = np.arange(k.shape[2])[None, :] - np.arange(q.shape[2])[:, None]
     return within(call, ahead, Value.known(np.array(past)), comparison, bound)
 

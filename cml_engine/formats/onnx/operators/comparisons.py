@@ -1,4 +1,4 @@
-"""Comparisons, logic, choices, and changes of type."""
+"""Comparisons, logic, selection and type casts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cml_engine.ir.graph import Array
 
 
 def compare(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """``lt``, ``le``, ``gt``, ``ge`` or ``eq``."""
+    """Emits ``lt``, ``le``, ``gt``, ``ge`` or ``eq``."""
     if x.kind == y.kind == "integer":
         return call.zip(f"int_{name}", x, y)
     return call.zip(name, call.scalar(x), call.scalar(y))
@@ -81,7 +81,7 @@ def is_inf(call: OnnxCall) -> Value:
 
 
 def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
-    """A value as another of ONNX's types."""
+    """Casts a value to another of ONNX's types."""
     dtype = element_dtype(element)
     if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
         raise call.refuse(f"a cast to {ELEMENT_TYPES.get(element, element)}")
@@ -92,21 +92,21 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
             value = _signed(call, value)
         value = call.cast(value, kind_of(dtype))
     elif value.kind == "scalar" and dtype.itemsize < value.dtype.itemsize == 4:
-        value = call.op("copy", value)  # float16 and bfloat16 are computed in 32 bits
+        value = call.op("copy", value)  # float16 and bfloat16 are computed as float32
     if dtype.kind in "iu" and dtype.itemsize < 4 and dtype != value.dtype:
         return wrapped(value, dtype, call)
     return value.typed(dtype)
 
 
 def _signed(call: OnnxCall, value: Value) -> Value:
-    """Floats whose cast to int32 has the bits of their cast to uint32."""
+    """Returns floats whose cast to int32 has the bits of the original's cast to uint32."""
     value = call.op("clamp", value, *_ends(np.dtype(np.uint32)))
     lowered = call.op("sub", value, 2.0**32)
     return call.op("select", call.op("ge", value, 2.0**31), lowered, value)
 
 
 def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Casts as the network does at run time, but to 64 bits with all of them."""
+    """Casts as the network does at run time, but with full precision for 64-bit types."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f" and dtype.kind in "iu":
             whole = np.nan_to_num(array.astype(np.float64)).clip(*_ends(dtype))
@@ -115,7 +115,7 @@ def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _ends(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The range to which floats are clamped before their low bits become the integer."""
+    """Returns the range to which floats are clamped before the cast to an integer type."""
     if dtype.itemsize == 8:
         return -(2.0**63), 2.0**63 - 1024  # the largest float64 that int64 holds
     return -(2.0**31), 2.0**32 - 256 if dtype == np.uint32 else 2.0**31 - 1
@@ -132,14 +132,14 @@ def cast(call: OnnxCall) -> Value:
 
 @op("BitCast", nnef="to_bits, from_bits", attrs={"to": int}, since=26)
 def bit_cast(call: OnnxCall) -> Value:
-    """The same bits read as another type of the same size."""
+    """Reinterprets the bits as another type of the same size."""
     x, element = call[0], call.attr("to")
     dtype = element_dtype(element)
     if dtype is None or dtype.itemsize != x.dtype.itemsize:
         raise call.wrong(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
     if x.array is not None:
         return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
-    # floats of other sizes are computed in 32 bits, and numbers past 2^31 are none here
+    # floats of other sizes are computed in 32 bits, and integers have at most 32 bits
     if "uint32" in (x.dtype.name, dtype.name) or (
         x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype))
     ):

@@ -1,4 +1,4 @@
-"""Operators that make tensors, or tell of their shapes: known when the model is loaded."""
+"""Operators whose results are known when the model is loaded: constants and shapes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _window(call: OnnxCall, weights: tuple[float, ...]) -> Value:
     call.allocate([count])
     steps = count if call.attr("periodic") else count - 1
     angle = 2 * np.pi * np.arange(count) / max(steps, 1)
-    # rounded, for integers would lose a whole number that is 1e-16 too small
+    # rounded, because truncation would turn 3 - 1e-16 into 2
     wave = np.round(sum(w * np.cos(k * angle) for k, w in enumerate(weights)), 12)
     dtype = element_dtype(call.attr("output_datatype"))
     return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
@@ -138,7 +138,7 @@ for _name, _weights in (
     attrs={"output_datatype": replace(ELEMENT, default=1)},
 )
 def mel_weight_matrix(call: OnnxCall) -> Value:
-    """Triangles on the mel scale over a spectrum's bins."""
+    """Returns triangular filters on the mel scale over the bins of a spectrum."""
     bins, length, rate = (call.ints(i)[0] for i in range(3))
     low, high = call.number(3), call.number(4)
     call.allocate([bins + 2, length // 2 + 1])
@@ -166,7 +166,7 @@ def mel_weight_matrix(call: OnnxCall) -> Value:
 
 @op("OptionalHasElement", nnef="known")
 def optional_has_element(call: OnnxCall) -> Value:
-    """A tensor is an optional that has one."""
+    """Returns True as a constant if the input is present: a tensor is a filled optional."""
     return Value.known(np.array(call.has(0)))
 
 

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: what is known decides which nodes there are."""
+"""If, Loop and Scan, resolved at import: conditions and trip counts must be known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cml_engine.io.budget import current
 
 
 class GraphImporter(Protocol):
-    """Who imports the graphs within a node: ``importer.Importer``."""
+    """An importer of the graphs within a node: ``importer.Importer``."""
 
     def inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: Any, prefix: str

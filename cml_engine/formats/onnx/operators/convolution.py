@@ -28,7 +28,7 @@ def conv(call: OnnxCall) -> Value:
 
 
 def bias_of(call: OnnxCall, position: int) -> Value:
-    """A bias [C] as [1, C]."""
+    """Reshapes a bias [C] to [1, C]."""
     if not call.has(position):
         return call.emit.value(0.0)
     return call.unsqueeze(call[position], [0])
@@ -68,7 +68,7 @@ def conv_transpose(call: OnnxCall) -> Value:
     reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilation, strict=True)]
     full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
     padding = _up_padding(call, full, stride, extra)
-    # what lies beyond the full result is a padding below zero
+    # a negative crop pads the full result
     result = call.op(
         "deconv",
         x,
@@ -90,7 +90,7 @@ def conv_transpose(call: OnnxCall) -> Value:
 def _up_padding(
     call: OnnxCall, full: list[int], stride: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
-    """How much of the full result is cut off at each side."""
+    """Returns the elements of a deconvolution's full result that are cropped at each side."""
     wanted, mode = call.attr("output_shape"), call.attr("auto_pad")
     if wanted is not None:
         wanted = wanted[-len(full) :]
@@ -161,7 +161,7 @@ def deform_conv(call: OnnxCall) -> Value:
 
 
 def _of_image(attr: Attr, times: int = 1) -> Attr:
-    """The attribute with entries for each axis of the image, whose shape is the second input."""
+    """Returns the attribute with ``times`` entries per image axis, by the second input's shape."""
     return replace(attr, count=lambda node: times * math.prod(node[1].shape))
 
 
@@ -198,7 +198,7 @@ def fused_conv(call: OnnxCall) -> Value:
 
 
 def activated(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
-    """An activation by its ONNX name, as fused and recurrent operators give it."""
+    """Applies an activation given by its ONNX name, as fused and recurrent operators have it."""
     name = name.lower()
     if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):
         if name == "softsign":

@@ -1,4 +1,4 @@
-"""Elements by index."""
+"""Gather, scatter and selection by index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cml_engine.ir.graph import Array
 
 
 def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
-    """Indices from 0 on."""
+    """Returns known indices with negative ones counted from the end; raises if one is out of
+    range."""
     if array.size and (array.min() < -extent or array.max() >= extent):
         wrong = array[(array < -extent) | (array >= extent)].flat[0]
         raise call.wrong(f"index {wrong} of {extent} elements")
@@ -24,8 +25,10 @@ def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
 
 
 def from_zero(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
-    """Indices from 0 on, of negative ones that count from the end; one extent for all, or one for
-    each element of the last axis."""
+    """Converts negative indices, which count from the end, to positive ones.
+
+    ``extents`` has one extent for all indices, or one per element of the last axis.
+    """
     if indices.array is not None:
         whole = np.array(extents).reshape(-1)
         return Value.known(np.where(indices.array < 0, indices.array + whole, indices.array))
@@ -70,7 +73,7 @@ def gather_nd(call: OnnxCall) -> Value:
     depth = indices.shape[-1]
     indices = from_zero(call, indices, list(x.shape[batch : batch + depth]))
     if batch:
-        # the places of the batch's elements stand before those that are given
+        # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch]
         own = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
         indices = call.concat([own, indices], indices.rank - 1)
@@ -112,7 +115,7 @@ def scatter_nd(call: OnnxCall) -> Value:
 
 
 def _stored(call: OnnxCall, result: Value) -> Value:
-    """The result in the type of the first input, in which sums and products wrap around."""
+    """Returns the result in the type of the first input; integer sums and products wrap around."""
     if result.kind == "integer" and _reduction(call) in ("add", "mul"):
         return wrapped(result, call[0].dtype, call)
     return result.typed(call[0].dtype)
@@ -152,8 +155,10 @@ def non_zero(call: OnnxCall) -> Value:
 
 @op("NonMaxSuppression", nnef="non_max_suppression", inputs=5, attrs={"center_point_box": 0})
 def non_max_suppression(call: OnnxCall) -> Value:
-    """As many rows as there can be; those after what was found are -1, and the count is an output
-    of its own."""
+    """Returns the selected boxes with the largest possible number of rows.
+
+    Rows after the last selected box are -1. The number of boxes is an extra output of the graph.
+    """
     limit = int(call.number(2)) if call.has(2) else 0
     if limit < 1:
         return Value.known(np.zeros((0, 3), np.int64))

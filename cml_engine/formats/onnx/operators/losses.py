@@ -1,4 +1,4 @@
-"""Losses, as models that are exported with them have."""
+"""Losses, which exported training models contain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cross_entropy_loss(call: OnnxCall) -> list[Value | None]:
 
 
 def _loss(call: OnnxCall, logs: Value) -> Value:
-    """The negative logarithm at each target, weighted; its sum, its mean, or itself."""
+    """Computes the weighted negative logarithm at each target; unreduced, or its sum or mean."""
     target, ignored = call[1], call.attr("ignore_index")
     kept: Value | None = None
     if ignored is not None:

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cml_engine.ir.graph import Array
 def matmul(
     call: OnnxCall, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False
 ) -> Value:
-    """NumPy's matmul; a vector is a row on the left and a column on the right."""
+    """Multiplies as NumPy's ``matmul``: a vector is a row on the left and a column on the right."""
     row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
         raise call.wrong(f"a product of {x} and {y}")
@@ -76,7 +76,7 @@ def gemm(call: OnnxCall) -> Value:
 
 
 def _linear_bias(call: OnnxCall, beta: float, count: int) -> Value | None:
-    """The bias as [1, N], or None where it is not one number for each column."""
+    """Returns the bias as [1, N], or None if it is not one number per column."""
     if not call.has(2) or beta == 0.0:
         return call.emit.value(0.0)
     bias = call[2].array
@@ -119,7 +119,7 @@ def einsum(call: OnnxCall) -> Value:
 
 
 def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], result: str) -> Value:
-    """Products of all operands over all labels, and their sums: exact in 32 bits."""
+    """Multiplies all operands over all labels and sums: exact in 32 bits."""
     labels = result + "".join(dict.fromkeys(c for t in terms for c in t if c not in result))
     extents = {
         c: n for v, t in zip(values, terms, strict=True) for c, n in zip(t, v.shape, strict=True)
@@ -136,7 +136,7 @@ def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], resul
 
 
 def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
-    """Letters for every axis; dots become letters that the equation does not use."""
+    """Returns the labels of the operands and the result; an ellipsis becomes unused letters."""
     text = equation.replace(" ", "")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
@@ -162,7 +162,7 @@ def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[st
 
 
 def _without_repeats(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
-    """A letter twice in one operand is a diagonal: one axis is left of two."""
+    """Replaces two axes of one operand with the same label by their diagonal."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first = labels.index(label)
@@ -180,7 +180,7 @@ def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
     flat = call.reshape(moved, [n * n, *rest])
     places = Value.known(np.arange(n, dtype=np.int64) * (n + 1))
     taken = call.op("gather", flat, places, axis=0)
-    # the diagonal's axis goes back to where the first one was
+    # move the diagonal's axis to the position of the first one
     back = [*range(1, first + 1), 0, *range(first + 1, taken.rank)]
     return call.transpose(taken, back)
 
@@ -188,7 +188,7 @@ def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
 def _without_ones(
     call: OnnxCall, values: list[Value], terms: list[str]
 ) -> tuple[list[Value], list[str]]:
-    """Axes of 1 that broadcast against longer ones are left out."""
+    """Removes axes of extent 1 that broadcast against longer ones."""
     extents: dict[str, int] = {}
     for value, term in zip(values, terms, strict=True):
         for label, n in zip(term, value.shape, strict=True):
@@ -204,7 +204,7 @@ def _without_ones(
 
 
 def less_zero(call: OnnxCall, x: Value, zero: Value) -> Value:
-    """An integer tensor less its zero point, which broadcasts."""
+    """Subtracts the zero point, which broadcasts, from an integer tensor."""
     if zero.array is not None and not zero.array.any():
         return x
     if x.array is not None and zero.array is not None:
@@ -235,7 +235,7 @@ _NBITS = {
 
 @op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
 def matmul_nbits(call: OnnxCall) -> Value:
-    """Weights of a few bits: codes in bytes, the first in the lowest bits."""
+    """Multiplies by weights of a few bits, packed into bytes from the lowest bits on."""
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
     blocks = -(-call.attr("K") // size)
     if call.has(4) and call[4].shape != (0,):
@@ -260,7 +260,7 @@ def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
     return (numbers @ (1 << np.arange(bits)))[:, :blocks].astype(np.float32)
 
 
-#: determinants are written out, by the elements of the first row and what these leave of the rest
+#: the largest matrix whose determinant is expanded along the first row
 _MAX_ROWS = 4
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing."""
+"""Operators that move elements without computing."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def sliced(
     axes: Sequence[int],
     steps: Sequence[int] | None,
 ) -> Value:
-    """ONNX's slice: counted from the front where negative, then clamped."""
+    """Slices as ONNX does: negative indices count from the end, then all are clamped."""
     axes = call.axes(axes, x.rank)
     steps = steps or [1] * len(axes)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -209,8 +209,10 @@ def sliced(
 
 
 def _clamped(extent: int, start: int, end: int, step: int) -> range:
-    """What is taken. Going backwards a start before the first element is the first, which is not
-    what Python does."""
+    """Returns the indices that a slice selects from one axis.
+
+    With a negative step a start before the first element selects the first one, unlike in Python.
+    """
     start, end = (n + extent if n < 0 else n for n in (start, end))
     if step > 0:
         return range(min(max(start, 0), extent), min(max(end, 0), extent), step)
@@ -218,7 +220,7 @@ def _clamped(extent: int, start: int, end: int, step: int) -> range:
 
 
 def taken(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
-    """Evenly spaced parts of some axes."""
+    """Selects evenly spaced elements of some axes."""
     ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
     if x.array is not None:
         array = x.array
@@ -238,7 +240,7 @@ def taken(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
 
 
 def _bounds(r: range, extent: int) -> tuple[int, int, int]:
-    """Begin, end and stride that NNEF means the same by."""
+    """Returns NNEF's begin, end and stride for a range of indices."""
     if len(r) == 1:
         return r[0], r[0] + 1, 1
     if r.step > 0:
@@ -286,7 +288,7 @@ def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
 
 # -- padding -------------------------------------------------------------------------------------
 
-#: ONNX's modes, and what NNEF calls them
+#: NNEF's names of ONNX's modes
 _BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": ""}
 
 
@@ -314,7 +316,7 @@ def pad(call: OnnxCall) -> Value:
 def padded(
     call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
-    """Padding of some axes; negative padding cuts off."""
+    """Pads some axes; negative padding crops."""
     if len(pads) != 2 * len(axes):
         raise call.wrong(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
     sides = [(0, 0)] * x.rank
@@ -333,7 +335,7 @@ def padded(
 def _padded_axis(
     call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
 ) -> Value:
-    """One axis by copies of what it has, for NNEF's pad takes floats only and cannot wrap."""
+    """Pads one axis by slices and concatenation: NNEF's pad takes floats only and cannot wrap."""
     x = taken(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
     before, after = max(before, 0), max(after, 0)
     if not before and not after:

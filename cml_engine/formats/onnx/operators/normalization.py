@@ -41,7 +41,7 @@ def batch_normalization(call: OnnxCall) -> list[Value | None]:
 def normalized(
     call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
 ) -> tuple[Value, Value, Value]:
-    """(x - mean) / sqrt(variance + epsilon) * scale + offset; then the mean and the variance."""
+    """Returns (x - mean) / sqrt(variance + epsilon) * scale + offset, the mean and the variance."""
     mean, variance = call.ops("moments", 2, x, axes=list(axes))
     y = call.op("batch_normalization", x, mean, variance, offset, scale, epsilon=epsilon)
     return y, mean, variance
@@ -61,7 +61,7 @@ def group_normalization(call: OnnxCall) -> Value:
     x, groups = call[0], call.attr("num_groups")
     channels = x.shape[1]
     scale, offset = call[1], call[2]
-    if call.opset < 21 and scale.shape == (groups,):  # one for each group, not for each channel
+    if call.opset < 21 and scale.shape == (groups,):  # one scale per group, not per channel
         each = channels // groups
         scale, offset = (
             call.reshape(call.expand(call.reshape(v, [groups, 1]), [groups, each]), [channels])
@@ -98,7 +98,7 @@ def group_norm(call: OnnxCall) -> Value:
 
 
 def _lifted(call: OnnxCall, value: Value, rank: int) -> Value:
-    """With 1s in front: NNEF aligns from the left."""
+    """Prepends axes of 1, because NNEF aligns shapes from the left."""
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
 

@@ -1,4 +1,4 @@
-"""Order and running sums."""
+"""Sorting and running sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _running(call: OnnxCall, name: str) -> Value:
     return call.cast(y, call[0].kind).typed(call[0].dtype)
 
 
-#: running sums of integers are those of a matrix of so many columns at most
+#: the longest axis of an integer running sum, which is a product with a square matrix
 _MAX_COLUMNS = 2048
 
 
@@ -64,7 +64,7 @@ def _leaves_floats(call: OnnxCall, axis: int) -> bool:
 
 
 def _integer_sums(call: OnnxCall, axis: int, exclusive: bool, reverse: bool) -> Value:
-    """As a product with a triangle of ones, whose sums are of integers."""
+    """Computes running sums of integers as an integer product with a triangular matrix of ones."""
     x, count = call[0], call[0].shape[axis]
     order = [a for a in range(x.rank) if a != axis] + [axis]
     moved = call.transpose(x, order)

@@ -17,7 +17,7 @@ _POOL = {**WINDOW, "kernel_shape": required(per_axis(1)), "ceil_mode": 0}
 
 
 def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
-    """The window; with ceil_mode its padding reaches as far as the last window does."""
+    """Returns the window; with ceil_mode the padding is extended to the end of the last window."""
     if x.rank < 3:
         raise call.wrong(f"it wants [batch, channels, …], got {x}")
     found = window(call, x.shape[2:], list(call.attr("kernel_shape")))
@@ -36,7 +36,7 @@ def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
 
 
 def _attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
-    """NNEF's attributes, which count the batch and the channels too."""
+    """Returns NNEF's attributes, which include the batch and channel axes."""
     return {
         "size": [1, 1, *shape.size],
         "padding": [(0, 0), (0, 0), *shape.padding],
@@ -62,12 +62,12 @@ def max_pool(call: OnnxCall) -> list[Value | None]:
 
 
 def _places(call: OnnxCall, index: Value, shape: SpatialWindow, extents: tuple[int, ...]) -> Value:
-    """Indices in the whole tensor of indices in windows."""
+    """Converts indices within windows to indices in the whole tensor."""
     spatial = extents[2:]
-    steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # of each axis in the tensor
+    steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # the stride of each axis in the tensor
     if call.attr("storage_order"):
         steps = np.cumprod([1, *spatial[:-1]])
-    taps = np.indices(shape.size).reshape(len(spatial), -1)  # of each window element, its place
+    taps = np.indices(shape.size).reshape(len(spatial), -1)  # the coordinates of each tap
     offsets = sum(t * d * s for t, d, s in zip(taps, shape.dilation, steps, strict=True))
     first: Any = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * int(np.prod(spatial))
     first = first.reshape(*extents[:2], *[1] * len(spatial))
@@ -85,7 +85,7 @@ def average_pool(call: OnnxCall) -> Value:
     x = call[0]
     shape = _pool_window(call, x)
     if call.attr("count_include_pad"):
-        # padding counts, what a rounded up window reaches beyond it does not
+        # padding counts in the mean, but the extra part that ceil_mode adds does not
         plain = window(call, x.shape[2:], shape.size).padding
         inner = [(a, min(b, d)) for (a, b), (_, d) in zip(plain, shape.padding, strict=True)]
         if any(a or b for a, b in inner):

@@ -1,7 +1,7 @@
-"""Quantization: integers that stand for floats.
+"""Quantized operators, whose integers represent floats.
 
-QLinear* operators compute in floats what their integers stand for; products of integers themselves
-are done in integers.
+QLinear* operators compute with the dequantized floats; products of the integers themselves are
+computed in integers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cml_engine.formats.onnx.values import Value
 
 
 def _ranged(call: OnnxCall, value: Value, x: Value, block: int = 0) -> Value:
-    """A scale or zero point of the tensor, of each part of an axis, or of each block of one."""
+    """Reshapes a scale or zero point to broadcast: per tensor, per axis element, or per block."""
     if value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()))
     if value.rank == 0:
@@ -48,7 +48,7 @@ def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Va
 def dequantized(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
 ) -> Value:
-    """(x - zero) * scale."""
+    """Computes (x - zero) * scale."""
     scale = _ranged(call, scale, x, block)
     known = x.array is not None and scale.array is not None
     if zero is not None:
@@ -68,7 +68,7 @@ def dequantized(
 def quantized(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
 ) -> Value:
-    """x / scale, rounded to even, plus zero, within the type's bounds."""
+    """Computes x / scale, rounded to even, plus zero, clamped to the type's range."""
     limits = np.iinfo(dtype)
     y = call.op("round_even", call.zip("div", call.scalar(x), _ranged(call, scale, x, block)))
     if zero is not None:
@@ -124,7 +124,7 @@ def dynamic_quantize_linear(call: OnnxCall) -> list[Value]:
     axes = list(range(x.rank))
     top = call.op("max", call.squeeze(call.op("max_reduce", x, axes=axes), axes), 0.0)
     low = call.op("min", call.squeeze(call.op("min_reduce", x, axes=axes), axes), 0.0)
-    # divided, as every scale is: by a reciprocal ties would fall to the other side
+    # divide, because a product with the reciprocal would round ties differently
     step = call.op("div", call.op("sub", top, low), 255.0)
     scale = call.op("select", call.op("gt", step, 0.0), step, 1.0)
     start = call.op("clamp", call.op("round_even", call.op("div", call.op("neg", low), scale)),
@@ -144,7 +144,7 @@ def qlinear_matmul(call: OnnxCall) -> Value:
 
 
 def _row(call: OnnxCall, value: Value, x: Value) -> Value:
-    """A number for each row of the left operand."""
+    """Reshapes one number per row of the left operand to broadcast."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [*([1] * (x.rank - 2)), value.shape[0], 1])
@@ -166,7 +166,7 @@ def qlinear_conv(call: OnnxCall) -> Value:
 
 
 def _channel(call: OnnxCall, value: Value, weights: Value) -> Value:
-    """A number for each output channel."""
+    """Reshapes one number per output channel to broadcast."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [value.shape[0], *[1] * (weights.rank - 1)])

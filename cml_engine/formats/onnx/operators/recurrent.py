@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN, step after step.
+"""LSTM, GRU and RNN, unrolled step by step.
 
-The input's part of all steps is one product; what is left for a step is a product with the state
-and a few elementwise operators.
+One product computes the input's contribution to all steps. Each step adds a product with the
+state and a few elementwise operators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMON = {
     "direction": one_of("forward", "reverse", "bidirectional"),
     "hidden_size": at_least(1),
 }
-#: which activations take parameters, and how many
+#: the number of parameters of activations that have any
 _PARAMETERS = {
     "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
 }  # fmt: skip
@@ -37,7 +37,7 @@ State = list[Value]
 
 @dataclass(frozen=True)
 class RecurrentCell:
-    """One direction: its weights, its activations, and what they give for a step."""
+    """One direction of a recurrent layer: its weights and activations."""
 
     call: OnnxCall
     weights: Value
@@ -51,7 +51,7 @@ class RecurrentCell:
         return self.recurrent.shape[1]
 
     def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
-        """An activation, of the clipped value."""
+        """Applies activation ``number``, after the ``clip`` attribute's bounds if ``clipped``."""
         name, params = self.activations[number]
         bound = self.call.attr("clip") if clipped else None
         x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
@@ -65,7 +65,7 @@ Step = Callable[[RecurrentCell, Value, State], State]
 
 
 def _rows(call: OnnxCall, value: Value, index: int) -> Value:
-    """One direction's part."""
+    """Returns the part of one direction."""
     return call.squeeze(call.slice(value, 0, index, index + 1), [0])
 
 
@@ -88,7 +88,7 @@ def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
         f = cell.apply(0, _peeped(call, f, look[2], old))
     new = call.op("add", call.op("mul", f, old), call.op("mul", i, cell.apply(1, c)))
     o = cell.apply(0, _peeped(call, o, look[1], new))
-    # what `clip` bounds is the gates' sums: ONNX Runtime leaves the state that h takes as it is
+    # `clip` bounds the sums of the gates only: ONNX Runtime does not clip the argument of h
     return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
 
 
@@ -100,7 +100,7 @@ def _gru_step(cell: RecurrentCell, x: Value, state: State) -> State:
     call, hidden, n = cell.call, state[0], cell.size
     xz, xr, xh = _parts(cell, x, 3)
     weights = call.split(cell.recurrent, 0, [n, n, n])
-    # the biases of the state's part of z and r are in x already
+    # x already includes the state biases of z and r
     z = cell.apply(0, call.op("add", xz, cell.from_state(hidden, weights[0])))
     r = cell.apply(0, call.op("add", xr, cell.from_state(hidden, weights[1])))
     bias = call.slice(cell.bias[1], 1, 2 * n, 3 * n)
@@ -150,7 +150,7 @@ def _run(
 def _steps(
     call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
 ) -> tuple[Value, State]:
-    """Every step's hidden state as [length, 1, batch, size], and the last state."""
+    """Returns every step's hidden state as [length, 1, batch, size], and the last state."""
     length, batch, width = x.shape
     flat = call.reshape(x, [length * batch, width])
     every = call.op("linear", flat, cell.weights, cell.bias[0])
@@ -190,7 +190,10 @@ def _cell(
 
 
 def _input_bias(call: OnnxCall, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
-    """Both biases together, but a GRU's last gate, whose second one the reset gate scales."""
+    """Returns the sum of both biases.
+
+    The second bias of a GRU's last gate is left out, because the reset gate scales it.
+    """
     if gates == 3:
         kept = call.slice(of_state, 1, 0, 2 * size)
         zero = Value.known(np.zeros((1, size), np.float32))
@@ -211,7 +214,7 @@ def _initial(
 
 
 def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
-    """Names with their parameters, which lie one after the other in two lists."""
+    """Returns the activations' names with their parameters, which two attributes list in order."""
     names = call.attr("activations") or defaults
     if len(names) != len(defaults):
         raise call.wrong(f"activations {names}: wanted {len(defaults)}")

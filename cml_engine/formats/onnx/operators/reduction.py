@@ -29,7 +29,7 @@ def _plain(name: str) -> Reduce:
 
 
 def _after(*unary: str) -> Reduce:
-    """A sum, of the first operator's values, with the second after it."""
+    """Returns a reduction that sums ``before`` of the values and applies ``after`` to the sum."""
 
     def reduce(call: OnnxCall, x: Value, axes: list[int]) -> Value:
         before, after = unary
@@ -40,7 +40,7 @@ def _after(*unary: str) -> Reduce:
 
 
 def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """Less the greatest value, where that is finite: exp would overflow."""
+    """Computes log(sum(exp(x))), shifted by the maximum if that is finite, to avoid overflow."""
     top = call.op("max_reduce", x, axes=axes)
     top = call.op("select", call.op("is_inf", top), 0.0, top)
     total = call.op("sum_reduce", call.op("exp", call.op("sub", x, top)), axes=axes)
@@ -49,7 +49,7 @@ def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """One reduction: of floats, of nothing at all, and of known integers in 64 bits."""
+    """A reduction: its functions for floats, for empty axes, and for known 64-bit integers."""
 
     name: str
     nnef: str
@@ -105,7 +105,7 @@ def _check_kind(call: OnnxCall, reduction: _Reduction) -> None:
 def _empty(
     shape: tuple[int, ...], dtype: Any, axes: list[int], keep: bool, reduction: _Reduction
 ) -> Array:
-    """Returns the reduction of no elements: of integers and truth values the nearest they have."""
+    """Returns the reduction of no elements; integers and logicals get their nearest value."""
     kept = [1 if a in axes else n for a, n in enumerate(shape) if keep or a not in axes]
     value: float | bool = reduction.empty
     if dtype.kind == "b":
@@ -118,7 +118,7 @@ def _empty(
 
 
 def _axes(call: OnnxCall, rank: int) -> list[int]:
-    """Returns the axes to reduce; without any each element is reduced by itself."""
+    """Returns the axes to reduce: all by default, none with ``noop_with_empty_axes``."""
     if "axes" in call.attributes:
         given: Sequence[int] | None = call.attr("axes")
     else:
@@ -137,7 +137,7 @@ def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
             return Value.known(_empty(x.shape, x.dtype, axes, keep, reduction))
         if not axes and reduction.name in _SAME:
             return x
-        if not axes:  # an axis of 1 behind the others
+        if not axes:  # reduce an appended axis of extent 1
             x, axes, keep = call.unsqueeze(x, [x.rank]), [x.rank], False
         y = _reduced(call, reduction, x, axes)
         return y if keep else call.squeeze(y, axes)
@@ -145,7 +145,7 @@ def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
     return form
 
 
-#: what a reduction over no axes leaves as it is
+#: reductions that are the identity over no axes
 _SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
@@ -164,7 +164,8 @@ def _reduced(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) -
 
 
 def integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """In floats where these hold all sums; else as a product of matrices of integers."""
+    """Sums integers, in floats if all sums are exact there, otherwise as an integer matrix
+    product."""
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
     if total(call.emit.intervals.of(x), count).within(EXACT):
@@ -179,7 +180,11 @@ _LOW_BITS = 12
 
 
 def _integer_limit(name: str) -> Reduce:
-    """Of the upper bits first, then of the lower ones of those that have them."""
+    """Returns an exact integer maximum or minimum.
+
+    If floats are not exact, it compares the upper bits first, then the lower bits of the
+    elements with the best upper bits.
+    """
 
     def limit(call: OnnxCall, x: Value, axes: list[int]) -> Value:
         if call.emit.intervals.of(x).within(EXACT):
@@ -212,7 +217,7 @@ def _integer_quotient(call: OnnxCall, x: Value, axes: list[int]) -> Value:
     return call.op("int_div", integer_sum(call, x, axes), count)
 
 
-#: how integers are reduced; other reductions are done in floats
+#: the integer reductions; others are computed in floats
 EXACTLY: dict[str, Reduce] = {
     "ReduceSum": integer_sum,
     "ReduceMean": _integer_quotient,

@@ -1,7 +1,7 @@
 """Resize and Upsample.
 
-What the engine's own operators do alike is theirs. Everything else is a constant for each axis:
-indices to gather, or a matrix of weights to multiply with.
+The engine's operators are used where they compute the same. Other variants become a constant per
+axis: indices to gather, or a matrix of weights to multiply by.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cml_engine.ir.graph import Array
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis:
-    """How one axis changes: extents, the scale that positions go by, and the region of crops."""
+    """The resize of one axis: both extents, the scale for positions, and the crop region."""
 
     extent: int
     size: int
@@ -33,14 +33,14 @@ class ResizeAxis:
         return self.size != self.extent or self.scale != 1.0
 
 
-#: the rounding of opsets 7 to 10, which have no attribute for it: down where an axis grows, up
-#: where it shrinks, of positions in 32 bits
+#: the rounding of float32 positions in opsets 7 to 10, which have no attribute for it: down if an
+#: axis grows, up if it shrinks
 BEFORE_11 = "before 11"
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeRule:
-    """ONNX's attributes."""
+    """The attributes of Resize that apply to all axes."""
 
     mode: str = "nearest"
     coordinates: str = "asymmetric"
@@ -71,7 +71,8 @@ def upsample(call: OnnxCall) -> Value:
 def _scaled(extent: float, scale: float) -> int:
     """Returns an extent times a scale, rounded down.
 
-    The product has 32 bits, as in ONNX Runtime: 10 times 1.3 is 13, which 64 bits would miss.
+    The product is computed in float32, as in ONNX Runtime: 10 times float32(1.3) is 13 there and
+    less than 13 in float64.
     """
     return int(np.floor(np.float32(extent) * np.float32(scale)))
 
@@ -175,7 +176,7 @@ def resized(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
 
 
 def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
-    """The engine's operator, if there is one that does the same."""
+    """Emits the engine's operator that computes the same; returns None if there is none."""
     coordinates = _COORDINATES.get(rule.coordinates)
     if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
         return None
@@ -207,7 +208,7 @@ def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRu
     )
 
 
-#: what repeats every value a whole number of times
+#: the settings that repeat every value an integer number of times
 _REPEATS = (
     ("asymmetric", "floor"),
     ("asymmetric", BEFORE_11),
@@ -217,7 +218,8 @@ _REPEATS = (
 
 
 def _is_ratio(axis: ResizeAxis) -> bool:
-    """Whether the scale is the ratio of the extents, which the engine goes by."""
+    """Returns True if the scale is the ratio of the extents, which the engine's operators
+    assume."""
     return abs(axis.scale * axis.extent - axis.size) < 1e-6 * axis.size
 
 
@@ -253,7 +255,7 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
 
 
 def positions(axis: ResizeAxis, coordinates: str) -> Any:
-    """Where the results lie among the source's indices."""
+    """Returns the position of each result among the source's indices."""
     i = np.arange(axis.size, dtype=np.float64)
     n, size, scale = axis.extent, axis.size, axis.scale
     if coordinates == "asymmetric":
@@ -286,7 +288,7 @@ def _rounded(places: Array, how: str, scale: float) -> Any:
 
 
 def weights(axis: ResizeAxis, rule: ResizeRule, places: Array) -> Array:
-    """What each result takes of each source value: a matrix [results, source]."""
+    """Returns the weight of each source value in each result: a matrix [results, source]."""
     shrink = min(axis.scale, 1.0) if rule.antialias else 1.0
     radius = (2.0 if rule.mode == "cubic" else 1.0) / shrink
     found = np.zeros((axis.size, axis.extent))
@@ -316,7 +318,7 @@ def _kernel(t: Array, rule: ResizeRule) -> Any:
 
 
 def _times(call: OnnxCall, x: Value, axis: int, matrix: Array) -> Value:
-    """The matrix times every line along an axis."""
+    """Multiplies every line along an axis by the matrix."""
     outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
     lines = call.reshape(x, [outer, x.shape[axis], inner])
     y = call.op("matmul", Value.known(matrix[None]), lines)

@@ -1,4 +1,4 @@
-"""Images sampled at places that are computed."""
+"""Sampling of images at computed positions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def max_unpool(call: OnnxCall) -> Value:
     attrs={"axis": -2, "mode": one_of("linear", "circular")},
 )
 def tensor_scatter(call: OnnxCall) -> Value:
-    """The update at places of one axis that each element of the batch has its own of."""
+    """Writes the update along one axis, at a start index for each element of the batch."""
     cache, update = call[0], call[1]
     axis = call.axis(call.attr("axis"), cache.rank)
     along = [-1 if a == axis else 1 for a in range(cache.rank)]

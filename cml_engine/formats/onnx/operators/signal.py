@@ -1,4 +1,4 @@
-"""Spectra, and grids to sample images at."""
+"""Fourier transforms, and sampling grids."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def dft(call: OnnxCall) -> Value:
 def transform(
     call: OnnxCall, extent: int, parts: int, length: int, inverse: bool, half: bool
 ) -> Array:
-    """A matrix [extent * parts, results, parts of a result]: what each value adds to each result.
-    ``parts`` is 1 of reals and 2 of complex numbers."""
+    """Returns a Fourier matrix [extent * parts, results, parts of a result].
+
+    An entry is the contribution of a value to a result. ``parts`` is 1 for real and 2 for
+    complex input.
+    """
     if length < 1:
         raise call.refuse(f"a transform of {length} values")
     call.allocate([extent, parts, length, 2])
@@ -56,7 +59,7 @@ def transform(
 
 
 def _transformed(call: OnnxCall, x: Value, matrix: Array) -> Value:
-    """The last two axes times the matrix."""
+    """Multiplies the last two axes by the matrix."""
     rows = int(np.prod(x.shape[:-2]))
     flat = call.reshape(x, [rows, x.shape[-2] * x.shape[-1]])
     y = call.op("matmul", flat, Value.known(matrix.reshape(matrix.shape[0], -1)))

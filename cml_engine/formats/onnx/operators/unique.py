@@ -1,4 +1,4 @@
-"""What there is, each thing once."""
+"""The operator Unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 
-#: every part is compared with every other: so many numbers at most
+#: the most comparisons of numbers: every part is compared with every other
 _MAX_COMPARED = 1 << 22
 
 
@@ -36,8 +36,11 @@ def _of_known(call: OnnxCall, x: Array) -> list[Value]:
     attrs={"axis": INT, "sorted": 1},
 )
 def unique(call: OnnxCall) -> list[Value]:
-    """As many parts as there can be; those after what was found are -1, and the count is an output
-    of its own."""
+    """Returns the distinct parts of a tensor, in results of the largest possible extent.
+
+    Entries after the last distinct part are -1. The number of distinct parts is an extra output
+    of the graph.
+    """
     x = call[0]
     if x.array is not None:
         return _of_known(call, x.array)
@@ -51,7 +54,7 @@ def unique(call: OnnxCall) -> list[Value]:
     same, less = _compared(call, rows)
     column = Value.known(np.arange(count).reshape(-1, 1))
     line = Value.known(np.arange(count).reshape(1, -1))
-    # of equal parts the first counts; its place is how many others come before it
+    # the first of equal parts is kept; its rank is the number of kept parts before it
     alike = call.op("select", same, 1.0, 0.0)
     first = call.op("argmax_reduce", alike, axes=[1])
     counts_itself = call.transpose(call.op("int_eq", first, column), [1, 0])
@@ -59,7 +62,7 @@ def unique(call: OnnxCall) -> list[Value]:
     before = less if call.attr("sorted") else call.op("int_lt", line, first)
     before = call.op("select", before, ones, 0.0)
     place = call.cast(call.op("sum_reduce", before, axes=[1]), "integer")
-    # what lies at each place
+    # the part at each rank
     holds = call.op("int_eq", call.transpose(place, [1, 0]), column)
     holds = call.op("and", holds, counts_itself)
     at = call.op("argmax_reduce", call.op("select", holds, 1.0, 0.0), axes=[1])
@@ -86,8 +89,11 @@ def unique(call: OnnxCall) -> list[Value]:
 
 
 def _compared(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
-    """Which rows are the same, and which of the second axis come before those of the first, where
-    the first number that differs is the smaller; NaN is the greatest, and itself."""
+    """Returns two matrices: True where rows are equal, and where the second row precedes the first.
+
+    Rows are ordered by the first number that differs. NaN is the greatest number and equal to
+    itself.
+    """
     kind = "int_" if rows.kind == "integer" else ""
     a, b = call.unsqueeze(rows, [1]), call.unsqueeze(rows, [0])
     same, less = call.op(f"{kind}eq", a, b), call.op(f"{kind}lt", b, a)

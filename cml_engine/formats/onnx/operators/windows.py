@@ -1,4 +1,4 @@
-"""What convolutions and pooling share: strides, padding and automatic padding."""
+"""The strides and padding that convolutions and pooling share, including automatic padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SpatialWindow:
-    """A window's numbers for each spatial axis."""
+    """A window's parameters for each spatial axis."""
 
     size: list[int]
     stride: list[int]
@@ -28,12 +28,12 @@ class SpatialWindow:
 
     @property
     def reach(self) -> list[int]:
-        """How many elements a dilated window spans."""
+        """The number of elements that the dilated window spans along each axis."""
         return [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
 
 
 def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> SpatialWindow:
-    """The window of an operator that goes down in size."""
+    """Returns the window of a convolution or pooling, with its padding resolved."""
     stride, dilation = call.attr("strides"), call.attr("dilations")
     if len(size) != len(extents) or min(size, default=1) < 1:
         raise call.wrong(f"a window {size} over {extents}")
@@ -50,7 +50,7 @@ def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> Spatial
 
 
 def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
-    """The attribute ``pads``, or none with ``VALID``."""
+    """Returns the attribute ``pads``, or zeros with ``VALID``."""
     pads = call.attr("pads")
     if call.attributes.get("auto_pad") == "VALID":
         pads = [0] * len(pads)
@@ -59,6 +59,6 @@ def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
 
 
 def halves(total: int, odd_at_end: bool) -> tuple[int, int]:
-    """A padding in two, the odd element at the end or at the start."""
+    """Splits a padding in two; an odd element goes to the end or to the start."""
     small, large = total // 2, total - total // 2
     return (small, large) if odd_at_end else (large, small)

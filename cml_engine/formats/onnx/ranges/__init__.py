@@ -1,1 +1,2 @@
-"""Whether the integers of a model, which have 64 bits, fit into the network's 32."""
+"""Range analysis: finds integers of a model, which have 64 bits, that may leave the network's
+32."""

@@ -1,4 +1,4 @@
-"""Between which bounds the values of each tensor lie, as far as that can be proven."""
+"""The proven bounds of the values of each tensor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from cml_engine.formats.onnx.values import Value
 
 
 class Intervals:
-    """The tensors' bounds, by name. Those of an integer are what ONNX's 64 bits would hold until
-    they are settled; :meth:`held` is what becomes of them in 32."""
+    """The tensors' bounds, by name.
+
+    The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`; :meth:`held`
+    gives the bounds in the network's 32 bits.
+    """
 
     def __init__(self, builder: GraphBuilder) -> None:
         self._builder = builder
@@ -18,11 +21,11 @@ class Intervals:
         self._learned = 0
 
     def declare(self, tensor: str, interval: Interval) -> None:
-        """The bounds of an input."""
+        """Sets the bounds of an input."""
         self._known[tensor] = interval
 
     def learn(self) -> None:
-        """Look at the nodes that are new since the last time."""
+        """Computes the bounds of the nodes added since the last call."""
         nodes = self._builder.nodes
         for node in nodes[self._learned :]:
             rule = RULES.get(node.op)
@@ -36,25 +39,27 @@ class Intervals:
         self._learned = len(nodes)
 
     def of(self, value: Value) -> Interval:
-        """The bounds of what an operator of ONNX's reads."""
+        """Returns the bounds of a value that an ONNX operator reads."""
         if value.array is not None:
             return of_array(value.array)
         self.learn()
         return self.held(value.tensor or "")
 
     def bounded(self, value: Value, interval: Interval) -> Value:
-        """A computed value of which more is known than its operators say."""
+        """Sets the bounds of a value that are tighter than those computed, and returns the
+        value."""
         self.learn()
         self._known[value.tensor or ""] = interval
         return value
 
     def settle(self, tensor: str, all_of_type: Interval) -> None:
-        """What left its type is said: from here on it counts as any of the type."""
+        """Resets bounds that exceed the tensor's type to the whole type, once that has been
+        reported."""
         if not self[tensor].within(all_of_type):
             self._known[tensor] = all_of_type
 
     def forget(self, mark: int) -> None:
-        """The nodes from that number on are taken back."""
+        """Notes that the nodes from index ``mark`` on were removed."""
         self._learned = min(self._learned, mark)
 
     def __getitem__(self, tensor: str) -> Interval:
@@ -66,6 +71,6 @@ class Intervals:
         return known
 
     def held(self, tensor: str) -> Interval:
-        """The bounds in the network: integers that leave 32 bits may be any."""
+        """Returns the bounds in the network: an integer that leaves 32 bits may have any value."""
         found, all_of_type = self[tensor], whole(self._builder.facts[tensor])
         return found if found.within(all_of_type) else all_of_type

@@ -1,4 +1,4 @@
-"""Bounds of numbers, and arithmetic on them."""
+"""Intervals of numbers, and arithmetic on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array, Fact
 
-#: constants of floats are looked at up to so many elements: large ones are weights
+#: the most elements of a float constant whose bounds are computed; larger ones are weights
 _MAX_SCALARS = 4096
 
 
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
         return other.low <= self.low and self.high <= other.high
 
     def outside(self, other: Interval) -> bool:
-        """Whether they have no number in common."""
+        """Returns True if the intervals have no number in common."""
         return self.high < other.low or self.low > other.high
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 
 
 INT32 = Interval(-(1 << 31), (1 << 31) - 1)
-#: integers that float32 holds, each by itself
+#: the integers that float32 represents exactly
 EXACT = Interval(-(1 << 24), 1 << 24)
 ANY = Interval(-math.inf, math.inf)
 UNIT = Interval(0, 1)
@@ -39,7 +39,7 @@ NOTHING = Interval(0, 0)
 
 
 def of_dtype(dtype: np.dtype[Any]) -> Interval:
-    """What an input of an ONNX type may hold; of 64 bits a run takes those of 32 alone."""
+    """Returns the interval of an input of an ONNX type; 64-bit inputs accept 32-bit values only."""
     if dtype.kind == "b":
         return UNIT
     if dtype.kind not in "iu":
@@ -49,7 +49,7 @@ def of_dtype(dtype: np.dtype[Any]) -> Interval:
 
 
 def of_array(array: Array) -> Interval:
-    """The bounds of known values; of none at all 0."""
+    """Returns the bounds of known values; 0 to 0 for an empty array."""
     if array.dtype.kind == "b":
         return UNIT
     if array.dtype.kind not in "iu" and array.size > _MAX_SCALARS:
@@ -61,7 +61,7 @@ def of_array(array: Array) -> Interval:
 
 
 def whole(fact: Fact) -> Interval:
-    """All that a tensor of the network may hold."""
+    """Returns the interval of all values that a tensor of the network can have."""
     return {"scalar": ANY, "integer": INT32, "logical": UNIT}[fact.dtype]
 
 
@@ -69,7 +69,7 @@ def whole(fact: Fact) -> Interval:
 
 
 def made(*ends: float) -> Interval:
-    """From the least to the greatest of what the ends make; of infinite ends that may be NaN."""
+    """Returns the interval from the smallest to the largest end; all numbers if an end is NaN."""
     return ANY if any(math.isnan(end) for end in ends) else Interval(min(ends), max(ends))
 
 
@@ -95,7 +95,8 @@ def absolute(a: Interval) -> Interval:
 
 
 def quotient(a: Interval, b: Interval) -> Interval:
-    """Of integers, cut off towards zero; by 0 it is 0."""
+    """Returns the bounds of an integer quotient, truncated towards zero; a division by 0 gives
+    0."""
     if b.low < 1:
         most = absolute(a).high
         return Interval(-most, most)
@@ -103,7 +104,7 @@ def quotient(a: Interval, b: Interval) -> Interval:
 
 
 def rest(a: Interval, b: Interval, of_divisor: bool) -> Interval:
-    """Less than the divisor, of its sign or of the other's."""
+    """Returns the bounds of a remainder, with the sign of the divisor or of the dividend."""
     most = max(absolute(b).high - 1, 0)
     most = most if of_divisor else min(most, absolute(a).high)
     sign = b if of_divisor else a
@@ -111,7 +112,7 @@ def rest(a: Interval, b: Interval, of_divisor: bool) -> Interval:
 
 
 def bit_and(a: Interval, b: Interval) -> Interval:
-    """No larger than an operand that is not negative."""
+    """Returns the bounds of a bitwise and, at most the smallest operand that cannot be negative."""
     limits = [i.high for i in (a, b) if i.low >= 0]
     return Interval(0, min(limits)) if limits else INT32
 

@@ -1,4 +1,4 @@
-"""What an operator of the network says of the bounds of its results."""
+"""The rules that compute the bounds of an operator's results from those of its operands."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Operands:
 
     @property
     def reduced(self) -> int:
-        """How many elements become one."""
+        """The number of elements that are reduced to one."""
         axes: Sequence[int] = self.node.attrs["axes"]
         return math.prod(self.facts[0].shape[axis] for axis in axes)
 
     @property
     def extent(self) -> int:
-        """How long the axis is."""
+        """The extent of the operator's axis."""
         axis: int = self.node.attrs["axis"]
         return self.facts[0].shape[axis]
 
@@ -62,7 +62,7 @@ def _reduced(o: Operands) -> Interval:
 
 
 def _cast(o: Operands) -> Interval:
-    """Floats to integers: cut off, the nearest where there is none, 0 of what is no number."""
+    """Returns the bounds of a cast; floats are truncated, and NaN becomes 0."""
     x = o[0]
     if o.node.attrs["dtype"] == "logical":
         return UNIT
@@ -77,7 +77,7 @@ def _clamp(o: Operands) -> Interval:
 
 
 def _product(o: Operands) -> Interval:
-    """Of matrices of integers: as many products as the inner extent says."""
+    """Returns the bounds of an integer matrix product: a sum over the inner extent."""
     inner = o.facts[0].shape[-1] if o.facts[0].rank else 1
     return total(mul(o[0], o[1]), inner) if len(o.given) == 2 else INT32
 
@@ -93,7 +93,7 @@ def _padded(o: Operands) -> Interval:
 
 
 def _most_of_axis(o: Operands) -> Interval:
-    """A place in what is reduced."""
+    """Returns the bounds of an index into the reduced elements."""
     return Interval(0, max(o.reduced - 1, 0))
 
 
@@ -113,7 +113,7 @@ def _rounded(function: Callable[[float], float]) -> Rule:
     return lambda o: Interval(*(v if math.isinf(v) else function(v) for v in o[0]))
 
 
-#: operators whose results are values of their operands, in other places
+#: operators that only move values of their operands
 PASSED = frozenset(
     "reshape transpose squeeze unsqueeze slice split tile copy gather gather_nd gather_elements "
     "unstack reverse_sequence max_reduce min_reduce concat stack select".split(" ")

@@ -1,4 +1,4 @@
-"""Which nodes compute integers that 32 bits may not hold."""
+"""Reports the nodes that compute integers that may exceed 32 bits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from cml_engine.formats.onnx.ranges.rules import PASSED
 from cml_engine.formats.onnx.values import Value
 from cml_engine.nnef.warning import warn
 
-#: beyond these bounds no numbers are said
+#: messages give no numbers for bounds beyond these
 _LONG = Interval(-(1 << 63), 1 << 63)
-#: so many nodes are named; the others are counted
+#: the most nodes that are named; the others are counted
 _NAMED = 16
 
 
 @dataclass
 class Widths:
-    """The nodes whose integers are not proven to be what ONNX's are, by name, each with the bounds
-    that its values may have.
+    """The nodes whose integers may differ from ONNX's, by name, each with the bounds of its values.
 
-    ``wrapped`` leave 32 bits, ``rounded`` are computed in floats and may leave what these hold,
-    ``cast`` are made of floats that may lie beyond 32 bits.
+    ``wrapped`` nodes may exceed 32 bits. ``rounded`` nodes are computed in floats and may exceed
+    the exact range of float32. ``cast`` nodes convert floats that may exceed 32 bits.
     """
 
     wrapped: dict[str, str] = field(default_factory=dict)
@@ -34,9 +33,9 @@ class Widths:
     cast: dict[str, str] = field(default_factory=dict)
 
     def check(self, call: OnnxCall, values: Sequence[Value | None], mark: int) -> None:
-        """Look at a node's results, made by the network's nodes since the mark.
+        """Checks a node's results, computed by the network's nodes since the mark.
 
-        :class:`UnsupportedOp` where none of the values can be right.
+        Raises :class:`UnsupportedOp` if none of the values can fit into 32 bits.
         """
         intervals = call.emit.intervals
         intervals.learn()
@@ -68,7 +67,7 @@ class Widths:
             found[call.node.shown] = _shown(call, bounds)
 
     def warn(self, file: str) -> None:
-        """One warning for all, of the first of them."""
+        """Warns of the first node that may wrap around, and counts the others."""
         if self.wrapped:
             first, count = next(iter(self.wrapped.values())), len(self.wrapped)
             others = f"; so may {count - 1} more, cml info names them" if count > 1 else ""
@@ -78,7 +77,7 @@ class Widths:
             )
 
     def lines(self) -> list[str]:
-        """For ``cml info``."""
+        """Returns the report's lines for ``cml info``."""
         return [
             *_lines("compute integers that may leave 32 bits, and wrap around", self.wrapped),
             *_lines("compute integers in floats, exact to 2^24, and may leave that", self.rounded),
@@ -87,8 +86,10 @@ class Widths:
 
 
 def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[str]) -> bool:
-    """Whether a node takes integers of 32 bits without a sign as numbers, and these may be beyond
-    those with a sign. Sums, products and bits are the same of both."""
+    """Returns True if a node interprets uint32 inputs that may be 2^31 or more.
+
+    Operators with the same bits for signed and unsigned integers do not count.
+    """
     given = [v for v in call.inputs if v is not None and v.array is None]
     given = [v for v in given if v.dtype == np.uint32]
     wider = any(v is not None and v.kind == "integer" and v.dtype.itemsize == 8 for v in values)
@@ -97,7 +98,7 @@ def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[s
     return not all(call.emit.intervals.of(v).within(of_dtype(v.dtype)) for v in given)
 
 
-#: operators of the network that do the same whether integers have a sign or not
+#: operators of the network with the same result bits for signed and unsigned integers
 _OF_BITS = frozenset(
     "int_add int_sub int_mul int_neg int_eq int_ne bit_and bit_or bit_xor bit_not shift_left "
     "shift_right int_matmul".split(" ")
@@ -105,7 +106,8 @@ _OF_BITS = frozenset(
 
 
 def _floats(call: OnnxCall, mark: int) -> Interval | None:
-    """The bounds of integers that a node takes as floats, and of what it makes of them."""
+    """Returns the bounds of the integers that a node converts to floats and back; None if none
+    are."""
     nodes, intervals = call.emit.builder.nodes[mark:], call.emit.intervals
     casts = [node for node in nodes if node.op == "cast"]
     facts = call.emit.builder.facts

@@ -12,7 +12,7 @@ from cml_engine.formats.onnx.export.forms.movement import sliced
 from cml_engine.formats.onnx.export.rows import form
 from cml_engine.ir.graph import Array
 
-#: the least opset of scattering with a reduction
+#: the lowest opset of a scatter with a reduction
 _SINCE = {"none": 13, "add": 16, "mul": 16, "min": 18, "max": 18}
 
 
@@ -72,7 +72,7 @@ def _scatter_nd(c: FormCall) -> str:
     if width and index is not None and ((index >= -limits) & (index < limits)).all():
         places = c.cast(c.tensor(1), "int64")
         return c.add("ScatterND", c.x, places, c.tensor(2), **how)
-    # one place for all rows of indices, and one more behind the last
+    # flattened positions, and an extra one for indices out of range
     count = prod(extents)
     flat = _flat(c, limits, rows) if width else c.constant(np.zeros(rows, np.int32))
     places = c.reshaped(c.cast(flat, "int64"), (*rows, 1))

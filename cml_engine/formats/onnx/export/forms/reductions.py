@@ -15,7 +15,7 @@ _REDUCE = {
     "sum_reduce": "ReduceSum", "mean_reduce": "ReduceMean", "prod_reduce": "ReduceProd",
     "max_reduce": "ReduceMax", "min_reduce": "ReduceMin",
 }  # fmt: skip
-#: what a reduction of nothing is
+#: the result of a reduction of no elements
 _OF_NOTHING = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}
 
 for _name, _onnx in _REDUCE.items():

@@ -128,7 +128,7 @@ def _samples(c: FormCall, counts: list[int], method: str) -> str:
         else:
             part = c.constant(i / np.float32(max(count - 1, 1)))
             at = c.add("Add", first, c.add("Mul", part, c.add("Sub", size, c.real(1.0))))
-        # past the ends those of the ends; a tent of weights is a line between two neighbours
+        # clamping repeats the edge values; tent weights interpolate linearly between neighbours
         at = c.add("Clip", at, c.real(0.0), c.real(extent - 1))
         numbers = c.constant(np.arange(extent, dtype=np.float32).reshape(1, 1, extent))
         apart = c.add("Abs", c.add("Sub", at, numbers))

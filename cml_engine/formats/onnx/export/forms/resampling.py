@@ -23,10 +23,10 @@ _ROUNDINGS = {
 }  # fmt: skip
 _METHODS = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
 
-#: of a longer axis readers lose a hundredth of a step, because they count in single precision
+#: runtimes compute positions in float32, which on longer axes are off by 0.01 and more
 _MOST_EXTENT = 1 << 14
 
-#: indices and weights of one axis
+#: pairs of indices and weights of one axis
 Taps = Iterable[tuple[Array, Array]]
 
 
@@ -169,7 +169,7 @@ def _position(coordinates: str, i: Array, scale: np.float32, extent: int, size: 
         return np.asarray((i + np.float32(0.5)) / scale - np.float32(0.5))
     if coordinates == "asymmetric":
         return np.asarray(i / scale)
-    # the scale has no part in it, so it stands for the quotient's rounding
+    # the scale is not used here: its three values stand for the rounding of the quotient
     off = scale / np.float32(size / extent)
     return np.asarray(i * np.float32(extent - 1) / np.float32(max(size - 1, 1)) * off)
 
@@ -199,7 +199,7 @@ def _grid_sample(c: FormCall) -> str:
         raise c.refused(f"GridSample is cubic on two axes only, here are {spatial}: use linear")
     if spatial != 1:
         return c.add("GridSample", c.x, c.tensor(1), **how)
-    # a line is an image of one row, and every position is on it
+    # a 1-D signal is sampled as an image of one row
     image = c.reshaped(c.x, (*c.shape[:2], 1, c.shape[2]))
     places = c.fact(1).shape
     grid = c.reshaped(c.tensor(1), (places[0], 1, *places[1:]))
