@@ -1,1 +1,1 @@
-"""What people use: the command line, reports, panels, checks of a game's own operators."""
+"""Tools for people: the command line, reports, panels, and checks of a game's own operators."""

@@ -1,10 +1,10 @@
-"""Checks of one operator, made from its own declaration: for our tests and for a game's own.
+"""Checks of a single operator, generated from its declaration; for this project and for games.
 
 >>> print(check("cross"))                          # doctest: +SKIP
 cross: 4 cases in 8 runs on the GPU, worst error 0.0 % of the tolerance
 
-A kernel passes when its results agree with NumPy, when nothing is written outside its outputs,
-and when running its workgroups in any partition and order gives the same bits.
+A kernel passes if its results agree with NumPy, if it writes nothing outside its outputs, and if
+its results are bit-identical for any partition and order of its workgroups.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
     "time_in_turns",
 ]
 
-#: what lies between the tensors while a kernel is checked: a NaN, so that reading it shows too
+#: fills the memory between tensors during a check; as a NaN it also reveals reads
 SENTINEL = 0x7FC0_CAFE
 _GUARD_BYTES = 512
-#: the largest word that an exact operator is given
+#: the largest input value of an exact operator
 _WORDS = 127
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What :func:`check` did: ``worst`` is the worst error as a share of the tolerance."""
+    """The result of :func:`check`; ``worst`` is the worst error as a share of the tolerance."""
 
     op: str
     cases: int
@@ -67,10 +67,12 @@ class CheckReport:
 
 
 def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) -> CheckReport:
-    """Everything that can be checked of an operator, over all of its ``cases``: the GPU's results
-    against NumPy's, with computed and with constant operands, in every memory layout that the
-    kernel takes; nothing is written outside its results; any partition of its workgroups gives
-    the same bits. ``AssertionError`` names the first case that fails, and why.
+    """Checks an operator over all of its ``cases`` and returns a report.
+
+    The GPU's results are compared with NumPy's, with computed and with constant operands, in
+    every memory layout that the kernel accepts. The kernel must write nothing outside its
+    results, and these must be bit-identical for any partition of its workgroups. Raises
+    ``AssertionError`` with the first case that fails and the reason.
 
     Without a ``gpu`` the default one is used.
     """
@@ -97,7 +99,7 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
 
 
 def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: Case) -> None:
-    """An exact operator gives whole numbers, within its bounds."""
+    """Asserts that an exact operator returns whole numbers within its declared bounds."""
     (node,) = graph.nodes
     values = {**graph.constants, **inputs}
     read = [values[n] for n in node.inputs if graph.facts[n].dtype == "scalar"]
@@ -119,8 +121,8 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
-    """All cases of an operator in all ways to run them: its operands computed or constant, its
-    feature maps in every layout that it takes."""
+    """Yields all cases of an operator, with computed and constant operands and in every accepted
+    layout."""
     for case in spec.cases:
         for constants in (False, True) if len(case.inputs) > 1 else (False,):
             graph, inputs = case_graph(spec.name, case, constants=constants)
@@ -131,8 +133,10 @@ def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict
 def case_graph(
     op: str, case: Case, *, constants: bool = False, seed: int = 0
 ) -> tuple[Graph, dict[str, Array]]:
-    """A graph of the one node that a case describes, and its input values. With ``constants``
-    all inputs but the first are constants, as a model's weights are."""
+    """Returns a graph of the one node that a case describes, and its input values.
+
+    With ``constants`` all inputs but the first are constants, like a model's weights.
+    """
     exact = lookup(op).exact
     arrays = [_array(given, seed + i, exact) for i, given in enumerate(case.inputs)]
     names = tuple(f"x{i}" for i in range(len(arrays)))
@@ -153,7 +157,7 @@ def case_graph(
 
 
 def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
-    """The attributes with the defaults of the operator's signature filled in."""
+    """Returns the attributes completed with the defaults of the operator's signature."""
     signature = signature_of(lookup(op))
     defaults: dict[str, Any] = {}
     for param in signature.attrs if signature else ():
@@ -171,8 +175,10 @@ def check_on_gpu(
     layouts: Mapping[str, str] | None = None,
     partitions: int = 2,
 ) -> float:
-    """Run a case on the GPU and raise ``AssertionError`` with the reason where it fails; returns
-    the worst error as a share of the tolerance."""
+    """Runs a case on the GPU and returns the worst error as a share of the tolerance.
+
+    Raises ``AssertionError`` with the reason if it fails.
+    """
     graph, inputs = case_graph(op, case, constants=constants)
     return check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
 
@@ -186,8 +192,10 @@ def check_graph(
     partitions: int = 2,
     variants: VariantTable = NO_VARIANTS,
 ) -> float:
-    """As :func:`check_on_gpu`, for a graph of any nodes, each with its own tolerance. Operators
-    without a CPU function are not compared, and what follows them neither."""
+    """Checks a graph of any nodes like :func:`check_on_gpu`, each node with its own tolerance.
+
+    Operators without a CPU function, and all operators after them, are not compared.
+    """
     from cml_engine.cpu.tolerances import node_tolerance
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
@@ -221,8 +229,10 @@ def check_graph(
 def reference(
     graph: Graph, inputs: Mapping[str, Array], layouts: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Array]:
-    """Every tensor of the graph in NumPy, but those that need an operator without CPU function;
-    rounded where the layouts say that it is stored in 16 bits."""
+    """Returns every tensor of the graph computed with NumPy, rounded if its layout stores 16 bits.
+
+    Tensors that depend on an operator without a CPU function are missing.
+    """
     given = {n: rounded(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
     values: dict[str, Array] = {**graph.constants, **given}
     for node in graph.nodes:
@@ -242,7 +252,8 @@ def reference(
 def random_partition(
     whole: Sequence[tuple[int, int, int]], seed: int
 ) -> list[tuple[int, int, int]]:
-    """Every step's workgroups cut at random places; the parts of a step in random order."""
+    """Returns every step's workgroups cut at random places; the parts of a step are in random
+    order."""
     generator = random.Random(seed)
     parts: list[tuple[int, int, int]] = []
     for step, _, groups in whole:
@@ -254,7 +265,7 @@ def random_partition(
 
 
 def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
-    """The layouts besides plain in which a node's kernel must work too."""
+    """Yields the layouts other than plain that a node's kernel must support."""
     node = graph.nodes[0]
     if weights := matrices_in_half(graph):
         yield dict.fromkeys(weights, HALF)
@@ -293,7 +304,7 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
 
 
 def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> Array:
-    """The whole arena after the run, what no step writes included."""
+    """Runs the program and returns the whole arena, including memory that no step writes."""
     from cml_engine.gpu.program import inspect
 
     inspect.fill_arena(program, SENTINEL)
@@ -302,7 +313,7 @@ def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int,
 
 
 def _check_guards(program: Any, arena: Array) -> None:
-    """Nothing but inputs, outputs and scratch may differ from the sentinel."""
+    """Asserts that only inputs, outputs and scratch memory differ from the sentinel."""
     free = np.ones(arena.size, bool)
     plan = program.plan
     used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
@@ -315,7 +326,7 @@ def _check_guards(program: Any, arena: Array) -> None:
 
 
 def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
-    """What a kernel reads is bound for writing too: it must not."""
+    """Asserts that a kernel did not write to its inputs, which are bound as writable."""
     from cml_engine.gpu.program import inspect
 
     for name, place in program.plan.inputs.items():

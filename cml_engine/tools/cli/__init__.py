@@ -1,4 +1,4 @@
-"""The ``cml`` command: a module for each of its commands, and what they share."""
+"""The ``cml`` command: one module per command, and shared code."""
 
 from __future__ import annotations
 

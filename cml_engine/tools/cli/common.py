@@ -1,4 +1,4 @@
-"""What several commands of ``cml`` need: models and files by name, bars on a terminal."""
+"""Code shared by the commands of ``cml``: loading models and files, progress bars."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
 
 T = TypeVar("T")
-#: what a terminal shows of the stages of ``Session(on_progress=…)``
+#: texts on the terminal for the stages of ``Session(on_progress=…)``
 _STAGES = {"plan": "planning", "kernels": "compiling kernels"}
 ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
 def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
-    """:func:`load_model`, where an input that the model leaves open has the shape that its ``-i``
-    file says. An input that an operator needs at load, as the condition of an ``If``, has the value
-    of its file, and is no input any more."""
+    """Loads the model; its open inputs get the shapes of their ``-i`` files.
+
+    An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
+    constant with the value of its file.
+    """
     files = dict(pair.partition("=")[::2] for pair in a.input)
 
     def found(name: str, known: Known) -> Shape | None:
@@ -69,8 +71,10 @@ def load_open(
     shape_of: Callable[[str, Known], Shape | None],
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """:func:`load_model`, where an input that the model leaves open has the shape that
-    ``shape_of`` gives for its name and what is known, if any."""
+    """Loads the model; its open inputs get their shapes from ``shape_of``.
+
+    ``shape_of`` receives the name of the input and the known extents.
+    """
     shapes = named_shapes(a.shape)
     while True:
         try:
@@ -87,7 +91,7 @@ def load_model(
     shapes: Shapes | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """The model that the command line names; weights at random are said to be."""
+    """Loads the model that the command line names; prints a note if its weights are random."""
     random = getattr(a, "random_weights", None)
     if is_cooked(a.model):
         given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
@@ -104,14 +108,14 @@ def load_model(
         random_weights=random,
         constants={**_named_constants(a.constant), **(constants or {})},
     )
-    if random is not None and a.command_name != "info":  # which shows all notes
+    if random is not None and a.command_name != "info":  # info shows all notes itself
         is_table = not (getattr(a, "json", False) or getattr(a, "csv", False))
         print(graph.notes[-1], file=sys.stdout if is_table else sys.stderr)
     return graph
 
 
 def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` and ``NAME=FILE`` pairs as arrays by name."""
+    """Parses ``NAME=VALUE`` and ``NAME=FILE`` pairs into arrays by name."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -124,7 +128,7 @@ def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _constant(name: str, value: str) -> Any:
-    """A number, a list of numbers, or the array in a file."""
+    """Parses a number, a list of numbers, or the name of a file with an array."""
     if Path(value).suffix.lower() in (".npy", ".npz"):
         return array_files.read_any(value, name)
     try:
@@ -140,7 +144,7 @@ def _constant(name: str, value: str) -> Any:
 
 
 def is_cooked(model: str) -> bool:
-    """Whether a file is a cooked one, by its name or by its first bytes."""
+    """Returns True if a file is cooked, by its suffix or its first bytes."""
     if Path(model).suffix.lower() == ".cml":
         return True
     with contextlib.suppress(OSError), Path(model).open("rb") as file:
@@ -149,7 +153,8 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """``NAME=1,3,64,64`` pairs by name; without a name it is the only input's."""
+    """Parses ``NAME=1,3,64,64`` pairs into shapes by name; the name may be left out for a single
+    input."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -163,7 +168,7 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _one_shape(text: str) -> tuple[int, ...]:
-    """``1,3,64,64`` as numbers; nothing is the shape of a single number."""
+    """Parses ``1,3,64,64``; an empty text is the shape of a scalar."""
     try:
         return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
     except InputError as error:
@@ -171,13 +176,14 @@ def _one_shape(text: str) -> tuple[int, ...]:
 
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:
-    """What the command line says of how the model is compiled."""
+    """Returns the compile options that the command line sets."""
     limit = arena_limit_of(a)
     return CompileOptions(storage=storage_of(a), decide=decided(a), arena_limit=limit or None)
 
 
 def decided(a: argparse.Namespace) -> Decide:
-    """What ``--decide`` says, where a command has it."""
+    """Returns the decisions in the file of ``--decide``, or none if the command lacks that
+    option."""
     file = getattr(a, "decide", None)
     if file is None:
         return {}
@@ -192,8 +198,10 @@ def decided(a: argparse.Namespace) -> Decide:
 def write_decisions(
     a: argparse.Namespace, graph: Graph, optimized: Graph, plan: Plan | None, device: str
 ) -> None:
-    """What ``--decisions`` wants, if anything: the decisions of a plan of the graph, as
-    ``--decide`` takes them."""
+    """Writes the decisions of a plan to the file of ``--decisions``, in the format of ``--decide``.
+
+    Does nothing without that option.
+    """
     if not a.decisions:
         return
     if graph.ready is not None:
@@ -215,7 +223,10 @@ def session_of(
     **more: Any,
 ) -> Session:
     """Returns the session that a command runs, and writes the decisions that ``--decisions``
-    requests. A terminal shows how far it is compiled."""
+    requests.
+
+    A terminal shows the progress of the compilation.
+    """
     with stages() as report:
         session = Session(graph, backend, options or compile_options(a), on_progress=report, **more)
     name = session.gpu.name if session.gpu else ""
@@ -224,19 +235,21 @@ def session_of(
 
 
 def storage_of(a: argparse.Namespace) -> Storage:
-    """``--half`` or not."""
+    """Returns the storage that ``--half`` selects."""
     return "half" if a.half else "float"
 
 
 def arena_limit_of(a: argparse.Namespace) -> int:
-    """Bytes that ``--arena-limit-mib`` allows; 0 where it says nothing."""
+    """Returns the bytes that ``--arena-limit-mib`` allows, or 0 without that option."""
     mib = getattr(a, "arena_limit_mib", None)
     return 0 if mib is None else max(int(mib * 2**20), 1)
 
 
 def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
-    """``NAME=FILE`` pairs by name, each name one of ``facts``; behind the file what is done to its
-    numbers, ``NAME=FILE:scale=2,shift=-1``."""
+    """Parses ``NAME=FILE`` pairs into files by name; each name must be one of ``facts``.
+
+    After the file, a conversion of its values may follow: ``NAME=FILE:scale=2,shift=-1``.
+    """
     found: dict[str, NamedFile] = {}
     for pair in pairs:
         name, equals, file = pair.partition("=")
@@ -253,7 +266,7 @@ def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict
 
 
 def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """The items, with a bar on a terminal and without one in a pipe."""
+    """Yields the items, and shows a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield from items
         return
@@ -265,7 +278,7 @@ def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
 
 @contextlib.contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that is told how much is done; on a terminal only."""
+    """Shows a progress bar on a terminal; yields the function that updates it."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -279,7 +292,10 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Shows the stages of a compilation on a terminal, and None in a pipe."""
+    """Shows the stages of a compilation on a terminal.
+
+    Yields the callback for ``Session(on_progress=…)``, or None without a terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -299,8 +315,10 @@ def stages() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:
-    """The backend asked for; a GPU that leaves its kernels in a folder, or shows what they
-    print, where that is wanted."""
+    """Returns the requested backend.
+
+    This is a GPU object if options need one, such as those that dump kernels or show their prints.
+    """
     if a.half and a.backend == "cpu":
         raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
     if getattr(a, "decide", None) and a.backend == "cpu":
@@ -321,7 +339,7 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
 
 
 def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """A session on a GPU that can time its own work, and inputs for it."""
+    """Returns a session on a GPU with timestamp queries, and inputs for it."""
     session = session_of(a, load_for_inputs(a), "gpu")
     assert session.gpu is not None
     if not session.gpu.has_timestamps:

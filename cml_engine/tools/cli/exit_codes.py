@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one readable message for whatever went wrong."""
+"""The exit codes of commands, and one readable message for any error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cml_engine.errors import CmlError, InternalError
 _REPORT = "This is a fault of cml, not of the model: please report it. CML_DEBUG=1 shows where."
 
 
-#: Control characters but for line ends and tabs, the two that end a line or a text in Unicode, and
-#: those that turn the direction of what follows: a model's names must not steer the terminal.
+#: Control characters except line ends and tabs, Unicode line and paragraph separators, and marks
+#: that change the direction of text: a model's names must not control the terminal.
 _CONTROLS = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -24,12 +24,12 @@ _CONTROLS = {
 
 
 def escaped(text: str) -> str:
-    """Returns a text for a terminal, control characters written as in Python."""
+    """Returns the text for a terminal, with control characters escaped as in Python."""
     return text.translate(_CONTROLS)
 
 
 class Escaped(io.TextIOBase):
-    """A stream that escapes control characters in all that is written to it."""
+    """A stream that escapes control characters in all text written to it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -53,17 +53,21 @@ class Escaped(io.TextIOBase):
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Run a command: what it returns, 2 for what the caller can mend, 1 for a fault of ours, 130
-    where it was interrupted. Nothing is raised, unless ``CML_DEBUG`` asks for our own faults."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have letters that a pipe has not
+    """Runs a command and returns its exit code; never raises, except internal errors with
+    ``CML_DEBUG``.
+
+    The code is 2 for errors that the caller can correct, 1 for internal errors, and 130 after an
+    interrupt.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             with contextlib.redirect_stdout(Escaped(sys.stdout)):
                 return command()
-        finally:  # what cannot be written is known here, and not after the end
+        finally:  # raise write errors here and not at interpreter exit
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
+    except BrokenPipeError:  # the reader of the pipe has exited
         _drop_output()
         return 0
     except KeyboardInterrupt:
@@ -100,13 +104,14 @@ def _described(error: Exception) -> str:
 
 
 def _end(code: int, message: str) -> int:
-    with contextlib.suppress(OSError):  # where nobody can be told, the code says it
+    with contextlib.suppress(OSError):  # without standard error only the exit code remains
         sys.stderr.write(escaped(f"cml: {message}\n"))
         sys.stderr.flush()
     return code
 
 
 def _drop_output() -> None:
-    """What standard output did not take must not be tried again at the end."""
-    with contextlib.suppress(OSError, ValueError):  # where it is no file, or closed
+    """Redirects standard output to the null device, so that the failed write is not repeated at
+    exit."""
+    with contextlib.suppress(OSError, ValueError):  # it may be closed, or not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

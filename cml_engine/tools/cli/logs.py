@@ -1,4 +1,4 @@
-"""What the engine logs, on standard error: warnings always, more with ``-v``."""
+"""The engine's log on standard error: warnings always, more with ``-v``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _ToStderr(logging.Handler):
-    """A line for each record, on standard error as it is then."""
+    """A handler that prints a line for each record on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         said = f"cml: {record.levelname.lower()}: {record.getMessage()}"
@@ -23,7 +23,7 @@ class _ToStderr(logging.Handler):
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """``-v``, of every command."""
+    """Adds ``-v`` to a command."""
     parser.add_argument(
         "-v",
         "--verbose",
@@ -35,7 +35,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def logged(verbose: int) -> Iterator[None]:
-    """In the ``with`` block what the engine logs is shown."""
+    """Shows the engine's log messages inside the ``with`` block."""
     level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
     handler = _ToStderr()
     loggers = [logging.getLogger(name) for name in _PACKAGES]

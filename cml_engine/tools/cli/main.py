@@ -22,14 +22,14 @@ from cml_engine.tools.cli.options import CommandParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code and never raises for bad input."""
+    """Runs the command line; returns the exit code and never raises for bad input."""
     warnings.showwarning = _notice
     return exit_code(lambda: _started(argv))
 
 
 def parser() -> argparse.ArgumentParser:
-    """What parses the command line: every module in the rooms of ``commands/`` is a
-    command of its name."""
+    """Returns the parser of the command line; every module in ``commands/`` is a command of its
+    name."""
     made = CommandParser(
         prog="cml",
         description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",
@@ -61,7 +61,7 @@ def _started(argv: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def _limited(limits: str | None) -> Iterator[None]:
-    """Sets the limits of every load of a command, those of its worker processes included."""
+    """Sets the limits for all loads of a command, also in its worker processes."""
     if limits is None:
         yield
         return

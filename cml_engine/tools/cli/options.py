@@ -9,13 +9,13 @@ from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """An argument parser that reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"cml: error: {message}; see '{self.prog} --help'\n")
 
 
-#: options that several commands share: name or flags, and what argparse is told of them
+#: options that several commands share: name or flags, and arguments of add_argument
 _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "model": (
         ("model",),
@@ -131,14 +131,14 @@ _SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
     ),
 }
-#: what goes wherever the option on the left does
+#: the options that accompany the option on the left
 _WITH: dict[str, tuple[str, ...]] = {
     "model": ("ops", "fragments", "shape", "weights", "constant", "limits", "trusted")
 }
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str) -> None:
-    """Give a command the shared options of these names, and what goes with them."""
+    """Adds the shared options of these names to a command, and the options that accompany them."""
     for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
         flags, options = _SHARED[name]
         parser.add_argument(*flags, **options)

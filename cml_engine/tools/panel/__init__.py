@@ -1,4 +1,4 @@
-"""What networks do in a game's frames, for a panel of Dear ImGui: the data, and its drawing."""
+"""A Dear ImGui panel that shows the networks' work in a game's frames: its data and its drawing."""
 
 from cml_engine.tools.panel.operators import Key, OperatorTime, OperatorTimes
 from cml_engine.tools.panel.panel import Panel

@@ -1,4 +1,4 @@
-"""What every operator of the networks has cost so far."""
+"""The accumulated cost of every operator of the networks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class OperatorTime:
-    """What one operator of one network has cost so far."""
+    """The accumulated cost of one operator of one network."""
 
     network: str
     step: int
     title: str
     op: str
-    #: where it stands in the model: "graph.nnef:12"
+    #: the position in the model: "graph.nnef:12"
     line: str
     kernel: str
     flops: float
     bytes: float
-    #: GPU time over ``runs`` whole executions, and what was predicted for the same slices
+    #: measured GPU time of ``runs`` whole executions, and the predicted time of the same slices
     total_ms: float = 0.0
     predicted_ms: float = 0.0
     slices: int = 0
@@ -39,13 +39,15 @@ class OperatorTime:
 
     @property
     def average_ms(self) -> float:
-        """Of one whole execution."""
+        """The average milliseconds of one whole execution; 0 if it has not run."""
         return self.total_ms / self.runs if self.runs > 0 else 0.0
 
 
 class OperatorTimes:
-    """The sums of all operators, from the slices that were timed. ``sessions`` are by the names of
-    their jobs."""
+    """The accumulated costs of all operators, from the timed slices.
+
+    ``sessions`` has the sessions by the names of their jobs.
+    """
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self.sessions = sessions
@@ -55,11 +57,11 @@ class OperatorTimes:
             self._plan(name)
 
     def add(self, report: ShownFrame) -> None:
-        """The slices of a measured frame."""
+        """Adds the slices of a measured frame."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
             found = self.operators.get((part.name, part.step))
-            # a slice of a network that was replaced may come late
+            # a slice of a replaced network may still arrive
             if plan is None or found is None or part.measured_ms is None:
                 continue
             if found.title == part.title:
@@ -69,7 +71,7 @@ class OperatorTimes:
                 found.runs += part.count / max(1, plan.steps[part.step].groups)
 
     def _plan(self, name: str) -> Plan:
-        """Of a session as it is now; another network in its place begins at nothing."""
+        """Returns the current plan of a session; resets the costs if the plan was replaced."""
         plan = self.sessions[name].plan
         if plan is None:
             raise InputError(f"session '{name}' runs on the CPU: it has no GPU times")

@@ -38,7 +38,7 @@ def _hex(text: str, alpha: float = 1.0) -> Colour:
 TEXT = _hex("d8dee6")
 DIM = _hex("8d98a6")
 GROUND = _hex("10151c", 0.86)
-#: a panel's title, and what can be clicked
+#: a panel's title, and clickable widgets
 TITLE = _hex("222c39")
 RAISED = _hex("2a3543")
 HOVERED = _hex("364557")
@@ -49,7 +49,7 @@ GOOD = _hex("7fc28f")
 WARN = _hex("e3b565")
 BAD = _hex("e2685f")
 
-#: what graphs and bars lie in
+#: the background of graphs and bars
 WELL = _hex("131920")
 
 #: by lane of the frame graph
@@ -66,10 +66,10 @@ OTHER_NETWORK = _hex("99a3af")
 
 
 def network_colour(name: str, networks: Iterable[str]) -> Colour:
-    """Of one of the networks, by its place among them, or grey."""
+    """Returns the colour of a network by its position in ``networks``, or grey."""
     return dict(zip(networks, NETWORKS, strict=False)).get(name, OTHER_NETWORK)
 
 
 def faded(colour: Colour, alpha: float) -> Colour:
-    """With another alpha."""
+    """Returns the colour with another alpha."""
     return *colour[:3], alpha

@@ -1,4 +1,4 @@
-"""All panels in one window of a host's own imgui, which is imported with the first of them."""
+"""All panels in one window of the host's imgui, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cml_engine.tools.panel import drawing
 from cml_engine.tools.panel.operators import Key, OperatorTime, OperatorTimes
 from cml_engine.tools.panel.sources import Scheduler, ShownFrame, ShownJob
 
-#: between two looks at what changes slowly
+#: interval between updates of slowly changing data
 _REFRESH_MS = 250.0
-#: of a window that nobody has sized yet, in points
+#: the initial size of the window, in points
 _FIRST_SIZE = (560, 480)
 
 
 @dataclass(frozen=True)
 class _View:
-    """What is shown in a frame."""
+    """The data to show in a frame."""
 
     sessions: Mapping[str, Session]
     operators: Mapping[Key, OperatorTime]
@@ -31,7 +31,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Room:
-    """How much space there is, in points."""
+    """The available space, in points."""
 
     compact: bool = False
     timeline_height: float = 46.0
@@ -39,12 +39,12 @@ class _Room:
 
 
 class Panel:
-    """What the networks do in the frames: the newest frame's slices on a line of GPU time with its
-    budget, operators by what they cost, jobs, and sliders.
+    """A panel that shows the networks' work in the frames.
 
-    ``sessions`` are the networks by the names of their jobs: a job has its network's, unless
-    ``submit(..., name=)`` says another. It draws with imgui-bundle into the host's own context and
-    submits nothing itself.
+    It shows the newest frame's slices on a line of GPU time with its budget, operators by cost,
+    jobs, and sliders. ``sessions`` are the networks by the names of their jobs; a job has the
+    name of its network unless ``submit(..., name=)`` sets another. The panel draws with
+    imgui-bundle into the host's own context and submits nothing itself.
 
     >>> panel = Panel(scheduler, {"upres": upres})        # doctest: +SKIP
     >>> panel.watch(report, scheduler.end_frame())        # doctest: +SKIP
@@ -61,7 +61,8 @@ class Panel:
         self._refreshed_ms: float | None = None
 
     def watch(self, report: ShownFrame, measured: Iterable[ShownFrame]) -> None:
-        """Once in every frame: what ``scheduler.encode`` returned, and ``scheduler.end_frame``."""
+        """Takes the results of ``scheduler.encode`` and ``scheduler.end_frame``; call it once
+        per frame."""
         self._report = report
         for frame in measured:
             self._times.add(frame)
@@ -70,14 +71,15 @@ class Panel:
         self.ranking.watch(view, 1e-3 * view.now_ms)
 
     def values(self, network: str) -> dict[str, float]:
-        """Where the network's sliders stand, as inputs of a job."""
+        """Returns the values of the network's sliders, as inputs of a job."""
         if network not in self._sliders.values:
             known = ", ".join(self._sliders.values) or "none"
             raise InputError(f"this panel has no network '{network}'; it has {known}")
         return dict(self._sliders.values[network])
 
     def draw(self, title: str = "networks") -> None:
-        """A window of its own, between the host's ``imgui.new_frame()`` and ``imgui.render()``."""
+        """Draws a separate window, between the host's ``imgui.new_frame()`` and
+        ``imgui.render()``."""
         imgui = self._imgui
         imgui.set_next_window_size(_FIRST_SIZE, imgui.Cond_.first_use_ever.value)
         if imgui.begin(title)[0]:
@@ -85,7 +87,7 @@ class Panel:
         imgui.end()
 
     def draw_widgets(self) -> None:
-        """The widgets alone, in whatever window is being drawn."""
+        """Draws only the widgets, into the current window."""
         imgui, view, room = self._imgui, self._view(), _Room()
         self._refresh(view)
         opened = imgui.TreeNodeFlags_.default_open.value

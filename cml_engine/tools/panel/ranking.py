@@ -1,4 +1,4 @@
-"""Operators by what they cost: since the start, or in the last seconds."""
+"""Operators ranked by cost, since the start or in the last seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cml_engine.tools.panel.operators import Key, OperatorTime
 
-#: how far "the last seconds" reach back, and how often a state is kept for it
+#: the length of "the last seconds", and the interval between saved sums
 WINDOW_S = 5.0
 _KEEP_EVERY_S = 0.5
 _COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
@@ -16,8 +16,11 @@ _COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops"
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One operator. ``share`` is of all GPU time for networks; ``error`` is predicted over
-    measured time less 1; ``gflops`` and ``gbytes`` are per second. What cannot be known is 0."""
+    """One operator in the ranking.
+
+    ``share`` is its share of all GPU time for networks; ``error`` is predicted over measured time
+    minus 1; ``gflops`` and ``gbytes`` are per second. Unknown values are 0.
+    """
 
     key: Key
     network: str
@@ -32,19 +35,19 @@ class RankRow:
 
     @property
     def name(self) -> str:
-        """Network and operator."""
+        """The names of the network and the operator."""
         return f"{self.network} {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The highest rates of any operator: what the others are held against."""
+    """The highest rates of any operator, with which the others are compared."""
 
     gflops: float = 0.0
     gbytes: float = 0.0
 
     def raised(self, rows: Sequence[RankRow]) -> Best:
-        """With these rows' rates."""
+        """Returns the maximum of these rates and the rates of the rows."""
         return Best(
             max([self.gflops, *(row.gflops for row in rows)]),
             max([self.gbytes, *(row.gbytes for row in rows)]),
@@ -53,7 +56,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What an operator had cost at some moment."""
+    """The accumulated cost of an operator at some moment."""
 
     total_ms: float = 0.0
     predicted_ms: float = 0.0
@@ -64,13 +67,13 @@ _NOTHING = Sums()
 
 
 class RecentSums:
-    """The operators' sums as they were :data:`WINDOW_S` seconds ago."""
+    """The operators' sums :data:`WINDOW_S` seconds ago."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, dict[Key, Sums]]] = deque()
 
     def keep(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
-        """Note the sums of now, if the last note is old enough."""
+        """Saves the current sums if the last saved ones are old enough."""
         if self._kept and now_s - self._kept[-1][0] < _KEEP_EVERY_S:
             return
         sums = {k: Sums(o.total_ms, o.predicted_ms, o.runs) for k, o in operators.items()}
@@ -79,14 +82,14 @@ class RecentSums:
             self._kept.popleft()
 
     def before(self) -> Mapping[Key, Sums]:
-        """The oldest that is kept."""
+        """Returns the oldest saved sums."""
         return self._kept[0][1] if self._kept else {}
 
 
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
 ) -> list[RankRow]:
-    """A row for every operator that has run, since ``before`` where that is given."""
+    """Returns a row for every operator that has run, since ``before`` if it is given."""
     spent = {}
     for key, operator in operators.items():
         past = (before or {}).get(key, _NOTHING)
@@ -120,7 +123,7 @@ def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
 
 
 def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
-    """Sorted by the table's column; those that are equal by name."""
+    """Returns the rows sorted by a column of the table; equal rows are sorted by name."""
     name = _COLUMNS[column]
     by_name = sorted(found, key=lambda row: row.name)
     return sorted(by_name, key=lambda row: getattr(row, name), reverse=descending)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cml_engine.tools.panel.sources import ShownFrame, ShownJob
 
-#: reports kept while their times are on their way
+#: reports kept until their times arrive
 _KEPT = 8
 _WHY = {
     "budget": "the budget is used up",
@@ -23,7 +23,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A slice from ``start_ms`` on; ``ms`` as measured, or as predicted until then."""
+    """A slice that begins at ``start_ms``; ``ms`` is its measured time, or predicted until then."""
 
     network: str
     title: str
@@ -35,7 +35,7 @@ class Bar:
 
 
 def bars(report: ShownFrame) -> list[Bar]:
-    """The slices of a frame, one behind the other."""
+    """Returns the slices of a frame as bars, one after the other."""
     found, at = [], 0.0
     for part in report.slices:
         measured = part.measured_ms is not None
@@ -46,30 +46,30 @@ def bars(report: ShownFrame) -> list[Bar]:
 
 
 def why(report: ShownFrame) -> str:
-    """The reason for which the frame ran nothing more."""
+    """Returns a text with the reason why the frame stopped."""
     return _WHY.get(report.reason, report.reason)
 
 
 class Reports:
-    """The last frames' reports: they are given before they are measured."""
+    """The last frames' reports, which arrive before they are measured."""
 
     def __init__(self) -> None:
         self._kept: deque[ShownFrame] = deque(maxlen=_KEPT)
 
     def add(self, report: ShownFrame | None) -> None:
-        """A frame's report."""
+        """Adds a frame's report."""
         if report is not None and (not self._kept or self._kept[-1] is not report):
             self._kept.append(report)
 
     def shown(self) -> ShownFrame | None:
-        """The newest that is measured, else the newest."""
+        """Returns the newest measured report, or the newest if none is measured."""
         measured = (r for r in reversed(self._kept) if r.measured_ms is not None)
         return next(measured, self._kept[-1] if self._kept else None)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job in words; ``late`` if it is expected after its deadline."""
+    """One job as text; ``late`` is True if its predicted end is after its deadline."""
 
     name: str
     state: str
@@ -80,7 +80,7 @@ class JobRow:
 
 
 def job_rows(jobs: Sequence[ShownJob], now_ms: float, most: int) -> list[JobRow]:
-    """The first ``most`` that have not ended, those at work before those that wait."""
+    """Returns the first ``most`` unfinished jobs, running jobs before waiting ones."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
@@ -100,7 +100,7 @@ def _job_row(job: ShownJob, now_ms: float) -> JobRow:
 
 
 def duration(ms: float) -> str:
-    """Milliseconds as people read them; "-0.2 s" is past."""
+    """Returns a duration as text for people; "-0.2 s" is in the past."""
     if abs(ms) < 100:
         return f"{ms:.0f} ms"
     if abs(ms) < 60_000:

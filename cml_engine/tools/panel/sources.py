@@ -1,4 +1,4 @@
-"""What a panel reads of a frame scheduler, its jobs and its reports."""
+"""The interfaces through which a panel reads a frame scheduler, its jobs and its reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShownSlice(Protocol):
 
 
 class ShownFrame(Protocol):
-    """What a frame ran, and why it stopped."""
+    """The report of a frame: the slices that ran, and why it stopped."""
 
     @property
     def frame(self) -> int: ...

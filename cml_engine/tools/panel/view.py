@@ -1,4 +1,4 @@
-"""What the panels are given to draw, and into how much space."""
+"""The interfaces to the data that the panels draw, and to the space for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cml_engine.tools.panel.sources import ShownFrame, ShownJob
 
 
 class ShownView(Protocol):
-    """What is shown in a frame. ``sessions`` are by the names of their jobs."""
+    """The data to show in a frame; ``sessions`` has the sessions by the names of their jobs."""
 
     @property
     def sessions(self) -> Mapping[str, Session]: ...
@@ -26,8 +26,10 @@ class ShownView(Protocol):
 
 
 class Room(Protocol):
-    """How much space there is. ``compact``: what is less important is left out;
-    ``timeline_height`` is in points."""
+    """The available space; ``timeline_height`` is in points.
+
+    With ``compact`` less important widgets are left out.
+    """
 
     @property
     def compact(self) -> bool: ...

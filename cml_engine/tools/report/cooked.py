@@ -1,4 +1,4 @@
-"""What is in a cooked file: ``cml info net.cml``."""
+"""The contents of a cooked file: ``cml info net.cml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cml_engine.ir.memory import mib
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """A plan of the file; ``needs`` is what a device must have."""
+    """A plan in the file; ``needs`` are the limits that a device must offer."""
 
     profile: str
     steps: int
@@ -57,7 +57,7 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class CookedInfo:
-    """Sections in bytes by tag (several of one are added up), and what they hold."""
+    """The contents of a cooked file; ``sections`` has bytes by tag, summed over equal tags."""
 
     model: str
     nbytes: int
@@ -74,7 +74,7 @@ class CookedInfo:
 
     @classmethod
     def of(cls, graph: Graph) -> CookedInfo:
-        """Of a graph from :func:`cml_engine.load_cooked`."""
+        """Returns the contents of a graph from :func:`cml_engine.load_cooked`."""
         made: Any = graph.ready
         assert isinstance(made, Artifact)
         sections: dict[str, int] = {}
@@ -118,10 +118,10 @@ class CookedInfo:
         return "\n".join(lines)
 
     def json(self, **more: Any) -> str:
-        """As a JSON object, with what else is known."""
+        """Returns the contents as a JSON object, with the given additional entries."""
         return json.dumps({**asdict(self), **more}, indent=2)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Every dispatch of every plan."""
+        """A line for every dispatch of every plan."""
         return tuple(line for p in self.profiles for line in (f"plan for {p.profile}", *p.layers))

@@ -1,4 +1,4 @@
-"""The decisions of a plan with what was measured for them: ``cml info --decisions``."""
+"""The decisions of a plan and the measurements behind them: ``cml info --decisions``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def decisions_on(
     plan: Plan,
     decide: Decide = NOTHING_DECIDED,
 ) -> list[Decision]:
-    """All decisions of the plan; ``device`` is "" where there is none, ``decide`` is what the
-    caller decided."""
+    """Returns all decisions of the plan.
+
+    ``device`` is "" without a GPU; ``decide`` has the caller's own decisions.
+    """
     records = known(device) if device else {}
 
     def reason(choice: Choice) -> str:
@@ -31,7 +33,7 @@ def decisions_on(
 
 
 def _reason(records: Mapping[str, Record], choice: Choice) -> str:
-    """What the device's table says of a choice."""
+    """Returns the reason for a choice from the device's tuning table."""
     record = records.get(choice.key)
     if record is None:
         return "a table says so"
@@ -41,12 +43,12 @@ def _reason(records: Mapping[str, Record], choice: Choice) -> str:
     )
 
 
-#: more options than these are shown at a click
+#: options beyond this number are shown after a click
 _LISTED = 2
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Html:
-    """A row for each."""
+    """Returns a table with a row for each decision."""
     rows = ((d.subject, d.kind, d.chosen, d.by, d.why, _others(d)) for d in decisions)
     return table(("subject", "kind", "chosen", "by", "why", "instead of"), rows)
 

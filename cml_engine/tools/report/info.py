@@ -1,4 +1,4 @@
-"""What is known of a model before it runs: ``cml info``."""
+"""The facts about a model that are known before it runs: ``cml info``."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ REFERENCE_FLOPS = 1e12
 REFERENCE_BYTES_PER_S = 50e9
 _STEP_OVERHEAD_S = 5e-6
 _HALF_NOTE = "storage    16 bits for feature maps between operators and the weights that meet them"
-#: what WebGPU guarantees, but memory of any size: a model that is too large for a device is told of
-#: by that device, and here one wants to see how large it is
+#: the limits that WebGPU guarantees, with unlimited memory: a device itself reports a model that is
+#: too large for it, and this table must show how large the model is
 PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Inputs and outputs as text, operator counts, sizes in bytes, the predicted time in ms."""
+    """Inputs and outputs as text, operator counts, sizes in bytes, and the predicted time in ms."""
 
     model: str
     inputs: dict[str, str]
@@ -53,9 +53,9 @@ class ModelInfo:
     storage: str
     layers: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    #: where there are several inputs, or variables
+    #: set if there are several inputs, or variables
     reuse: ReuseInfo | None = None
-    #: what is computed in bands of rows so that memory has a limit
+    #: the runs that are computed in bands of rows to limit memory
     bands: tuple[InBands, ...] = ()
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class ModelInfo:
         return "\n".join(lines)
 
     def json(self, **more: Any) -> str:
-        """As a JSON object, with what else is known of the model."""
+        """Returns the facts as a JSON object, with the given additional entries."""
         return json.dumps({**asdict(self), **more}, indent=2)
 
 
@@ -93,8 +93,10 @@ def model_info(
     decide: Decide = NOTHING_DECIDED,
     arena_limit: int = 0,
 ) -> ModelInfo:
-    """Plan the graph (for :data:`PORTABLE` limits if none are given) and sum it up; runs nothing
-    and needs no GPU."""
+    """Plans the graph and summarizes it; runs nothing and needs no GPU.
+
+    The limits are :data:`PORTABLE` by default.
+    """
     optimized = optimize(graph)
     options = PlanOptions(arena_limit=arena_limit)
     plan = plan_graph(optimized, limits or PORTABLE, storage, options, decide=decide, written=graph)
@@ -129,8 +131,10 @@ def plan_for(
     decide: Decide = NOTHING_DECIDED,
     arena_limit: int = 0,
 ) -> tuple[Plan, str]:
-    """The plan of a session on this machine's GPU, and the GPU's name; for :data:`PORTABLE` limits
-    and "" where there is none."""
+    """Returns the plan of a session on this machine's GPU, and the GPU's name.
+
+    Without a GPU the plan is for :data:`PORTABLE` limits and the name is "".
+    """
     try:
         from cml_engine.gpu.gpu import Gpu
 
@@ -150,7 +154,7 @@ def plan_for(
 
 
 def predicted_ms(plan: Plan) -> float:
-    """Roofline sum over the steps on the reference device."""
+    """Returns the sum of the steps' roofline times on the reference device, in milliseconds."""
     seconds = sum(
         max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S) + _STEP_OVERHEAD_S
         for s in plan.steps
@@ -159,7 +163,7 @@ def predicted_ms(plan: Plan) -> float:
 
 
 def count_variants(plan: Plan) -> int:
-    """How many pipelines the plan needs."""
+    """Returns the number of pipelines that the plan needs."""
     return len(
         {
             (str(s.path), s.inline, s.interface, len(s.bindings), tuple(sorted(s.defines.items())))
@@ -169,7 +173,7 @@ def count_variants(plan: Plan) -> int:
 
 
 def _bands_lines(bands: Sequence[InBands]) -> list[str]:
-    """What is computed in bands, and what that saves and costs."""
+    """Returns a line for each run computed in bands, with its memory with and without bands."""
     return [
         f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once" for run in bands
     ]

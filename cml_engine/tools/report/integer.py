@@ -1,5 +1,7 @@
-"""What an integer network takes in a GPU's memory beside the same network of floats: a part of
-``cml info --integer``."""
+"""The GPU memory of an integer network compared with a network of floats.
+
+This is a part of ``cml info --integer``.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ from cml_engine.tools.report.info import PORTABLE
 
 @dataclass(frozen=True, slots=True)
 class IntegerMemory:
-    """Bytes, each with those of the network of floats that has the same operators. ``weights`` are
-    as kernels have them; ``arena`` is the peak, in which lie inputs, here as words where these are
-    packed, and outputs, that are float32 in both (``ends``)."""
+    """Bytes of an integer network and of the network of floats with the same operators.
+
+    ``weights`` are in the format of the kernels. ``arena`` is the peak; it includes the inputs,
+    which are packed integers here if possible. ``ends`` are the inputs and outputs; outputs are
+    float32 in both networks.
+    """
 
     weights: int
     weights_of_floats: int
@@ -62,7 +67,7 @@ def _plan(graph: Graph) -> Plan:
 
 
 def _of_floats(graph: Graph) -> Graph:
-    """The network as if it had never been quantized; of no use but to be planned."""
+    """Returns the network without its quantization; it can only be planned, not run."""
     constants = {
         name: array.astype(np.float32) if graph.facts[name].dtype == "scalar" else array
         for name, array in graph.constants.items()
@@ -72,7 +77,7 @@ def _of_floats(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class PointInfo:
-    """A rounding point: its words, and what carries its sums up to which bound."""
+    """A rounding point: its integer type, and the type and bound of the sums before it."""
 
     name: str
     title: str
@@ -84,12 +89,12 @@ class PointInfo:
 
 @dataclass(frozen=True, slots=True)
 class IntegerInfo:
-    """The rounding points of an integer network, and the gas of each operator, as asked for."""
+    """The rounding points of an integer network and the gas of each operator, if requested."""
 
     model: str
     points: tuple[PointInfo, ...]
     gas: dict[str, int]
-    #: outputs that are computed in floats, and the operator with which these begin
+    #: outputs that are computed in floats, and the first operator in floats
     not_identical: tuple[str, ...] = ()
     first_float: str = ""
     memory: IntegerMemory | None = None

@@ -1,4 +1,5 @@
-"""``cml ops``: every operator of NNEF, of the extensions and of the game, and what runs it."""
+"""The table of ``cml ops``: all operators of NNEF, the extensions and the game, and their
+backends."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from cml_engine.ops.declaration.variant import kernel_families
 #: consumed by the reader: they become inputs, constants and state of the graph, not nodes
 DECLARATIONS = ("external", "variable", "constant", "update")
 
-#: where an operator comes from, in the table's order
+#: the origins of operators, in the table's order
 STANDARD, EXTENSION, CUSTOM = "NNEF 1.0.5", "extensions", "registered"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSupport:
-    """``gpu`` and ``cpu`` say *native*, *expanded*, *graph* (no work at run time) or *refused*;
-    ``note`` says why, ``origin`` whose operator it is."""
+    """The support of one operator on both backends.
+
+    ``gpu`` and ``cpu`` are *native*, *expanded*, *graph* (no work at run time) or *refused*.
+    ``note`` has the reason; ``origin`` is where the operator comes from.
+    """
 
     name: str
     gpu: str
@@ -39,8 +43,8 @@ class OperatorSupport:
 
 
 def operator_support() -> Iterator[OperatorSupport]:
-    """All standard operators in the standard's order, the extensions, then what else is
-    registered."""
+    """Yields all standard operators in the standard's order, the extensions, and other
+    registered ones."""
     load_families()
     specs, fragments = registered(), {**standard_fragments(), **extension_fragments()}
     table = SupportTable(specs, fragments)
@@ -52,7 +56,7 @@ def operator_support() -> Iterator[OperatorSupport]:
 
 
 def operator_table() -> str:
-    """The support of every operator as an aligned table with a summary line."""
+    """Returns the support of every operator as an aligned table with a summary line."""
     rows = list(operator_support())
     lines: list[str] = []
     for origin in (STANDARD, EXTENSION, CUSTOM):
@@ -71,7 +75,7 @@ def _section(title: str, rows: list[OperatorSupport]) -> list[str]:
 
 
 class SupportTable:
-    """Looks through bodies: an expansion runs where everything that it is made of does."""
+    """The support of operators; an expansion is supported if all operators in its body are."""
 
     def __init__(self, specs: Mapping[str, OpSpec], fragments: Mapping[str, Fragment]) -> None:
         self._specs = specs
@@ -80,7 +84,7 @@ class SupportTable:
 
     def support(self, name: str) -> OperatorSupport:
         if name not in self._known:
-            # while it is looked into, it is taken to run: add_n calls itself
+            # assume support during the search, because add_n calls itself
             self._known[name] = OperatorSupport(name, "expanded", "expanded")
             self._known[name] = self._found(name)
         return self._known[name]
@@ -108,7 +112,8 @@ class SupportTable:
 
 
 def operators_used(fragment: Fragment) -> set[str]:
-    """All operators that a body may need: those it calls, and those its signs stand for."""
+    """Returns all operators that a body may need: called by name, or written as an arithmetic
+    sign."""
     found = set(called_operators(fragment)) - set(BUILTINS)
     for item in expressions(fragment.body):
         if isinstance(item, Binary) and item.op in TENSOR_OPS:
@@ -128,7 +133,8 @@ def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
 
 
 def kernel_table() -> str:
-    """Every variant with its HLSL file and what it is, in the order in which the rules ask."""
+    """Returns every kernel variant with its HLSL file and description, in the order of the
+    rules."""
     lines = []
     for family in kernel_families():
         lines.append(family.name)

@@ -1,4 +1,4 @@
-"""What a session that retains its inputs would keep, and what it would run: for ``cml info``."""
+"""The memory and the work of a session that retains its inputs, for ``cml info``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 
-#: of the inputs, so many are shown
+#: the most inputs to show
 _SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseInfo:
-    """``held_bytes`` stay in memory from one run to the next, in ``tensors`` of which
-    ``inputs`` are inputs; ``peak`` is the arena's. ``shares``: by input, the dispatches of a run
-    that is given it alone and their share of the operations."""
+    """The reuse in a session that retains its inputs.
+
+    ``held_bytes`` stay in memory between runs, in ``tensors``, ``inputs`` of which are inputs.
+    ``peak`` is the arena's. ``shares`` has for each input the dispatches of a run in which only
+    this input is new, and their share of the FLOPs.
+    """
 
     tensors: int
     inputs: int
@@ -49,7 +52,7 @@ class ReuseInfo:
         )
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines of the report for people."""
         kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
         size = f"{self.held_bytes / 2**10:.2f} KiB"
         peak = f"{self.peak / 2**10:.2f} KiB"

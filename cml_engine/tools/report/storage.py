@@ -1,4 +1,4 @@
-"""What storage in 16 bits changes in a network's numbers: a part of ``cml validate --half``."""
+"""The errors that 16-bit storage causes in a network: a part of ``cml validate --half``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """The largest and the root-mean-square error, over the largest value of its tensor, among the
-    results of one operator name (of its worst node), or of one output."""
+    """The maximum and root-mean-square error, relative to the largest value of the tensor.
+
+    A row is about the worst node of one operator name, or about one output.
+    """
 
     name: str
     count: int
@@ -29,8 +31,10 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """``outputs`` by NumPy, ``measured`` on the GPU. ``overflow`` describes the first value that
-    16 bits cannot hold, empty where all can."""
+    """The errors of 16-bit storage: ``outputs`` by NumPy, ``measured`` on the GPU.
+
+    ``overflow`` describes the first value that 16 bits cannot hold; it is empty if there is none.
+    """
 
     model: str
     operators: tuple[ErrorRow, ...]
@@ -46,7 +50,8 @@ class StorageReport:
     def of(
         cls, graph: Graph, errors: Iterable[StorageError], measured: Iterable[StorageError] = ()
     ) -> StorageReport:
-        """``errors`` of all results, ``measured`` of the outputs."""
+        """Returns the report of the ``errors`` of all tensors and those ``measured`` of the
+        outputs."""
         by_op: dict[str, list[StorageError]] = {}
         found: dict[str, StorageError] = {}
         overflow = ""

@@ -1,4 +1,4 @@
-"""``cml validate``: the GPU against NumPy, operator by operator."""
+"""The result of ``cml validate``: the GPU compared with NumPy, operator by operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class OpVerdict:
 
 @dataclass(frozen=True)
 class Validation:
-    """``first`` describes the first operator that diverges, empty where none does."""
+    """The results by operator; ``first`` describes the first operator that diverges, or is
+    empty."""
 
     model: str
     device: str

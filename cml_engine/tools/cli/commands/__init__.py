@@ -1,2 +1,4 @@
-"""The commands of ``cml``, a module each, in rooms: its docstring, ``options(parser)`` and
-``run(a)``."""
+"""The commands of ``cml``, one module each.
+
+A module has a docstring (its help text), ``options(parser)`` and ``run(a)``.
+"""

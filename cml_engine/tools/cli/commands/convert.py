@@ -44,7 +44,7 @@ def run(a: argparse.Namespace) -> int:
         from cml_engine.formats.texture_layout import channels_last
 
         graph = channels_last(graph, rgba=a.rgba)
-    if a.placeholders:  # which nobody can read back without the operators
+    if a.placeholders:  # such a model cannot be read back without the operators
         save(graph, a.destination, overwrite=a.overwrite)
         written = graph
     else:

@@ -1,4 +1,5 @@
-"""The GPUs of this machine: names for CML_ADAPTER and cml.Gpu(adapter=...), and what they allow."""
+"""List the GPUs of this machine: names for CML_ADAPTER and cml.Gpu(adapter=...), and their
+limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in frames: is the budget kept, and used?"""
+"""Run the model in frames and measure whether the frame budget is kept and used."""
 
 from __future__ import annotations
 

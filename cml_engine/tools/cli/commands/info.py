@@ -1,4 +1,4 @@
-"""Inputs, outputs, operators, weights, memory, predicted time."""
+"""Show a model's inputs, outputs, operators, weights, memory and predicted time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _proven(graph: Graph, a: argparse.Namespace) -> int:
-    """``--integer`` and ``--gas``: what is known of the graph alone."""
+    """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone."""
     from cml_engine.tools.report.integer import IntegerInfo
 
     if a.plan or a.budget_ms or a.half or a.decide or a.decisions:
@@ -89,7 +89,8 @@ def _proven(graph: Graph, a: argparse.Namespace) -> int:
 
 
 def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
-    """How a run under ``--budget-ms`` would go; on a GPU if there is one, for its own costs."""
+    """Returns the predicted course of a run under ``--budget-ms``, with the costs of a GPU if
+    one exists."""
     from scheduler.tools.commands import forecast, known_costs
 
     plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))

@@ -1,4 +1,4 @@
-"""Every operator, and how each backend runs it."""
+"""List every operator and how each backend runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Make an integer network of a model: the same bits on every machine (docs/integer.md)."""
+"""Turn a model into an integer network, which is bit-identical on every machine
+(docs/integer.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators the time goes to."""
+"""Rank a model's operators by the time that they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a folder with all that is known of a model, and a page to read it."""
+"""Write a report folder with all facts about a model, and a page to read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cml_engine.tools.report.folder.write import ReportFolder
     from scheduler.planning.cost_model import CostModel
 
-#: the sections of the page, in the order in which they stand there and are made
+#: the sections of the page, in the order in which they are shown and computed
 _TITLES = {
     "summary": "Summary",
     "graph": "Graph",
@@ -54,7 +54,7 @@ def run(a: argparse.Namespace) -> int:
     graph = load_model(a)
     if graph.ready is not None:
         raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
-    gpu = _gpu() if a.run else None  # without one nothing is written
+    gpu = _gpu() if a.run else None  # raises before anything is written if there is no GPU
     subject = _subject(graph, a)
     titles = _TITLES | (_MEASURED if gpu else {})
     folder = ReportFolder(Path(a.output), titles, overwrite=a.overwrite)
@@ -106,7 +106,7 @@ def _costs(device: str) -> CostModel:
 
 
 def _peak(model: CostModel) -> Peak | None:
-    """What the shipped numbers say of devices of that name; none of those without any."""
+    """Returns the shipped peak rates of the cost model's device, or None for an unknown device."""
     from cml_engine.tools.report.folder.operators import Peak
     from scheduler.planning.first_guess import FirstGuess
 
@@ -117,7 +117,7 @@ def _peak(model: CostModel) -> Peak | None:
 
 
 def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
-    """What ``cml simulate`` says, and the first frames of it as a picture."""
+    """Returns the section of simulated frames: the table of ``cml simulate`` and a picture."""
     from cml_engine.tools.report.folder.page import PageSection, html, note, pre
     from cml_engine.tools.report.folder.sections import SHOWN, frames_picture
     from scheduler.tools.commands import policies
@@ -143,7 +143,7 @@ def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Pa
 def _measured(
     subject: Subject, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
 ) -> PageSection:  # fmt: skip
-    """The table of operators with times that were taken now, and a trace of runs in frames."""
+    """Returns the table of operators with newly measured times, and a trace of runs in frames."""
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
     from cml_engine.runtime.rank import OpTime, RankReport
@@ -169,7 +169,7 @@ def _measured(
 
 
 def _storage_errors(subject: Subject) -> str:
-    """What 16 bits change in the numbers, by NumPy, on inputs at random."""
+    """Returns a text about the errors of 16-bit storage, computed with NumPy on random inputs."""
     from cml_engine.runtime.half import storage_errors
     from cml_engine.tools.report.storage import StorageReport
 

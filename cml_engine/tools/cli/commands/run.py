@@ -93,7 +93,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_options(a: argparse.Namespace) -> None:
-    """Raises ``InputError`` for options that do not go together."""
+    """Raises ``InputError`` for options that exclude each other."""
     if a.random_weights is not None:
         raise InputError(
             "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
@@ -149,13 +149,14 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
-    """The picture's rows and columns instead of those of a tile."""
+    """Returns the fact of an input with the height and width of the picture in place of the
+    tile's."""
     known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
     return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
 
 def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
-    """Run the model in tiles."""
+    """Runs the model in tiles."""
     overlap = 16 if a.overlap is None else a.overlap
     tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
     with bar("tiles", len(tiles)) as done:
@@ -165,8 +166,11 @@ def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> d
 def _tell_of_words(
     graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
 ) -> None:
-    """Of an integer network how many values of inputs its words do not hold (they count as the
-    nearest that they do), and the digest, where it is asked for."""
+    """Prints how many input values of an integer network are out of range, and the requested
+    digest.
+
+    Values out of range are replaced by the nearest value in range.
+    """
     if graph.integer:
         from cml_engine.runtime.integer_check import saturated
 
@@ -185,8 +189,11 @@ def _tell_of_words(
 def _watched(
     graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
 ) -> tuple[dict[str, Any] | None, Session]:
-    """Run the model as written, with an eye on each of its tensors; no results where that found
-    what it looked for."""
+    """Runs the model as written and inspects each tensor.
+
+    Returns the results, or None if ``--stop-at-nan`` found a value that is not finite, and the
+    session.
+    """
     from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
 
     dump = None

@@ -1,4 +1,4 @@
-"""Policies compared, on a device on paper."""
+"""Compare scheduling policies for a model on a simulated device."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None
 
     try:
         plot_outcomes(outcomes, frame_ms, path)
-    except ValueError as error:  # matplotlib's words for a suffix that it does not know
+    except ValueError as error:  # matplotlib raises this for an unknown suffix
         raise InputError(f"cannot write '{path}': {error}") from None
     print(f"plot: {path}")
 
 
 def _check_plot(path: Path, model: str) -> None:
-    """Raise for a picture that could not be made, before the work for it is done."""
+    """Raises ``InputError`` early if the picture could not be written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")
     array_files.check_place(path, model)

@@ -1,5 +1,7 @@
-"""Widgets of Dear ImGui (imgui-bundle), in whatever context is current. They are imported when they
-are asked for: nothing else of the engine needs imgui."""
+"""The widgets of Dear ImGui (imgui-bundle), drawn into the current context.
+
+They are imported on first use, because nothing else in the engine needs imgui.
+"""
 
 from __future__ import annotations
 

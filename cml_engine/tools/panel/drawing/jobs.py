@@ -1,4 +1,4 @@
-"""The jobs under way."""
+"""The list of unfinished jobs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _STATES = {
 
 
 class JobsPanel:
-    """The first jobs with their progress, and how many more there are."""
+    """A table of the first jobs with their progress, and the number of the others."""
 
     def __init__(self) -> None:
         self._rows: list[JobRow] = []
         self._more = 0
 
     def refresh(self, view: ShownView, now_s: float) -> None:
-        """Ask the jobs again."""
+        """Updates the rows from the jobs."""
         self._rows = job_rows(view.jobs, view.now_ms, _SHOWN)
         self._more = sum(not job.ended for job in view.jobs) - len(self._rows)
 
     def draw(self, view: ShownView, room: Room) -> None:
-        """A table."""
+        """Draws the table."""
         columns = ("job", "state", "done", "left") + (() if room.compact else ("deadline",))
         if not self._rows:
             words.text("no jobs", palette.DIM)

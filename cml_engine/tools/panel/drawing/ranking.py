@@ -1,4 +1,4 @@
-"""The operators by cost, as a table that sorts, and what is behind the selected one."""
+"""A sortable table of operators by cost, with details of the selected one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cml_engine.tools.panel.view import Room, ShownView
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
-    #: what it is sorted by, as ``ranking.ordered`` counts
+    #: the column to sort by, as numbered in ``ranking.ordered``
     number: int
     width: float
     compact: bool
@@ -48,7 +48,7 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row ready to be shown: texts by column, and bars from 0 to 1 behind some of them."""
+    """A row ready to draw: texts by column, and bars from 0 to 1 behind some of them."""
 
     key: Key
     network: str
@@ -58,7 +58,7 @@ class _Line:
 
 
 class RankingPanel:
-    """The ranking. Rows are made four times a second, and only those in sight are drawn."""
+    """The ranking; rows are updated four times a second, and only visible rows are drawn."""
 
     def __init__(self) -> None:
         self.recent_only = False
@@ -70,11 +70,11 @@ class RankingPanel:
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
     def refresh(self, view: ShownView, now_s: float) -> None:
-        """Count and sort again."""
+        """Computes and sorts the rows again."""
         self._count(view)
 
     def watch(self, view: ShownView, now_s: float) -> None:
-        """Note now and then what the operators have cost, for "last 5 s"."""
+        """Saves the operators' sums from time to time, for "last 5 s"."""
         self._recent.keep(now_s, view.operators)
 
     def _count(self, view: ShownView) -> None:
@@ -109,7 +109,7 @@ class RankingPanel:
         )  # fmt: skip
 
     def draw(self, view: ShownView, room: Room) -> None:
-        """The table, and the selected operator below it."""
+        """Draws the table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
         imgui.same_line()
@@ -204,7 +204,7 @@ class RankingPanel:
 
 
 def details(view: ShownView, key: Key) -> list[tuple[str, Colour]]:
-    """Lines about an operator: what it is, its line of the model, its kernel."""
+    """Returns lines about an operator: its name, its line of the model, its kernel."""
     operator = view.operators.get(key)
     if operator is None:
         return []
@@ -226,7 +226,7 @@ def details(view: ShownView, key: Key) -> list[tuple[str, Colour]]:
 
 
 def _short(value: float) -> str:
-    """Three figures that fit into a column."""
+    """Returns a number with at most three significant digits."""
     if value >= 1e4:
         return f"{value / 1e3:.0f}k"
     if value >= 100:
@@ -237,7 +237,7 @@ def _short(value: float) -> str:
 
 
 def _scaled(value: float) -> str:
-    """With a prefix: "3.1 M"."""
+    """Returns a number with a unit prefix: "3.1 M"."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}"

@@ -1,4 +1,4 @@
-"""Numbers of the networks that somebody moves (:class:`cml_engine.Slider`)."""
+"""Sliders for the adjustable numbers of the networks (:class:`cml_engine.Slider`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from cml_engine.tools.panel.view import ShownView
 
 
 class SlidersPanel:
-    """A slider for each, below its network's name. ``values[network][slider]`` is where it
-    stands: the number in the model, at first."""
+    """The sliders of each network, below its name.
+
+    ``values[network][slider]`` is the current value, at first the default in the model.
+    """
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self.values = {
@@ -23,7 +25,7 @@ class SlidersPanel:
         }
 
     def draw(self, view: ShownView) -> None:
-        """The sliders, and a button for each network that was changed."""
+        """Draws the sliders, and a reset button for each network whose values were changed."""
         for name, values in self.values.items():
             if not values:
                 continue

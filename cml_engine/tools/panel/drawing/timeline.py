@@ -16,7 +16,7 @@ from cml_engine.tools.panel.view import Room, ShownView
 
 
 class TimelinePanel:
-    """The newest measured frame, chosen four times a second so that it can be read."""
+    """The newest measured frame, updated four times a second so that it is readable."""
 
     def __init__(self) -> None:
         self._reports = Reports()
@@ -24,16 +24,17 @@ class TimelinePanel:
         self._bars: list[Bar] = []
 
     def watch(self, view: ShownView) -> None:
-        """Keep this frame's report until it is measured."""
+        """Keeps this frame's report until it is measured."""
         self._reports.add(view.last_report)
 
     def refresh(self, view: ShownView, now_s: float) -> None:
-        """Choose a frame."""
+        """Selects the frame to show."""
         self._report = self._reports.shown()
         self._bars = bars(self._report) if self._report else []
 
     def draw(self, view: ShownView, room: Room) -> None:
-        """Bars, the lines of budget and aim, and why it stopped."""
+        """Draws the bars, the lines of budget and planned time, and the reason why the frame
+        stopped."""
         report = self._report
         if report is None:
             words.text("no frame yet", palette.DIM)

@@ -1,4 +1,4 @@
-"""The few drawing words that the panels share."""
+"""Drawing functions that the panels share."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from cml_engine.tools.panel.palette import Colour
 
 
 def packed(colour: Colour) -> int:
-    """As draw lists take it."""
+    """Returns the colour in the format of draw lists."""
     return int(imgui.get_color_u32(ImVec4(*colour)))
 
 
 def text(said: str, colour: Colour) -> None:
-    """A line in a colour."""
+    """Draws a line of text in a colour."""
     imgui.text_colored(ImVec4(*colour), said)
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
-    """Fill one in the current window, in points of the screen."""
+    """Draws a filled rectangle in the current window; coordinates are points of the screen."""
     imgui.get_window_draw_list().add_rect_filled(
         ImVec2(x, y), ImVec2(x + width, y + height), packed(colour)
     )
 
 
 def bar(share: float, colour: Colour) -> None:
-    """A line's height of the room that is left, filled to ``share``."""
+    """Draws a bar of one line's height over the remaining width, filled to ``share``."""
     corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
     height = imgui.get_text_line_height()
     rectangle(corner.x, corner.y + 2, width, height - 4, palette.WELL)
@@ -35,7 +35,7 @@ def bar(share: float, colour: Colour) -> None:
 
 
 def swatch(colour: Colour, label: str) -> None:
-    """A small square of the colour, and what it stands for."""
+    """Draws a small square of the colour and its label."""
     size = round(0.6 * imgui.get_font_size())
     corner = imgui.get_cursor_screen_pos()
     rectangle(corner.x, round(corner.y + 0.3 * size), size, size, colour)

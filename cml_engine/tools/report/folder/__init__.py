@@ -1,1 +1,1 @@
-"""All that is known of a model in one folder with one page: ``cml report``."""
+"""The report folder of ``cml report``: all facts about a model, with a page to read them."""

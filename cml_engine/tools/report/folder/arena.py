@@ -1,4 +1,4 @@
-"""The arena: which addresses each tensor takes from which step to which."""
+"""The arena: the addresses of each tensor, and the steps during which it occupies them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1200, 420, 76, 10, 24
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor's place: bytes ``[offset, offset + nbytes)`` during steps ``first`` to ``last``;
-    inputs are there from -1, outputs until the number of steps."""
+    """A tensor that occupies bytes ``[offset, offset + nbytes)`` during steps ``first`` to
+    ``last``.
+
+    Inputs begin at step -1; outputs end at the number of steps.
+    """
 
     tensor: str
     offset: int
@@ -26,7 +29,7 @@ class PlacedTensor:
 
 
 def placed_tensors(plan: Plan) -> list[PlacedTensor]:
-    """All tensors in the arena, in the order of their first steps."""
+    """Returns all tensors in the arena, in the order of their first steps."""
     lives: dict[Binding, list[int]] = {}
     for place in plan.inputs.values():
         lives.setdefault(place.binding, []).append(-1)
@@ -43,7 +46,7 @@ def placed_tensors(plan: Plan) -> list[PlacedTensor]:
 
 
 def arena_data(plan: Plan) -> dict[str, Any]:
-    """The arena for programs."""
+    """Returns the arena as data for programs."""
     memory = plan.memory
     return {
         "peak": memory.peak,
@@ -54,7 +57,10 @@ def arena_data(plan: Plan) -> dict[str, Any]:
 
 
 def arena_picture(plan: Plan) -> Html:
-    """Addresses upwards, steps to the right; a tensor is named where the pointer rests on it."""
+    """Returns a picture with addresses upwards and steps to the right.
+
+    The tensor under the pointer shows its name.
+    """
     steps, size = len(plan.steps) + 2, max(plan.memory.peak, 1)
     high = _HEIGHT - _TOP - _BOTTOM
     wide = (_WIDTH - _LEFT - 8) / steps

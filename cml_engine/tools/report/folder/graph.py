@@ -1,4 +1,4 @@
-"""The graph as rows: each operator as it runs, and the lines of the model that it was made of."""
+"""The graph as rows: each operator as it runs, with the lines of the model that it comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cml_engine.tools.report.folder.page import Cell, Html, details, html, liste
 
 @dataclass(frozen=True, slots=True)
 class WrittenOperator:
-    """An operator of the model as it is written, and where that stands."""
+    """An operator of the model as written, and its position in the file."""
 
     title: str
     place: str
@@ -22,7 +22,7 @@ class WrittenOperator:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """An operator of the network as it runs; ``made_of`` are those of the model in it."""
+    """An operator of the network as it runs; ``made_of`` are the operators of the model in it."""
 
     number: int
     op: str
@@ -33,7 +33,7 @@ class NodeRow:
 
 
 def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
-    """The operators in the order in which they run."""
+    """Returns the operators in the order in which they run."""
     origins, computed = producers(written), producers(optimized)
 
     def row(number: int, node: Node) -> NodeRow:
@@ -50,7 +50,7 @@ def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
 
 
 def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Any]:
-    """The graph for programs."""
+    """Returns the graph as data for programs."""
     return {
         "name": graph.name,
         "inputs": {name: str(graph.facts[name]) for name in graph.inputs},
@@ -60,7 +60,7 @@ def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Any]:
 
 
 def graph_table(rows: list[NodeRow], constants: Mapping[str, Any]) -> Html:
-    """The graph for people; an operator opens to what it was made of."""
+    """Returns the graph as a table; a row expands to the operators that it was made of."""
 
     def cells(row: NodeRow) -> list[Cell]:
         reads = [n if n not in constants else f"{n} (constant)" for n in row.reads]

@@ -1,4 +1,4 @@
-"""The plan as a table: what each dispatch should take, what it took, and what else it could be."""
+"""The plan as a table: predicted and measured time of each dispatch, and its alternatives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cml_engine.tools.report.folder.page import (
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What devices of that kind are known to do; ``source`` says from where."""
+    """The known peak rates of a type of device; ``source`` names the source of the numbers."""
 
     gflops: float
     gbytes_per_s: float
@@ -32,8 +32,11 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A dispatch. ``rivals`` are the other kernels that could do it, with the milliseconds that
-    were measured for each on this device, None where they were not."""
+    """A dispatch in the table.
+
+    ``rivals`` are the alternative kernels with their milliseconds measured on this device, or
+    None if they were not measured.
+    """
 
     number: int
     title: str
@@ -58,7 +61,7 @@ def step_rows(
     peak: Peak | None,
     records: Mapping[str, Record],
 ) -> list[StepRow]:
-    """A row for every dispatch; times in ms."""
+    """Returns a row for every dispatch; times in milliseconds."""
     choices = {choice.node: choice for choice in plan.choices}
     return [
         _row(step, predicted[i], measured[i] if measured else None, peak, choices, records)
@@ -67,7 +70,7 @@ def step_rows(
 
 
 def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[str, Any]:
-    """The table for programs."""
+    """Returns the table as data for programs."""
     return {
         "device": device,
         "peak": asdict(peak) if peak else None,
@@ -76,7 +79,7 @@ def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[
 
 
 def steps_table(rows: Sequence[StepRow]) -> Html:
-    """The table for people."""
+    """Returns the table as HTML."""
     measured = any(row.measured_ms is not None for row in rows)
     titles = ["", "operator", "place", "kernel", "groups", "GFLOP", "MB", "predicted ms"]
     if measured:

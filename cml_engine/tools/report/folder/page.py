@@ -1,4 +1,4 @@
-"""Pieces of the page: tables, links, and the whole of it. Everything that is shown is escaped."""
+"""The HTML of the report page: tables, links and the document. All text is escaped."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-#: nothing may be fetched, whatever a model's names say
+#: the page may fetch nothing, even if a model's names contain links
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a table: how it is shown, and by what it is sorted."""
+    """A number in a table: the text to show and the value to sort by."""
 
     value: float
     shown: str
 
 
-#: what a table's cell may be
+#: a cell of a table
 Cell = str | Html | Number | None
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of the page, and the files that have the same and more."""
+    """A section of the page, and the files with its data."""
 
     key: str
     title: str
@@ -43,42 +43,45 @@ class PageSection:
 
 
 def number(value: float | None, digits: int = 3, unit: float = 1.0) -> Number | None:
-    """``value / unit`` with so many digits behind the point; None stays an empty cell."""
+    """Returns ``value / unit`` with ``digits`` decimal places; None remains an empty cell."""
     return None if value is None else Number(value, f"{value / unit:.{digits}f}")
 
 
 def whole(value: int) -> Number:
-    """A whole number."""
+    """Returns a whole number for a table."""
     return Number(value, f"{value}")
 
 
 def html(*parts: str | Html) -> Html:
-    """The parts one after the other; text among them is escaped."""
+    """Joins the parts; plain text among them is escaped."""
     return Html("".join(p.text if isinstance(p, Html) else escape(p) for p in parts))
 
 
 def note(text: str) -> Html:
-    """A line beside the data."""
+    """Returns a paragraph of explanation."""
     return Html(f'<p class="note">{escape(text)}</p>')
 
 
 def pre(text: str) -> Html:
-    """Lines as they are."""
+    """Returns preformatted text."""
     return Html(f"<pre>{escape(text)}</pre>")
 
 
 def details(summary: str | Html, body: Html) -> Html:
-    """What opens at a click."""
+    """Returns a summary that expands to the body on a click."""
     return Html(f"<details><summary>{html(summary).text}</summary>{body.text}</details>")
 
 
 def listed(items: Iterable[str | Html]) -> Html:
-    """A list with bullets."""
+    """Returns a bulleted list."""
     return Html("<ul>" + "".join(f"<li>{html(item).text}</li>" for item in items) + "</ul>")
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
-    """A table that is sorted by a click. Columns of numbers are those whose first row has one."""
+    """Returns a table that a click on a title sorts.
+
+    A column is numeric if its first row has a number.
+    """
     filled = [list(row) for row in rows]
     numeric = [
         any(isinstance(row[i], Number) for row in filled[:1]) or titles[i].endswith("%")
@@ -96,7 +99,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
 
 
 def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequence[str]) -> str:
-    """The whole document; ``missing`` are the titles of sections that are not made yet."""
+    """Returns the whole document; ``missing`` are the titles of sections that are not finished."""
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
     open_ = ""
     if missing:
@@ -115,7 +118,7 @@ def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequen
 
 
 def link(file: str) -> Html:
-    """A file of the folder."""
+    """Returns a link to a file of the folder."""
     return Html(f'<a href="{quote(file)}">{escape(file)}</a>')
 
 

@@ -1,4 +1,4 @@
-"""The graph after each pass as text: NNEF where that can be written."""
+"""The graph after each optimization pass as text, in NNEF if it can be written so."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cml_engine.nnef.files.writer import to_text
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pass and what it left. ``text`` is empty where it changed nothing."""
+    """A pass and the graph after it; ``text`` is empty if the pass changed nothing."""
 
     name: str
     why: str
     nodes: int
     text: str
-    #: why that is no NNEF, empty where it is
+    #: the reason why the text is not NNEF; empty if it is
     refused: str
 
 
 def stages(graph: Graph) -> Iterator[Stage]:
-    """The graph as it is written, and after each pass."""
+    """Yields the graph as written, and after each pass."""
     last = ""
     for name, why, left in stages_of(graph):
         text, refused = _text(left)
@@ -33,7 +33,10 @@ def stages(graph: Graph) -> Iterator[Stage]:
 
 
 def _text(graph: Graph) -> tuple[str, str]:
-    """The graph's NNEF without its weights, else a line for every node and why it is none."""
+    """Returns the graph's NNEF without weights and "".
+
+    If NNEF cannot express the graph, returns a line for every node and the reason.
+    """
     try:
         return to_text(graph), ""
     except CmlError as error:

@@ -1,4 +1,4 @@
-"""A run in frames, as a picture of every frame's time."""
+"""The sections of the report page."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from cml_engine.tools.report.folder.write import KERNELS, PASSES, ReportFolder
 from cml_engine.tools.report.info import model_info
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1200, 180, 76, 10
-#: so many frames are drawn
+#: the number of frames in the picture
 SHOWN = 240
 
 
 def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
-    """A bar for the inference time of each of the first frames, and the budget as a line."""
+    """Returns a bar chart of the inference time of the first frames, with the budget as a line."""
     times = times[:SHOWN]
     most = max([budget_ms, *times]) * 1.05
     high, wide = _HEIGHT - 2 * _TOP, (_WIDTH - _LEFT) / max(len(times), 1)
@@ -61,8 +61,11 @@ def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reported. ``device`` is "" where there is no GPU; ``predicted_ms`` is of each step,
-    ``records`` is what was measured of kernels before."""
+    """The subject of the report: a model and its plan.
+
+    ``device`` is "" without a GPU. ``predicted_ms`` has one value per step. ``records`` are earlier
+    measurements of kernels.
+    """
 
     graph: Graph
     optimized: Graph
@@ -82,19 +85,19 @@ class Subject:
         return f"Planned for {self.device}."
 
 
-#: makes a section of a subject, and its files
+#: returns a section about a subject, and writes its files
 Maker = Callable[[Subject, ReportFolder], PageSection]
 
 
 def summary(subject: Subject, folder: ReportFolder) -> PageSection:
-    """What ``cml info`` says."""
+    """Returns the section with the text of ``cml info``."""
     info = model_info(subject.graph, storage=subject.storage, decide=subject.decide)
     file = folder.text("model.json", info.json() + "\n")
     return PageSection("summary", "Summary", pre(str(info)), (file,))
 
 
 def graph(subject: Subject, folder: ReportFolder) -> PageSection:
-    """The operators as they run."""
+    """Returns the section with the operators as they run."""
     rows = node_rows(subject.graph, subject.optimized)
     file = folder.data("graph.json", graph_data(subject.optimized, rows))
     said = (
@@ -106,7 +109,8 @@ def graph(subject: Subject, folder: ReportFolder) -> PageSection:
 
 
 def passes(subject: Subject, folder: ReportFolder) -> PageSection:
-    """The graph after each pass, a file where it changed anything."""
+    """Returns the section with the graph after each pass; a pass that changed the graph has a
+    file."""
     rows = []
     for number, stage in enumerate(stages(subject.graph)):
         file = None
@@ -123,7 +127,7 @@ def passes(subject: Subject, folder: ReportFolder) -> PageSection:
 def operators(
     subject: Subject, folder: ReportFolder, measured_ms: Sequence[float] | None = None
 ) -> PageSection:
-    """The plan, step by step."""
+    """Returns the section with the plan, step by step."""
     peak = subject.peak
     rows = step_rows(subject.plan, subject.predicted_ms, measured_ms, peak, subject.records)
     files = (
@@ -139,7 +143,7 @@ def operators(
 
 
 def memory(subject: Subject, folder: ReportFolder) -> PageSection:
-    """The arena by step."""
+    """Returns the section with the arena by step."""
     found = subject.plan.memory
     file = folder.data("arena.json", arena_data(subject.plan))
     said = (
@@ -150,7 +154,7 @@ def memory(subject: Subject, folder: ReportFolder) -> PageSection:
 
 
 def decisions(subject: Subject, folder: ReportFolder) -> PageSection:
-    """Who decided what."""
+    """Returns the section with the compiler's decisions and their sources."""
     found = decisions_on(
         subject.device, subject.graph, subject.optimized, subject.plan, subject.decide
     )
@@ -160,7 +164,7 @@ def decisions(subject: Subject, folder: ReportFolder) -> PageSection:
 
 
 def kernels(subject: Subject, folder: ReportFolder) -> PageSection:
-    """Every kernel's source."""
+    """Returns the section with every kernel's source."""
     from cml_engine.gpu.shaders.dump import source_file
     from cml_engine.gpu.shaders.hlsl import ShaderKey
     from cml_engine.gpu.shaders.steps import step_key

@@ -1,4 +1,4 @@
-"""The folder on disk: every phase writes its data, and then the page with all that is there."""
+"""The report folder on disk: every phase writes its data and updates the page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from cml_engine.io.output_folder import OutputFolder
 from cml_engine.tools.report.folder.page import PageSection, page
 
 INDEX = "index.html"
-#: says that a folder is a report, and which phases are done
+#: the file that marks a folder as a report and lists its finished phases
 STATE = "report.json"
-#: folders inside of a report
+#: folders inside a report
 PASSES, KERNELS = "passes", "kernels"
 FORMAT = "cml report 1"
 
 
 class ReportFolder:
-    """A report on its way. ``titles`` are those of all its sections by key, in their order."""
+    """A report that is being written; ``titles`` are the titles of all its sections by key, in
+    order."""
 
     def __init__(self, path: Path, titles: dict[str, str], *, overwrite: bool = False) -> None:
         self.path = path
@@ -29,7 +30,7 @@ class ReportFolder:
         self._write_state()
 
     def add(self, section: PageSection) -> None:
-        """Put a section into the page, which is written anew."""
+        """Adds a section and writes the page again."""
         self._sections[section.key] = section
         self._write_page()
 
