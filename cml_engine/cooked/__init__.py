@@ -1,7 +1,7 @@
-"""Networks in one file that is ready to run: docs/cooked.md has it to the byte.
+"""Cooked networks: one file that is ready to run (docs/cooked.md specifies every byte).
 
-Nothing of it is parsed, planned or compiled where it is played. ``cook`` writes, ``load_cooked``
-reads; the sections stand in ``form.py``.
+The file needs no parsing, planning or compilation on the player's machine. ``cook`` writes files
+and ``load_cooked`` reads them; ``form.py`` defines the records.
 """
 
 from __future__ import annotations

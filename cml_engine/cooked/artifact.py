@@ -1,4 +1,4 @@
-"""A cooked network: what a session asks it for."""
+"""The contents of a cooked file as a session uses them."""
 
 from __future__ import annotations
 
@@ -25,36 +25,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a file has of a network beside its graph."""
+    """A cooked network: the plans, kernels, golden pair and graph of a file."""
 
     name: str
     meta: Mapping[str, Any]
     plans: tuple[CookedPlan, ...]
     kernels: Mapping[str, Cooked]
     golden: Golden | None
-    #: as the passes left it; None where the file is for players only
+    #: the optimized graph; None if the file is for players only
     graph: Graph | None
     nbytes: int
-    #: what it takes when it is unpacked
+    #: the memory that the unpacked file takes
     totals: Totals
-    #: of each section: tag, number, bytes
+    #: tag, number and bytes of each section
     sections: tuple[tuple[str, int, int], ...] = field(default=(), repr=False)
 
     @property
     def storage(self) -> str:
-        """``"half"`` where it was cooked with 16 bits, else ``"float"``."""
+        """``"half"`` if the network was cooked with 16 bits, else ``"float"``."""
         return "half" if self.meta.get("half") else "float"
 
     @property
     def integer_digest(self) -> bytes | None:
-        """Of the model itself: a run of the file has the digest of a run of the model."""
+        """The digest of the original integer network, or None.
+
+        A run of the cooked file therefore has the same digest as a run of the model.
+        """
         stated = self.meta.get("integer")
         return bytes.fromhex(stated) if stated else None
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
-        """The plan for a device: one of the file's, or one of its graph by the file's kernels.
-        Where something else is asked for than what was cooked, one of the graph, by whichever
-        kernels there are."""
+        """Returns the plan for a device.
+
+        The plan is one of the file's, or a new plan of its graph that uses the file's kernels
+        only. If the session requests other options than were cooked, it is a new plan that
+        compiles missing kernels. ``lower`` makes a new plan. Raises :class:`StaleArtifact` if no
+        plan is possible.
+        """
         as_cooked = plain and storage in ("float", self.storage)
         chosen, why = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
         if as_cooked and chosen is not None:
@@ -66,8 +73,10 @@ class Artifact:
         return self.with_kernels(made, strict=as_cooked, why=why)  # type: ignore[return-value]
 
     def with_kernels(self, plan: Plan, strict: bool = False, why: list[str] | None = None) -> Plan:
-        """The plan by the file's kernels, where it has them. ``strict``: :class:`StaleArtifact`
-        where it does not."""
+        """Returns the plan with the file's kernels where the file has them.
+
+        With ``strict`` raises :class:`StaleArtifact` if a kernel is missing or may not run.
+        """
         contents: dict[tuple[str, str], str] = {}
         steps = []
         for step in plan.steps:
@@ -80,8 +89,11 @@ class Artifact:
         return replace(plan, steps=tuple(steps))
 
     def check_cpu(self) -> None:
-        """:class:`StaleArtifact` where there is no graph for NumPy, :class:`UnsupportedOp` where an
-        operator of a game's own is not here."""
+        """Raises an error if the file cannot run on the CPU.
+
+        The error is :class:`StaleArtifact` if the file has no graph, and :class:`UnsupportedOp`
+        if a game's operator is not registered.
+        """
         if self.graph is None:
             raise self._stale(["it was cooked for players, and has no graph for the CPU"])
         lacking = [name for name in self.meta.get("custom", ()) if not is_registered(name)]
@@ -94,7 +106,7 @@ class Artifact:
         self._check_graph(self.graph)
 
     def _check_graph(self, graph: Graph) -> None:
-        """The file's shapes are those that the operators give."""
+        """Raises :class:`CorruptArtifact` if the file's shapes differ from the inferred ones."""
         try:
             facts = infer_facts(graph).facts
         except CmlError as error:
@@ -112,7 +124,7 @@ class Artifact:
 
 
 def _lacking(plan: CookedPlan, limits: Limits) -> str:
-    """What of a plan's kernels a device cannot have; "" where it can have all."""
+    """Returns the first reason why a device cannot run a plan's kernels, or an empty string."""
     if limits.subgroup_size == 0 and any(kernel.flags & SUBGROUPS for kernel in plan.used):
         return "its kernels use subgroups, which the device does not have"
     return next((kernel.refusal for kernel in plan.used if kernel.refusal), "")

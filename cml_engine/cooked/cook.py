@@ -1,4 +1,4 @@
-"""A graph -> the bytes of a cooked file. The same graph gives the same bytes."""
+"""Cooks a graph: converts it to the bytes of a cooked file. Equal graphs give equal bytes."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def cook(
     decide: Decide = NOTHING_DECIDED,
     arena_limit: int = 0,
 ) -> bytes:
-    """The network as the bytes of a cooked file (docs/cooked.md).
+    """Returns the network as the bytes of a cooked file (docs/cooked.md).
 
     Parameters
     ----------
     graph : from :func:`cml_engine.load`.
     devices : names of :data:`PROFILES`.
-    half : feature maps and weights in 16 bits (docs/faster.md).
-    player : without the graph, which only Python can use.
-    golden : with an input and NumPy's outputs of it (where every operator has a NumPy function).
-    guesses : what devices are believed to do, for players.
-    decide : what all plans take instead of what tables and rules would (docs/see_inside.md).
-    arena_limit : bytes that activations may take, in all plans; 0 is any number (docs/faster.md).
+    half : store feature maps and weights in 16 bits (docs/faster.md).
+    player : leave out the graph, which only Python can use.
+    golden : add an input and NumPy's outputs of it (if every operator has a NumPy function).
+    guesses : the assumed speed of devices, for players.
+    decide : decisions for all plans instead of those of tables and rules (docs/see_inside.md).
+    arena_limit : the most bytes for activations in all plans; 0 is unlimited (docs/faster.md).
     """
     an_object(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
@@ -110,13 +110,13 @@ def cook(
 
 
 def _options(profile: Profile, arena_limit: int) -> PlanOptions:
-    """Players give real numbers."""
+    """Returns the plan options of a profile; players upload inputs as unpacked real numbers."""
     variants = shipped_table(profile.tuned_as)
     return PlanOptions(variants=variants, packed_inputs=False, arena_limit=arena_limit)
 
 
 def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:
-    """Every variant once, by its digest, compiled on all cores."""
+    """Compiles every distinct kernel variant on all cores, and returns the code by digest."""
     once = {digest_of(key): key for key in keys}
     with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
         return dict(zip(once, threads.map(compiled, once.values()), strict=True))
@@ -162,7 +162,7 @@ def _meta(
 
 
 def _model_digest(graph: Graph) -> str:
-    """SHA-256 of what the network is, wherever it came from."""
+    """Returns the SHA-256 digest of the network's contents, which does not depend on its file."""
     hasher = hashlib.sha256(json.dumps(described(graph), sort_keys=True).encode())
     for name, array in sorted(graph.constants.items()):
         hasher.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())

@@ -1,4 +1,4 @@
-"""The records of a cooked file (docs/cooked.md), one after the other as they lie there."""
+"""The records of a cooked file (docs/cooked.md), in file order."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from cml_engine.io.model_source import Bytes
 MAGIC = b"\x89CML\r\n\x1a\n"
 FORMAT = 2
 MOST_SECTIONS = 256
-#: where sections begin, and tables within a plan
+#: alignments in bytes of sections, and of tables within a plan
 SECTION_ALIGNMENT, TABLE_ALIGNMENT = 64, 8
 MOST_DIMENSIONS = 8
-#: bytes of a string and of a kernel's parameters, tensors of a kernel, inputs of a network
+#: limits: bytes of a string and of a kernel's parameters, tensors of a kernel, inputs of a network
 MOST_TEXT, MOST_PARAMS, MOST_TENSORS, MOST_INPUTS = 4096, 65536, 64, 64
-#: FLOPs, bytes and rates
+#: the largest FLOPs, bytes and rates
 MOST_AMOUNT = 1e300
-#: devices and factors of a first guess
+#: the most devices and factors of first guesses
 MOST_DEVICES, MOST_FACTORS = 64, 4096
-#: deflate makes nothing smaller than by this
+#: the largest compression ratio of deflate
 MOST_SMALLER = 1040
-#: the number of a section that is not there
+#: stands for an offset that does not exist
 NONE64 = 0xFFFFFFFF_FFFFFFFF
-#: where constants begin; axes of a constant, and dimensions of what is made of it; and what no size
-#: of theirs exceeds
+#: the alignment of constants; the axes of a stored constant, the dimensions of the packed one, and
+#: the largest size in bytes
 VALUE_ALIGNMENT, PIECE_AXES, PIECE_DIMS, MOST_BYTES = 16, 4, 8, 1 << 48
-#: the version of what makes plans: another one may make others of the same graph
+#: the version of the planner: another version may plan the same graph differently
 RULES = 1
 
 STRINGS, KERNELS, CODE, PLAN, VALUES = "strings", "kernels", "code", "plan", "values"
 GUESS, GOLDEN, META, GRAPH = "guess", "golden", "meta", "graph"
-#: every section's tag, and how many there are of it: the least and the most
+#: the least and the most sections of each tag
 COUNTS = {
     STRINGS: (1, 1),
     KERNELS: (1, 1),
@@ -57,7 +57,7 @@ COUNT = Struct("<2I")
 KERNEL = Struct("<32s2I4IQ2IQ2IQ")
 #: profile, reserved; bytes of arena, weights, own; alignments, most bytes of a binding and of
 #: a buffer, threads, shared memory, bindings, lanes, software, reserved; FLOPs, bytes, gas; then
-#: number and offset of steps, bindings, inputs, outputs, updates, parameters, pieces; reserved
+#: count and offset of steps, bindings, inputs, outputs, updates, parameters, pieces; reserved
 PLAN_HEADER = Struct("<2IQ3Q2I2Q6I2dQ14I24s")
 #: kernel, groups, first binding, bindings, writes, parameters' offset and bytes, line, operator,
 #: title, cost key, file; FLOPs, bytes, gas, reserved
@@ -66,7 +66,7 @@ STEP = Struct("<8I8I2d2Q")
 BINDING = Struct("<2I2Q")
 #: name, type, layout, rank, extents, space, offset, bytes, reserved
 TENSOR = Struct("<2I3I8II3Q")
-#: space, how its source is stored, what that becomes, dimensions; offset and bytes; source,
+#: space, stored type of the source, type to convert it to, dimensions; offset and bytes; source,
 #: matrix; the source's extents; then extent, axis and step of each dimension
 PIECE = Struct("<4I2Q2Q4I24I")
 #: patterns, FLOPs and bytes per ms, ms per dispatch, first factor, factors
@@ -91,19 +91,19 @@ assert [s.size for s in (BINDING, TENSOR, DEVICE, FACTOR, GOLDEN_TENSOR)] == [24
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a file takes when it is unpacked, as its header states it."""
+    """The memory that a file takes when unpacked, as its header states it."""
 
-    #: of all kernels, unpacked
+    #: bytes of all kernels, unpacked
     code_bytes: int
-    #: of the largest plan's buffers
+    #: bytes of the largest plan's buffers
     device_bytes: int
     kernels: int
-    #: of the plan that has most
+    #: steps of the plan that has most
     steps: int
 
     @staticmethod
     def of(kernels: Bytes, plans: Iterable[Bytes]) -> Totals:
-        """The totals of the sections."""
+        """Returns the totals of the kernel and plan sections."""
         rows = [
             KERNEL.unpack_from(kernels, at) for at in range(COUNT.size, len(kernels), KERNEL.size)
         ]
@@ -118,8 +118,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class CookedLimits:
-    """What a cooked file may take when it is unpacked; a small file can state much. The C and
-    JavaScript players have the same limits by the same names."""
+    """Limits on the memory of an unpacked file, because a small file can state large sizes.
+
+    The C and JavaScript players have the same limits with the same names.
+    """
 
     code_bytes: int = 64 << 20
     device_bytes: int = 2 << 30
@@ -127,12 +129,12 @@ class CookedLimits:
     steps: int = 16384
 
     def exceeded(self, totals: Totals) -> list[tuple[str, int, int]]:
-        """The name, total and limit of each total that is larger than its limit."""
+        """Returns the name, total and limit of each total that is above its limit."""
         rows = [(f.name, getattr(totals, f.name), getattr(self, f.name)) for f in fields(self)]
         return [(name, total, most) for name, total, most in rows if total > most]
 
     def check(self, totals: Totals) -> None:
-        """Raises ``OverBudget`` where a total is larger."""
+        """Raises :class:`OverBudget` if a total is above its limit."""
         for name, total, most in self.exceeded(totals):
             raise OverBudget(
                 f"the cooked file states {total:,} {name}, the limit is {most:,}. If you trust it: "
@@ -141,5 +143,5 @@ class CookedLimits:
 
 
 def aligned(offset: int, alignment: int) -> int:
-    """The next multiple of it."""
+    """Returns ``offset`` rounded up to a multiple of ``alignment``."""
     return -(-offset // alignment) * alignment

@@ -1,4 +1,4 @@
-"""The golden pair of a cooked file: inputs, NumPy's outputs, and how far a device may differ."""
+"""The golden pair of a cooked file: inputs, NumPy's outputs, and the tolerance for devices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.ops.declaration.registry import lookup
 
 _ALIGNMENT = 16
-#: inputs that are tried before a network counts as one that magnifies every rounding
+#: the number of inputs tried before a network counts as magnifying every rounding error
 _TRIES = 3
-#: values of integer inputs that are no indices: 0 to 9
+#: integer inputs that are no indices have values 0 to 9
 _SMALL = 10
 #: relative rounding error of an operator on another device: a few roundings of 2**-24 in a sum, or
 #: one of 2**-11 where tensors are stored in 16 bits
@@ -35,7 +35,7 @@ _NOISE = {"float": 2.0**-20, "half": 2.0**-11}
 #: tolerance of a network that does not magnify rounding errors: WGSL lets sin and cos be off by
 #: 2**-11
 _LEAST = {"float": 1e-3, "half": 2e-2}
-#: tolerance over the measured effect of the noise, and the tolerance that says nothing any more
+#: the tolerance as a multiple of the measured effect of the noise, and the largest useful one
 _SAFETY, _MOST = 8.0, 0.25
 #: operators whose second operand holds positions in the first
 _INDEXING = {"gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd"}
@@ -43,17 +43,22 @@ _INDEXING = {"gather", "gather_elements", "gather_nd", "scatter_elements", "scat
 
 @dataclass(frozen=True)
 class Golden:
-    """Inputs, the outputs of the first run on them, and how far a device may be from these:
-    ``tolerance`` is absolute and relative to each number; of integers and truth values it is the
-    share of elements that may differ."""
+    """Inputs, the outputs of a first run on them, and the tolerance for other devices.
+
+    ``tolerance`` is absolute and relative for each real number. For integers and booleans it is the
+    share of elements that may differ.
+    """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     tolerance: float
 
     def differences(self, outputs: Mapping[str, Array]) -> dict[str, float]:
-        """How far each output is from its own, as a part of what it may be; 1 and less is right.
-        Values that are not finite must be the same."""
+        """Returns the difference of each output as a multiple of the allowed one; up to 1 is
+        correct.
+
+        Values that are not finite must be equal.
+        """
         return {name: self._difference(name, outputs[name]) for name in self.outputs}
 
     def _difference(self, name: str, got: Array) -> float:
@@ -74,12 +79,12 @@ def _alike(wanted: Array, got: Array) -> Array:
 
 
 def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Golden | None:
-    """Inputs over the ranges that the network declares, and NumPy's outputs.
+    """Returns inputs over the ranges that the network declares, and NumPy's outputs.
 
-    ``graph`` is optimized, ``written`` the same as it was loaded. Networks that are ``exact`` have
-    the tolerance 0; of others it is measured: the outputs are compared with those of a run in which
-    every operator's result is moved by rounding errors. Returns None where an operator has no NumPy
-    function, or the outputs hang on rounding errors alone.
+    ``graph`` is optimized; ``written`` is the same graph as loaded. Networks that are ``exact``
+    have tolerance 0. For others it is measured by comparing the outputs with those of a run in
+    which every operator's result is changed by rounding errors. Returns None if an operator has
+    no NumPy function, or if the outputs depend on rounding errors alone.
     """
     ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
     if any(lookup(op).cpu is None for op in ops):
@@ -103,7 +108,7 @@ def _first_run(
     inputs = golden_inputs(written, seed)
     try:
         return inputs, CpuProgram(graph).run(inputs)
-    except CmlError:  # integers that the network wants otherwise: nearly all take 0 and 1
+    except CmlError:  # integers out of the network's range: nearly all networks accept 0 and 1
         integers = {n: a % 2 for n, a in inputs.items() if a.dtype == np.int32}
         if not integers:
             raise
@@ -112,9 +117,11 @@ def _first_run(
 
 
 def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Random inputs: over the range of its ``graph.quant`` line where an input of an integer
-    network has one, over all positions where integers are indices, else uniform in [0, 1), 0 to 9,
-    and truth values."""
+    """Returns random inputs.
+
+    An input of an integer network covers the range of its ``graph.quant`` line. Integers that are
+    indices cover all positions. Other inputs are uniform in [0, 1), integers 0 to 9, or booleans.
+    """
     generator = np.random.default_rng(seed)
     lines, limits, made = lines_of(graph) if graph.integer else {}, _index_limits(graph), {}
     for name in graph.inputs:
@@ -134,8 +141,10 @@ def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def _index_limits(graph: Graph) -> dict[str, int]:
-    """For each input of integers that reaches an index by way of other integers: the least extent
-    that it counts."""
+    """Returns for each integer input that becomes an index the least extent that it indexes.
+
+    The input may reach the index through other integer tensors.
+    """
     reached = {name: {name} for name in graph.inputs if graph.facts[name].dtype == "integer"}
     limits: dict[str, int] = {}
     for node in graph.nodes:
@@ -152,8 +161,10 @@ def _index_limits(graph: Graph) -> dict[str, int]:
 
 
 def _run_with_noise(graph: Graph, inputs: Mapping[str, Array], noise: float) -> dict[str, Array]:
-    """The outputs where each operator's numbers are off by ``noise`` of their size and of the
-    tensor's, as a sum in another order is."""
+    """Returns the outputs of a run in which every operator's result has rounding errors.
+
+    An error is up to ``noise`` times the value plus the tensor's RMS, as if sums were reordered.
+    """
     generator = np.random.default_rng(0)
     values: dict[str, Array] = {**inputs, **graph.constants}
     for node, unused in zip(graph.nodes, last_uses(graph, ()), strict=True):
@@ -177,7 +188,7 @@ def _moved(value: Array, noise: float, generator: np.random.Generator) -> Array:
 
 
 def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) -> None:
-    """The section ``golden``."""
+    """Writes the section ``golden``."""
     rows = [(0, n, a) for n, a in golden.inputs.items()]
     rows += [(1, n, a) for n, a in golden.outputs.items()]
     start = aligned(GOLDEN_HEADER.size + GOLDEN_TENSOR.size * len(rows), _ALIGNMENT)
@@ -202,7 +213,10 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
 
 
 def read_golden(file: Container, graph: Graph) -> Golden | None:
-    """The golden pair of a file that has one, of all inputs and outputs of the graph."""
+    """Returns the golden pair of a file, or None if it has none.
+
+    Raises :class:`CorruptArtifact` if it does not match the inputs and outputs of the graph.
+    """
     if not file.count(GOLDEN):
         return None
     section = file.section(GOLDEN)

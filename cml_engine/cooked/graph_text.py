@@ -1,4 +1,5 @@
-"""A graph as JSON, and its constants: what a cooked file has for NumPy and for other plans."""
+"""Writes and reads the graph of a cooked file, as JSON and constants, for NumPy and for new
+plans."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from cml_engine.io.budget import current
 from cml_engine.io.json import parse_json
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Epilogue, Fact, Graph, Node
 
-#: types of constants, by the name that the file has
+#: types of constants, by their names in the file
 _TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
 _FIELDS = {
     "name", "inputs", "outputs", "nodes", "facts", "constants", "labels", "updates", "sources",
@@ -28,7 +29,7 @@ _FIELDS = {
 
 
 def write_graph(graph: Graph, sections: Sections) -> None:
-    """The section ``graph``; its constants lie in ``values``."""
+    """Writes the section ``graph``, with its constants in ``values``."""
     constants = {}
     for name, array in graph.constants.items():
         if array.dtype.name not in _TYPES:
@@ -39,7 +40,7 @@ def write_graph(graph: Graph, sections: Sections) -> None:
 
 
 def described(graph: Graph) -> dict[str, Any]:
-    """Everything of a graph but its constants, as JSON has it."""
+    """Returns a graph without its constants as a JSON object."""
     return {
         "name": graph.name,
         "inputs": list(graph.inputs),
@@ -92,7 +93,7 @@ def _attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any, key: str) -> Any:
-    """An attribute; what JSON does not have is an object of one entry."""
+    """Returns an attribute as JSON; a type that JSON lacks becomes an object with one entry."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -112,7 +113,10 @@ def _value(value: Any, key: str) -> Any:
 
 
 def read_graph(file: Container) -> Graph:
-    """The graph of a file that has one."""
+    """Returns the graph in a file's section ``graph``.
+
+    Raises :class:`CorruptArtifact` if the section is invalid.
+    """
     try:
         data = parse_json(bytes(file.section(GRAPH).content).decode())
         if not isinstance(data, dict) or set(data) - {"words"} != _FIELDS:
@@ -148,7 +152,7 @@ def read_graph(file: Container) -> Graph:
 
 
 def _check(graph: Graph) -> None:
-    """Every tensor has a fact, and is there before it is read."""
+    """Raises ``ValueError`` unless every tensor has a fact and is computed before it is read."""
     known = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         for name in node.reads:

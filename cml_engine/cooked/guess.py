@@ -1,4 +1,4 @@
-"""What devices are believed to do before anything is measured, for players."""
+"""The assumed speed of devices before anything is measured, for players."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
 
 _COUNTS = Struct("<2I")
-#: of a rate or a factor
+#: the least valid rate or factor
 _LEAST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGuess:
-    """A kind of device: ``words`` of its name, joined by ``|``, and what it does."""
+    """The assumed speed of a type of device.
+
+    ``words`` are joined by ``|``; a device is of this type if one of them occurs in its name.
+    """
 
     words: str
     flops_per_ms: float
@@ -27,7 +30,7 @@ class DeviceGuess:
 
 
 def check_guess(file: Container) -> None:
-    """Raises :class:`CorruptArtifact` where the section ``guess`` is damaged: players read it."""
+    """Raises :class:`CorruptArtifact` if the section ``guess``, which players read, is damaged."""
     if not file.count(GUESS):
         return
     section = file.section(GUESS)
@@ -59,7 +62,7 @@ def _is_rate(value: float) -> bool:
 
 
 def write_guess(devices: Sequence[DeviceGuess], sections: Sections) -> None:
-    """The section ``guess``."""
+    """Writes the section ``guess``."""
     records, factors, count = bytearray(), bytearray(), 0
     for device in devices:
         records += DEVICE.pack(

@@ -1,4 +1,4 @@
-"""Kernels in a cooked file: SPIR-V and WGSL of every variant, compressed."""
+"""The kernels of a cooked file: compressed SPIR-V and WGSL of every variant."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from cml_engine.gpu.shaders.hlsl import (
 )
 
 _MAGIC = 0x07230203
-#: SPIR-V's instruction that names a capability, and the numbers of some
+#: the SPIR-V instruction that declares a capability, and the numbers of some capabilities
 _OP_CAPABILITY = 17
 _FLOAT16, _GROUP_NON_UNIFORM = 9, range(61, 69)
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A kernel variant's code for the platforms that have it."""
+    """The code of a kernel variant for each platform that supports it."""
 
     digest: str
     label: str
@@ -57,7 +57,7 @@ class Codes:
 
     @property
     def flags(self) -> int:
-        """What a device must have, and whether the kernel is trusted."""
+        """The flags of the kernel: the features that it needs, and if it is trusted."""
         words = memoryview(self.spirv).cast("I") if self.spirv else ()
         able = _capabilities(words)
         subgroups = "enable subgroups;" in self.wgsl or any(c in _GROUP_NON_UNIFORM for c in able)
@@ -66,14 +66,17 @@ class Codes:
 
 
 def digest_of(key: ShaderKey) -> str:
-    """What a kernel variant is known by."""
+    """Returns the digest that identifies a kernel variant."""
     return digest(key, "spirv")
 
 
 def compiled(key: ShaderKey) -> Codes:
-    """The variant for all platforms. The engine's own kernels have SPIR-V, and WGSL where that can
-    say it (some have WGSL alone); a game's have SPIR-V only where WGSL cannot
-    (:func:`compile_kernel` says why)."""
+    """Compiles a variant for all platforms.
+
+    The engine's kernels have SPIR-V, and WGSL if they can be expressed in it; some have WGSL
+    only. A game's kernels have SPIR-V only if WGSL cannot express them (:func:`compile_kernel`
+    explains why).
+    """
     try:
         wgsl = compile_wgsl(key)
     except ShaderCompileError:
@@ -90,7 +93,7 @@ def compiled(key: ShaderKey) -> Codes:
 
 
 def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
-    """The sections ``kernels`` and ``code``."""
+    """Writes the sections ``kernels`` and ``code``."""
     records, code = bytearray(COUNT.pack(len(kernels), 0)), bytearray()
     for kernel in kernels:
         places: list[int] = []
@@ -114,7 +117,7 @@ def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cooked:
-    """A kernel of a file: what a device runs it from, and what it must have for that."""
+    """A kernel of a file: its code, and the features that a device needs to run it."""
 
     digest: str
     flags: int
@@ -126,8 +129,10 @@ class Cooked:
 
 
 def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
-    """Every kernel's record; its code is unpacked when it is wanted. What is not trusted is taken
-    as WGSL, whose readers are made for pages of strangers; those of SPIR-V believe what they get.
+    """Returns the kernels of a file, whose code is unpacked on first use.
+
+    Files that are not trusted run their WGSL, because WGSL compilers are built for untrusted web
+    pages and SPIR-V compilers do not validate their input.
     """
     table = file.section(KERNELS)
     code = file.section(CODE)
@@ -140,7 +145,7 @@ def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
 
 
 def _check_places(records: Sequence[Sequence[Any]], nbytes: int) -> None:
-    """Compressed code lies one behind the other: none is unpacked twice."""
+    """Raises :class:`CorruptArtifact` unless the compressed code is contiguous and used once."""
     end = 0
     for record in records:
         for offset, packed in ((record[7], record[8]), (record[10], record[11])):
@@ -216,7 +221,10 @@ def _unpacked(
 
 
 def _checked_spirv(code: bytes, what: str) -> bytes:
-    """SPIR-V whose instructions end where the code does: a driver need not look."""
+    """Returns the code if its SPIR-V instructions end at the end of the code.
+
+    Raises :class:`CorruptArtifact` otherwise, because drivers may not check it.
+    """
     words = memoryview(code).cast("I")
     at = 5
     while at < len(words) and words[at] >> 16:

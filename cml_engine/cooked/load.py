@@ -1,4 +1,4 @@
-"""A cooked file -> a graph that a session takes like any other."""
+"""Loads a cooked file as a graph that a session accepts like any other."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def load_cooked(
     trusted: bool = False,
     limits: CookedLimits | None = None,
 ) -> Graph:
-    """The network in a cooked file (docs/cooked.md), in the bytes of one, or in a
-    :class:`ModelSource` whose graph it is: ready to run, nothing is compiled.
+    """Returns the network in a cooked file (docs/cooked.md), ready to run without compilation.
 
-    Kernels run with the driver's run-time checks, which keep every access inside of its tensor.
-    ``trusted=True`` is for a file of your own: its kernels run without these checks where they are
-    marked for that, which is 2 to 3 times as fast. What a file says of itself grants nothing.
+    ``model`` is a path, the bytes of a cooked file, or a :class:`ModelSource` whose graph is one.
 
-    ``limits`` bound what the file takes when it is unpacked: ``OverBudget``, an
-    :class:`InputError`, before anything is. A trusted file has none by default.
+    Kernels run with the driver's run-time checks, which keep every access inside its tensor.
+    ``trusted=True`` is for your own files: kernels that are marked as safe run without these
+    checks, which is 2 to 3 times as fast. The file itself cannot grant trust.
 
-    :class:`CorruptArtifact` where anything is not as it must be. A session takes the plan of the
-    file that fits its device; :class:`StaleArtifact` where none does.
+    ``limits`` bound the memory of the unpacked file. Raises ``OverBudget``, an :class:`InputError`,
+    before anything is unpacked. A trusted file has no limits by default.
+
+    Raises :class:`CorruptArtifact` if the file is invalid. A session uses the file's plan that
+    fits its device, and raises :class:`StaleArtifact` if none does.
     """
     flag(trusted, "trusted")
     load_families()
@@ -87,7 +88,8 @@ def _bytes_of(model: Any) -> memoryview:
 
 
 def _read(path: Path) -> memoryview:
-    """A file's bytes, read as many as it states: it may be replaced while the game runs."""
+    """Reads the number of bytes that a file's header states, as the file may be replaced
+    meanwhile."""
     try:
         with path.open("rb") as opened:
             size = check_size(opened.read(HEADER.size), path.stat().st_size)
@@ -116,13 +118,13 @@ def _meta(file: Container) -> dict[str, Any]:
 
 
 def _ends(name: str, plan: CookedPlan) -> Graph:
-    """A graph of which only the ends are known."""
+    """Returns a graph that has inputs and outputs but no nodes, for a file without a graph."""
     facts = {n: place.fact for n, place in {**plan.inputs, **plan.outputs}.items()}
     return Graph(name, tuple(plan.inputs), tuple(plan.outputs), (), facts)
 
 
 def _check_ends(graph: Graph, plans: tuple[CookedPlan, ...]) -> None:
-    """All plans have the ends that the graph has."""
+    """Raises :class:`CorruptArtifact` if a plan has other inputs or outputs than the graph."""
     for plan in plans:
         for names, places in ((graph.inputs, plan.inputs), (graph.outputs, plan.outputs)):
             if tuple(places) != names or any(places[n].fact != graph.facts[n] for n in names):

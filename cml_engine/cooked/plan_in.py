@@ -1,4 +1,4 @@
-"""A plan out of a section of a cooked file, every range of it looked at."""
+"""Reads and validates a plan from a section of a cooked file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Cost
 
 _POWERS = {1 << n for n in range(2, 13)}
-#: no more workgroups than a dispatch of two dimensions has
+#: the most workgroups of a two-dimensional dispatch
 _MOST_GROUPS = 65535 * 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a device must have for a plan."""
+    """The limits and features that a plan needs of a device."""
 
     storage_alignment: int
     uniform_alignment: int
@@ -56,7 +56,8 @@ class Needs:
     software: int
 
     def unmet(self, limits: Limits) -> str:
-        """The first need that a device does not meet, in words; "" where it meets all."""
+        """Describes the first need that a device does not meet; returns an empty string if it
+        meets all."""
         rows = (
             ("storage offsets in multiples of", self.storage_alignment,
              limits.storage_offset_alignment, "at most"),
@@ -76,7 +77,7 @@ class Needs:
 
 
 class CookedPlan:
-    """A plan of a file. :attr:`plan` is made when it is wanted; that it can be was checked."""
+    """A plan of a file, validated on construction; :meth:`plan` builds it on demand."""
 
     def __init__(self, file: Container, section: Section, kernels: Sequence[Cooked]) -> None:
         self._file, self._section, self._kernels = file, section, kernels
@@ -91,7 +92,7 @@ class CookedPlan:
         self.used = self._used_kernels()
         self.needs = Needs(*head[6:15])
         self._check_needs()
-        #: parameter blocks by their offsets, where the last ends, and the next step's first binding
+        #: parameter blocks by offset, the end of the last one, and the next step's first binding
         self._blocks: dict[int, bytes] = {}
         self._blocks_end = self._next_binding = 0
         if self._tables[2][0] > MOST_INPUTS:
@@ -184,7 +185,10 @@ class CookedPlan:
         )
 
     def _params(self, at: int, nbytes: int, title: str) -> bytes:
-        """A block that a step before has too, or the next one."""
+        """Returns a step's parameter block, which an earlier step may share.
+
+        Raises :class:`CorruptArtifact` if a new block does not follow the last one.
+        """
         count, offset = self._tables[5]
         known = self._blocks.get(at)
         if known is None and at == aligned(self._blocks_end, self.needs.uniform_alignment):
@@ -239,7 +243,7 @@ class CookedPlan:
         fact = Fact(DTYPES[dtype], tuple(extents[:rank]))
         if nbytes != 4 * words(fact, LAYOUTS[layout]):
             raise self._damaged(f"tensor '{name}', {fact}, has {nbytes:,} bytes")
-        # whole vectors: what the writer placed has room for them
+        # rounded up to whole vectors, for which the writer leaves room
         nbytes = -(-nbytes // 16) * 16
         self._check_range(SPACES[space], offset, nbytes, f"tensor '{name}'")
         return name, TensorPlace(
@@ -266,7 +270,7 @@ class CookedPlan:
     # --- the plan
 
     def plan(self, name: str) -> Plan:
-        """The plan, for a session."""
+        """Returns the plan for a session."""
         return Plan(
             name=name,
             steps=self.steps,
@@ -286,7 +290,7 @@ class CookedPlan:
 
     @cached_property
     def _own(self) -> dict[str, tuple[int, Array]]:
-        """What is the plan's own, the variables by the names that updates call them."""
+        """The buffer of this plan alone, and the variables in it by the names that updates use."""
         whole = np.zeros(self._sizes["own"], np.uint8)
         for offset, array in self._constants["own"].values():
             whole[offset : offset + array.nbytes] = array.view(np.uint8)
@@ -302,8 +306,10 @@ class CookedPlan:
 def choose(
     plans: Sequence[CookedPlan], limits: Limits, has: Callable[[CookedPlan], str]
 ) -> tuple[CookedPlan | None, list[str]]:
-    """The plan for a device, and why each of the others before it is not; ``has`` says what of a
-    plan's kernels the device cannot have."""
+    """Returns the plan for a device, and the reasons why each plan before it does not fit.
+
+    ``has`` returns the reason why a device cannot run a plan's kernels, or an empty string.
+    """
     why: list[str] = []
     for plan in sorted(plans, key=lambda plan: limits.software and not plan.needs.software):
         lacking = plan.needs.unmet(limits) or has(plan)

@@ -1,4 +1,4 @@
-"""A plan as a section of a cooked file."""
+"""Writes a plan as a section of a cooked file."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.shaders.steps import step_params
 from cml_engine.ir.layout import words
 
-#: shared memory of a workgroup that the engine's kernels keep within
+#: the most bytes of shared memory that the engine's kernels use per workgroup
 _MOST_SHARED = 16384
 
 
 def write_plan(
     plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], gas: int, sections: Sections
 ) -> bytes:
-    """The section of a plan whose steps run these kernels, each with its number in the file, and
-    whose model costs so much."""
+    """Returns the section of a plan.
+
+    ``kernels`` has for each step its kernel and the kernel's number in the file; ``gas`` is the
+    cost of the model. Raises :class:`DeviceError` if the arena does not fit into one buffer.
+    """
     if plan.memory.segment:
         raise DeviceError(
             f"'{plan.name}' takes {plan.memory.peak} bytes for activations, and players have one "
@@ -84,7 +87,7 @@ def write_plan(
 
 
 def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
-    """What a device must have."""
+    """Returns the fields of :class:`Needs` for a plan."""
     limits = profile.limits
     bound = [b.nbytes for step in plan.steps for b in step.bindings]
     subgroups = any(kernel.flags & SUBGROUPS for kernel in kernels)
@@ -102,7 +105,8 @@ def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
 
 
 def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """All parameter blocks as they are uploaded, equal ones once, and where each step's lies."""
+    """Returns all parameter blocks as uploaded, each stored once, and the offset and size of
+    each step's."""
     content, known, places = bytearray(), dict[bytes, int](), []
     for step in plan.steps:
         block = step_params(step)

@@ -1,4 +1,4 @@
-"""The devices that a network is cooked for."""
+"""The profiles of devices that a network is cooked for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cml_engine.ir.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of device: what it surely allows, and the name whose tuned kernels it has."""
+    """A type of device: its guaranteed limits, and the device whose tuned kernels it uses."""
 
     name: str
     limits: Limits
     tuned_as: str = ""
 
 
-#: by name, in the order in which a player tries them: what asks for more comes first
+#: profiles by name, in the order in which a player tries them: the most demanding first
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -28,7 +28,7 @@ PROFILES = {
                 max_storage_buffers=16,
             ),
         ),
-        # what WebGPU guarantees
+        # the limits that WebGPU guarantees
         Profile("portable", Limits()),
         # llvmpipe with vectors of 256 bits
         Profile(

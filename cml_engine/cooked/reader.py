@@ -1,4 +1,4 @@
-"""A cooked file as it is read: nothing of it is believed before it is checked."""
+"""Reads the sections of a cooked file; all data is validated before use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cml_engine.errors import CorruptArtifact, StaleArtifact
 
 
 def damaged(what: str) -> CorruptArtifact:
-    """The error of a file in which something is not as docs/cooked.md says."""
+    """Returns the error for a file that violates docs/cooked.md."""
     return CorruptArtifact(f"the cooked file is damaged: {what}. Copy it again, or cook it again")
 
 
 class Section:
-    """A section's bytes."""
+    """The bytes of a section."""
 
     def __init__(self, tag: str, content: memoryview) -> None:
         self.tag, self.content = tag, content
@@ -40,13 +40,15 @@ class Section:
         return len(self.content)
 
     def unpack(self, record: Struct, offset: int) -> tuple[Any, ...]:
-        """The record at an offset."""
+        """Returns the record at an offset; raises :class:`CorruptArtifact` if it exceeds the
+        section."""
         if offset < 0 or offset + record.size > len(self.content):
             raise damaged(f"section '{self.tag}' ends in the middle of a record")
         return record.unpack_from(self.content, offset)
 
     def span(self, offset: int, count: int, what: str) -> memoryview:
-        """Some of its bytes; ``what`` they are begins the message where they are not there."""
+        """Returns ``count`` bytes at an offset; ``what`` begins the message if they exceed the
+        section."""
         if offset < 0 or count < 0 or offset + count > len(self.content):
             raise damaged(
                 f"{what}: {count:,} bytes at {offset:,} of the {len(self):,} of '{self.tag}'"
@@ -55,7 +57,7 @@ class Section:
 
 
 class Container:
-    """The sections of a whole file, each as its hash says it is."""
+    """The sections of a whole file, verified against their hashes."""
 
     def __init__(self, data: memoryview, limits: CookedLimits | None) -> None:
         count, table, self.totals = _table(data)
@@ -79,29 +81,31 @@ class Container:
         self._known: dict[tuple[int, int], str] = {}
 
     def check_totals(self) -> None:
-        """:class:`CorruptArtifact` where the header states other totals than the sections have;
-        for a file whose kernels and plans are right."""
+        """Raises :class:`CorruptArtifact` if the header's totals differ from those of the sections.
+
+        The kernels and plans must have been validated before.
+        """
         plans = [self.section(PLAN, number).content for number in range(self.count(PLAN))]
         if self.totals != Totals.of(self.section(KERNELS).content, plans):
             raise damaged("its header states other totals than its kernels and plans have")
 
     def count(self, tag: str) -> int:
-        """How many sections have the tag."""
+        """Returns the number of sections with this tag."""
         return sum(other == tag for other, _ in self._sections)
 
     def listed(self) -> tuple[tuple[str, int, int], ...]:
-        """Tag, number and bytes of every section, in their order."""
+        """Returns the tag, number and size in bytes of every section, in file order."""
         return tuple((tag, n, len(section)) for (tag, n), section in self._sections.items())
 
     def section(self, tag: str, number: int = 0) -> Section:
-        """A section; :class:`CorruptArtifact` where a plan names one that is not there."""
+        """Returns a section; raises :class:`CorruptArtifact` if it does not exist."""
         found = self._sections.get((tag, number))
         if found is None:
             raise damaged(f"there is no section '{tag}' {number}")
         return found
 
     def string(self, offset: int, length: int) -> str:
-        """A string of the section ``strings``."""
+        """Returns a string of the section ``strings``."""
         if (offset, length) not in self._known:
             if length > MOST_TEXT:
                 raise damaged(f"a string of {length:,} bytes")
@@ -114,8 +118,11 @@ class Container:
 
 
 def check_size(head: bytes | memoryview, size: int) -> int:
-    """The bytes of a whole file, if they are as many as its beginning states: asked before they
-    are read."""
+    """Returns ``size`` if the header of a file states that many bytes.
+
+    Only the header is needed. Raises :class:`CorruptArtifact` if the size differs or this is no
+    cooked file, and :class:`StaleArtifact` if the format version differs.
+    """
     if bytes(head[: len(MAGIC)]) != MAGIC:
         raise CorruptArtifact(
             "this is no cooked file: its first bytes are others. `cml cook MODEL -o net.cml` "
@@ -134,7 +141,8 @@ def check_size(head: bytes | memoryview, size: int) -> int:
 
 
 def _table(data: memoryview) -> tuple[int, memoryview, Totals]:
-    """The number of sections, their table as its hash says it is, and the totals that it states."""
+    """Returns the number of sections, their table, verified against its hash, and the stated
+    totals."""
     check_size(data[: HEADER.size], len(data))
     _, _, count, nbytes, digest, *totals, reserved = HEADER.unpack_from(data)
     if count > MOST_SECTIONS or HEADER.size + count * SECTION.size > nbytes or any(reserved):
@@ -148,8 +156,8 @@ def _table(data: memoryview) -> tuple[int, memoryview, Totals]:
 def _section(
     data: memoryview, table: memoryview, index: int, end: int
 ) -> tuple[str, int, memoryview, int]:
-    """Tag, number and content of a section, and where it ends; ``end`` is that of the one
-    before."""
+    """Returns the tag, number, content and end of a section; ``end`` is the end of the previous
+    one."""
     raw, offset, nbytes, number, reserved, digest = SECTION.unpack_from(table, index * SECTION.size)
     name = raw.rstrip(b"\0")
     if not name.isalnum() or not name.isascii() or reserved:

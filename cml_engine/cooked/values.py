@@ -1,4 +1,5 @@
-"""Constants in a cooked file: stored once, in as few bits as hold them, and the buffers of them."""
+"""The constants of a cooked file, stored once in the fewest sufficient bits, and the buffers of
+plans."""
 
 from __future__ import annotations
 
@@ -25,25 +26,26 @@ from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.packing import PackedArray, Packing, as_it_is
 
-#: how numbers are stored, by their number in the file: as bits of 1, 2 and 4 bytes, which are taken
-#: as they are, and as integers, which become 32-bit floats or integers
+#: stored types by their number in the file: raw bits of 1, 2 and 4 bytes, then integers that are
+#: converted to 32-bit floats or integers
 STORED = ("uint8", "uint16", "uint32", "int8", "uint8", "int16", "uint16")
 _FIRST_NUMBER = 3
-#: what they become
+#: the conversions of stored numbers
 _BITS, _FLOAT, _INTEGER = range(3)
-#: what is stored in fewer bits is larger than this
+#: only larger arrays are stored in fewer bits
 _SMALL_BYTES = 64
 
 
 class Values:
-    """The section ``values`` of a file that is written."""
+    """The section ``values`` of a file under construction."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self._places: dict[bytes, int] = {}
 
     def put(self, array: Array) -> tuple[int, int, int]:
-        """Where the numbers lie, how they are stored, and what they become."""
+        """Stores an array; returns its offset, its stored type and the type that it is converted
+        to."""
         bits = array.view(np.uint8).reshape(-1) if array.size else np.zeros(0, np.uint8)
         stored = STORED.index(f"uint{8 * array.itemsize}")
         becomes = _BITS
@@ -59,7 +61,7 @@ class Values:
         return self._places[digest], stored, becomes
 
     def pieces(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
-        """A record for each constant of a buffer."""
+        """Yields a record for each constant of a buffer."""
         for offset, array in sorted(values.values(), key=lambda value: value[0]):
             if array.size:
                 yield self._piece(space, offset, _packing_of(array))
@@ -101,7 +103,7 @@ def _packing_of(array: Array) -> Packing:
 
 
 def _narrow(array: Array) -> str | None:
-    """The smallest type of integers that holds the very bits of 32-bit numbers, if one does."""
+    """Returns the smallest integer type that represents 32-bit numbers exactly, or None."""
     flat = array.reshape(-1)
     for part in (flat[:1024], flat):
         if part.dtype.kind == "f":
@@ -123,7 +125,7 @@ def _narrow(array: Array) -> str | None:
 def read_values(
     file: Container, offset: int, count: int, stored: int, becomes: int, what: str
 ) -> tuple[Array, Any]:
-    """Numbers of the section ``values`` as they are stored, and the type that they become."""
+    """Returns numbers of the section ``values`` as stored, and the type to convert them to."""
     is_bits = stored < _FIRST_NUMBER
     if stored >= len(STORED) or becomes > _INTEGER or (becomes == _BITS) != is_bits:
         raise damaged(f"{what} is stored as {stored}, {becomes}")
@@ -140,7 +142,7 @@ def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool
 
 
 class Pieces(Mapping[str, tuple[int, Array]]):
-    """The constants of a plan's buffer, each made when it is asked for; all were checked."""
+    """The constants of a plan's buffer, validated when read and unpacked on access."""
 
     def __init__(self, space: str, made: Sequence[tuple[int, Packing]]) -> None:
         self._made = {f"{space}@{offset}": (offset, packing) for offset, packing in made}
@@ -159,7 +161,7 @@ class Pieces(Mapping[str, tuple[int, Array]]):
 def read_pieces(
     file: Container, records: Sequence[Sequence[Any]], sizes: Mapping[str, int], what: str
 ) -> dict[str, Pieces]:
-    """What the plan's buffers of constants are made of, by space."""
+    """Returns the constants of a plan's buffers, by space."""
     found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
     before = (0, 0)
     for number, (space, stored, becomes, rank, offset, nbytes, *rest) in enumerate(records):

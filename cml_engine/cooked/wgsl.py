@@ -1,8 +1,8 @@
-"""Checks a stranger's WGSL before a shader compiler reads it.
+"""Checks untrusted WGSL before a shader compiler reads it.
 
-naga and drivers recurse over nested code and expand what functions call and arrays hold. Where that
-goes too deep or takes too much memory they end the process. The C and JavaScript players have the
-same rules with the same numbers; docs/cooked.md states them.
+naga and drivers recurse over nested code and expand function calls and arrays. They end the process
+if the code is nested too deeply or needs too much memory. The C and JavaScript players apply the
+same rules with the same numbers, which docs/cooked.md states.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from cml_engine.cooked.reader import damaged
 
-#: bytes of a kernel. The engine's own have up to 84 KB
+#: bytes of a kernel; the engine's own kernels have up to 84 KB
 MOST_BYTES = 512 << 10
-#: open brackets, which take 1 to 4 KiB of a compiler's stack each
+#: open brackets; each takes 1 to 4 KiB of a compiler's stack
 MOST_DEPTH = 64
-#: tokens of the expressions and statements that have not ended, up to 0.8 KiB of stack each
+#: tokens of open expressions and statements; each takes up to 0.8 KiB of stack
 MOST_PENDING = 512
-#: functions, structs, aliases and constants
+#: declared functions, structs, aliases and constants
 MOST_NAMES = 512
-#: of an array type: what a driver expands variables of its type to
+#: elements of an array type, to which a driver expands its variables
 MOST_ELEMENTS = 4096
-#: tokens, where a name counts as what it stands for and an array as all its elements
+#: tokens after expansion: a name counts as its declaration, an array as all its elements
 MOST_SIZE = 1 << 20
 
 #: blanks and comments, then a token or the end
@@ -38,8 +38,11 @@ _OPENS = {")": "(", "]": "[", "}": "{"}
 
 
 def check_wgsl(text: str, what: str) -> None:
-    """Raises :class:`CorruptArtifact` for code that is longer, more deeply nested or expanded to
-    more than a shader compiler takes; ``what`` begins the message."""
+    """Raises :class:`CorruptArtifact` for code that is too long, too deeply nested or expands too
+    far.
+
+    ``what`` begins the message.
+    """
     if len(text) > MOST_BYTES or "/*" in text or not _TEXT.fullmatch(text):
         raise damaged(
             f"{what}: its WGSL is not ASCII, has comments of several lines, or is longer than "
@@ -52,18 +55,18 @@ def check_wgsl(text: str, what: str) -> None:
 
 
 class _Refused(Exception):
-    """The rest of a sentence that begins with *its WGSL*."""
+    """The error for refused code; its message continues a sentence that begins with "its WGSL"."""
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket: ``<`` of a template, ``a`` for that of an array's."""
+    """An open bracket; ``<`` opens a template, ``a`` the template of an array."""
 
     kind: str
-    #: of the text before it, and of its arguments before the last comma
+    #: expanded size of the text before it, and of its arguments before the last comma
     size: int
     element: int = 0
-    #: where the argument behind the last comma begins; 0 before there is one
+    #: start of the argument after the last comma; 0 before the first comma
     argument: int = 0
     #: tokens directly in it since the last separator
     pending: int = 0
@@ -72,11 +75,11 @@ class _Bracket:
 class _Scanner:
     def __init__(self, text: str) -> None:
         self._text = text
-        #: every token and where it ends
+        #: every token with its end
         self._tokens = [(m[1], m.end()) for m in _TOKEN.finditer(text) if m[1]]
         self._brackets = [_Bracket("", 0)]
         self._size = self._pending = 0
-        #: of every name; below 0 until its declaration has ended
+        #: expanded size of every name; negative until its declaration has ended
         self._sizes: dict[str, int] = {}
         #: declarations that have not ended: name, number of brackets and size before it
         self._open: list[tuple[str, int, int]] = []
@@ -115,7 +118,7 @@ class _Scanner:
             before = token
 
     def _count(self, token: str, before: str) -> None:
-        """Add a token to what is open."""
+        """Counts a token in all open brackets and declarations."""
         if before in _DECLARING:
             self._open.append((token, len(self._brackets), self._size))
         elif token in self._sizes:
@@ -155,12 +158,12 @@ class _Scanner:
             if elements > MOST_ELEMENTS:
                 raise _Refused(f"has an array of more than {MOST_ELEMENTS:,} elements")
             self._grow(elements)
-        if top.kind in ("<", "a"):  # maybe a comparison, which goes on
+        if top.kind in ("<", "a"):  # possibly a comparison, which continues
             self._brackets[-2].pending += top.pending
             self._brackets.pop()
 
     def _bracket(self, token: str) -> None:
-        """Open or close a bracket, or end a statement."""
+        """Opens or closes a bracket, or ends a statement."""
         if token not in "([":
             while self._brackets[-1].kind in (
                 "<",

@@ -1,4 +1,4 @@
-"""Sections and strings on their way into a file. The same content gives the same bytes."""
+"""Collects sections and strings for a file. Equal contents give equal bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cml_engine.io.model_source import Bytes
 
 
 class Strings:
-    """Every string once; :meth:`put` gives its offset and length."""
+    """A table of distinct strings; :meth:`put` returns the offset and length of one."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[int, int]] = {"": (0, 0)}
@@ -34,7 +34,8 @@ class Strings:
     def put(self, text: str) -> tuple[int, int]:
         if text not in self._places:
             encoded = text.encode(errors="replace")
-            if len(encoded) > MOST_TEXT:  # titles and labels are for people; names end in an error
+            # only people read titles and labels, so these may be cut; a cut name is an error later
+            if len(encoded) > MOST_TEXT:
                 encoded = encoded[: MOST_TEXT - 4].decode(errors="ignore").encode() + b" ..."
             self._places[text] = len(self.content), len(encoded)
             self.content += encoded
@@ -42,7 +43,7 @@ class Strings:
 
 
 class Sections:
-    """The content of a file by tag and number."""
+    """The contents of a file by tag and number."""
 
     def __init__(self) -> None:
         self.strings = Strings()
@@ -50,7 +51,7 @@ class Sections:
         self._content: dict[str, list[Bytes]] = {}
 
     def add(self, tag: str, content: Bytes) -> int:
-        """Its number among those of the tag; equal ones are one."""
+        """Adds a section and returns its number within its tag; equal sections are stored once."""
         there = self._content.setdefault(tag, [])
         for number, other in enumerate(there):
             if other == content:
@@ -59,7 +60,7 @@ class Sections:
         return len(there) - 1
 
     def bytes(self) -> bytes:
-        """The whole file."""
+        """Returns the whole file."""
         self._content[STRINGS] = [bytes(self.strings.content)]
         self._content[VALUES] = [bytes(self.values.content)]
         totals = Totals.of(self._content[KERNELS][0], self._content[PLAN])

@@ -1,4 +1,4 @@
-"""A page that runs a network in a browser (docs/ship_it.md)."""
+"""Exports a web page that runs a network in a browser (docs/ship_it.md)."""
 
 from __future__ import annotations
 

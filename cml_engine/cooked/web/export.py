@@ -11,11 +11,11 @@ from cml_engine.errors import InputError
 from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph
 
-#: what browsers run on; the plans for a CPU driver hold other weights again, for few who have one
+#: profiles for browsers; plans for a CPU driver would add another copy of the weights
 _PROFILES = ("discrete", "portable")
-#: where the player lies in a wheel, and in a checkout
+#: the player's folder in a wheel, and in a checkout
 _PLACES = (Path(__file__).with_name("player"), Path(__file__).parents[3] / "players" / "web")
-#: the player's files that the page needs, by the names that they get
+#: the player's files that the page needs, by their exported names
 _FILES = {
     "index.html": "page.html",
     "page.css": "page.css",
@@ -28,15 +28,17 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The input that takes a picture, and the output that is one."""
+    """The input that takes a picture, and the output that is a picture."""
 
     input: str
     output: str
 
 
 def picture_of(graph: Graph) -> Picture | None:
-    """The ends of a network that makes a picture of a picture: ``[1, 3, H, W]`` to the same or a
-    whole multiple of it. None for any other."""
+    """Returns the input and the output of a network that maps one picture to another, else None.
+
+    The input is ``[1, 3, H, W]``; the output is of the same size or enlarged by a whole factor.
+    """
     if len(graph.inputs) != 1:
         return None
     (taken,) = graph.inputs
@@ -62,8 +64,10 @@ def export_web(
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
-    """Writes the page for this network into the folder and returns the names of the files. They
-    need nothing else, and no other place of the net: any web server serves them."""
+    """Writes the web page for a network into a folder, and returns the names of the files.
+
+    The files need no other files and no network access; any web server can serve them.
+    """
     player = player_folder()
     check_new_folder(folder, overwrite)
     data = cook(graph, _PROFILES, half=half, player=True, guesses=guesses)
@@ -83,7 +87,8 @@ def export_web(
 
 
 def player_folder() -> Path:
-    """Where the JavaScript player's files lie."""
+    """Returns the folder of the JavaScript player's files; raises :class:`InputError` if it is
+    missing."""
     for place in _PLACES:
         if (place / "cml.js").is_file():
             return place
