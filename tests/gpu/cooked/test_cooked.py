@@ -178,9 +178,7 @@ def test_what_asks_for_more_comes_first(cooked):
     steps = {p.profile: p.steps for p in cooked.ready.plans}
     assert list(steps) == ["discrete", "portable", "software"]
     assert planned(cooked, large).steps == steps["discrete"]
-    assert (
-        planned(cooked, Limits()).steps == steps["discrete"]
-    )  # this plan needs no more than the default limits
+    assert planned(cooked, Limits()).steps == steps["discrete"]  # the default limits suffice
     software = replace(large, software=True, subgroup_size=8)
     assert planned(cooked, software).steps == steps["software"]
     assert (

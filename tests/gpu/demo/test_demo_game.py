@@ -98,7 +98,7 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
         assert after != before
         broken = text.replace("clamp(t29", "clomp(t29")
         assert follow(broken, "'texture.nnef' failed: ", other) == after
-        lower = text.replace("\ngraph", "\n\ngraph", 1)  # all is elsewhere: a plan of its own
+        lower = text.replace("\ngraph", "\n\ngraph", 1)  # every line moves, so a new plan is made
         assert follow(lower, "'texture.nnef' done") == before
     finally:
         flown.close()

@@ -36,7 +36,7 @@ KERNELS["computed filter"] = (
     False,
 )
 #: epilogues of a node: operators with the shapes of their operands. Each operator and each type of
-#: operand occurs once, since a chain of several costs no more to compile than a single operator
+#: operand occurs in a chain, which costs no more to compile than a single operator
 EPILOGUES = {
     "slopes": [
         ("leaky_relu", (), {"alpha": 0.1}),
@@ -160,7 +160,7 @@ def test_a_wrong_slope_would_be_noticed(gpu, rng):
     assert np.abs(wrong["y0"] - right["y0"]).max() > 1e-3
 
 
-#: input channels, output channels, layout: every pair of channels in the suite, the rest is long
+#: input channels, output channels, layout; in the suite every pair of channels has one layout
 CHANNELS = [
     pytest.param(inside, out, LAYOUTS[place], id=f"{inside}-{out}-{place}",
                  marks=() if place == (i + j) % len(LAYOUTS) else pytest.mark.long)

@@ -88,7 +88,7 @@ def test_a_run_shows_what_its_kernels_print(
 ) -> None:
     plain = session_of(gpu).run({"x": X})["y"]
     assert capsys.readouterr().err == ""
-    for rounds in (1, 200):  # of 200 rounds only the first lines fit into the buffer
+    for rounds in (1, 200):  # of 200 rounds only the first lines are shown
         session = session_of(debug, rounds)
         for _ in range(2):
             assert session.run({"x": X})["y"].tobytes() == plain.tobytes()

@@ -44,9 +44,7 @@ def growth(gpu, count):
 
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
 def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
-    if (
-        count == 100
-    ):  # one shader for all pipelines, because compilation would take most of the time
+    if count == 100:  # one shader for all pipelines, because compilation takes most of the time
         shader = gpu._module(step_keys(cml.Session(next(networks(1)), gpu).plan)[0])
         monkeypatch.setattr(gpu, "_module", lambda key: shader)
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=16))

@@ -293,8 +293,7 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
 
 
 def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, monkeypatch):
-    """Switching between known resolutions in any order, a frame each, builds and uploads
-    nothing."""
+    """Switching between known resolutions in any order compiles, builds and uploads nothing."""
     session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
     wanted = {}

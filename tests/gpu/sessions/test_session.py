@@ -220,7 +220,7 @@ def test_another_shape_builds_no_pipeline(tmp_path, gpu):
 
     cml.Session(graph(16, 16), gpu)
     built = gpu.pipelines_built
-    # as wide a multiple of what a thread makes of a line: how much that is, is part of a variant
+    # another height only: the number of elements of a row per thread is part of the variant
     cml.Session(graph(24, 16), gpu)
     assert gpu.pipelines_built == built
 

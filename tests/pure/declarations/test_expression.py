@@ -189,7 +189,7 @@ def test_what_follows_from_an_expression():
     got = spec.cpu(Attrs(k=0.1), x, y)
     np.testing.assert_array_equal(got, np.where(x < 0, np.float32(0.1) * x, x * y[:, None]))
     assert got.dtype == np.float32
-    # attributes without defaults have no test values
+    # without attribute defaults there are no test values
     assert spec.cases == () and spec.kernel is not None
 
 

@@ -101,9 +101,7 @@ def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
     assert layouts_for(graph) == {}
     odd = Net(6, 6)
     product = odd.op("matmul", "x", odd.random(6, 4), transposeA=False, transposeB=False)
-    assert (
-        layouts_for(odd.graph(product), "half") == {}
-    )  # a sum of six products has no vectors of four
+    assert layouts_for(odd.graph(product), "half") == {}  # six terms are no vectors of four
 
 
 def test_a_comparison_writes_no_halves():
@@ -183,7 +181,7 @@ def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
     counts, step = in_steps(filter)
     assert counts.dtype == np.int16 and step.shape == (*filter.shape[:2], 4)
     back = counts * step[:, :, None, None, :]
-    # 32767 steps have the rounding of a float beside the half
+    # half a step, plus the float rounding of up to 32767 steps
     assert (np.abs(back - filter) <= 0.505 * step[:, :, None, None, :]).all()
     assert np.abs(counts).max() == 32767
     assert not back[:, 0, :, :, 3].any()  # an all-zero channel causes no division by zero

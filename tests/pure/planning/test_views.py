@@ -121,7 +121,7 @@ def test_a_split_s_results_are_parts_of_its_operand():
         ([1], [2], [6], [1], 32),
         ([1], [5], [0], [1], 80),
         ([1, 2], [2, 0], [3, 4], [1, 1], 32),
-        ([1], [4], [5], [2], 64),  # a single one, so its stride does not matter
+        ([1], [4], [5], [2], 64),  # a single element, whose stride does not matter
         ([1], [0], [8], [2], None),
         ([1, 2], [2, 1], [6, 3], [1, 1], None),
         ([2], [0], [2], [1], None),
