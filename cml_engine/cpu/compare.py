@@ -1,4 +1,4 @@
-"""Whether two arrays agree, and where they do not."""
+"""Compares arrays within a tolerance and describes where they differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``worst`` is the largest ``|got - wanted|`` over what the tolerance allows: 1 is the limit.
-    ``problem`` is empty where they agree, else says what is wrong and where."""
+    """The result of a comparison.
+
+    ``worst`` is the largest ``|got - wanted|`` divided by its tolerance, so 1 is the limit.
+    ``problem`` describes the first difference and its position; it is empty if the arrays agree.
+    """
 
     worst: float
     max_abs: float
@@ -28,8 +31,10 @@ class Comparison:
 def compare(
     got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
 ) -> Comparison:
-    """Compare shape, then NaN and infinities, then values; the first disagreement is named.
-    ``more`` is what each value may be off besides."""
+    """Compares the shape, then NaN and infinities, then values, and describes the first difference.
+
+    ``more`` is an additional absolute tolerance per value.
+    """
     got, wanted = np.asarray(got), np.asarray(wanted)
     if got.shape != wanted.shape:
         return _differs(f"shape {list(got.shape)}, wanted {list(wanted.shape)}")
@@ -45,7 +50,7 @@ def compare(
 
 
 def allowance(values: Array, tolerance: Tolerance) -> Array:
-    """How far each of these values may be off."""
+    """Returns the absolute tolerance of each value."""
     size = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
     largest = size.max(initial=0.0)
     return np.asarray(tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest)

@@ -1,4 +1,4 @@
-"""The NumPy backend: the definition of every operator, and the fallback without a GPU."""
+"""The NumPy backend: the reference definition of every operator, and the fallback without a GPU."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def run_node(
     prepared: Cpu | None = None,
     find: Callable[[str], OpSpec] = lookup,
 ) -> list[Array]:
-    """One node's results in NumPy; ``arrays`` are the values of ``node.reads``. ``prepared`` is
-    its function in the place of the operator's own, ``find`` says what an operator's name means.
+    """Runs one node in NumPy and returns its results.
 
-    Floating-point exceptions give inf and NaN as on a GPU; they are no error.
+    ``arrays`` are the values of ``node.reads``. ``prepared`` replaces the operator's CPU
+    function, and ``find`` returns the operator of a name. Floating-point exceptions produce inf
+    and NaN, as on a GPU, and are not errors.
     """
     count = len(node.inputs)
     with np.errstate(all="ignore"), one_thread():
@@ -60,7 +61,10 @@ def run_node(
 
 
 def _is_unseen(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
-    """Whether nobody else sees a change of the operator's result; a game's function may keep it."""
+    """Returns True if the operator's result can be overwritten without any effect elsewhere.
+
+    A game's function may retain its result, so its results are never overwritten.
+    """
     if spec.from_game or not isinstance(result, np.ndarray):
         return False
     return result.flags.writeable and not any(np.may_share_memory(result, a) for a in arrays)
@@ -73,7 +77,7 @@ def _call(
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
     if spec.from_game:
-        # ours may leave a result in another order of memory; a game's function need not know
+        # built-in operators may return other memory orders; game functions get C order
         arrays = [np.asarray(a, order="C") for a in arrays]
     try:
         results: Any = function(attrs, *arrays)
@@ -100,7 +104,8 @@ def _call(
 
 
 def _check_results(node: Node, results: Sequence[Any]) -> None:
-    """A game's function may give anything."""
+    """Raises :class:`OperatorError` if a game's function did not return one numeric array per
+    output."""
     kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]
     if len(results) != len(node.outputs) or not set(kinds) <= set("fiub"):
         shown = ", ".join(type(r).__name__ for r in results)
@@ -112,7 +117,8 @@ def _check_results(node: Node, results: Sequence[Any]) -> None:
 
 
 def as_stated(node: Node, fact: Fact, value: Any) -> Array:
-    """A result in the type that ``infer`` said, if it has the shape."""
+    """Converts a result to the dtype that ``infer`` stated; raises an error if its shape
+    differs."""
     if np.shape(value) != fact.shape:
         kind = OperatorError if lookup(node.op).from_game else InternalError
         raise kind(
@@ -124,10 +130,13 @@ def as_stated(node: Node, fact: Fact, value: Any) -> Array:
 
 
 class CpuProgram:
-    """A graph ready to run in NumPy. Variables that the graph updates keep their values between
-    runs, until :meth:`reset`. Runs of several threads wait for each other: they have those values
-    and some memory in common. With ``retain`` an input that is left out keeps its value, and only
-    nodes that hang on the others run."""
+    """A graph that is ready to run in NumPy.
+
+    Variables that the graph updates keep their values between runs, until :meth:`reset`. Runs
+    from several threads wait for each other, because they share variables and scratch memory.
+    With ``retain``, an input that is not given keeps its value, and only nodes that depend on
+    the given ones run.
+    """
 
     def __init__(
         self, graph: Graph, scratch: Scratch | None = None, *, retain: bool = False
@@ -136,15 +145,15 @@ class CpuProgram:
         self._retains = retain
         self._sources = sources_of(graph) if retain else {}
         self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
-        #: values of inputs, and of what a later run may not compute
+        #: retained values of inputs, and of tensors that a later run may skip
         self._given: dict[str, Array] = {}
         self._held: dict[str, Array] = {}
-        #: whether these are of a run that came to its end
+        #: True if the retained values come from a run that completed
         self._whole = False
-        #: memory to work in, and weights made ready, for all programs of the network
+        #: scratch memory and prepared weights, shared by all programs of the network
         self.scratch = Scratch({}) if scratch is None else scratch
         self._last_use = last_uses(graph, self._held_names)
-        # as they are now: what is registered later is for sessions that are made later
+        # looked up once, so that later registrations do not change this program
         self._operators = _operators(graph)
         self._functions = _prepared(graph, self.scratch)
         self._state: dict[str, Array] = {}
@@ -154,32 +163,34 @@ class CpuProgram:
         self.reset()
 
     def build_ahead(self) -> None:
-        """NumPy has nothing to build."""
+        """Does nothing: NumPy has no pipelines to build."""
 
     def reset(self) -> None:
-        """Give the variables the values that they have in the model's files."""
+        """Resets the variables to their values in the model's files."""
         with self._lock:
             self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
 
     def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
-        """Outputs by name; every tensor is freed after its last use."""
+        """Returns the outputs by name; each intermediate tensor is freed after its last use."""
         with self._lock, one_thread():
             return self._run(inputs, watch)
 
     @property
     def known_inputs(self) -> frozenset[str]:
-        """Those that a run need not be given."""
+        """The inputs that have retained values, so that a run may omit them."""
         return frozenset(self._given)
 
     def inherit(self, before: CpuProgram) -> None:
-        """The network takes the place of another, which was given these values of inputs."""
+        """Takes over the retained inputs of the program that this one replaces."""
         self._given = dict(before._given)
 
     def _retained(
         self, inputs: Mapping[str, Array]
     ) -> tuple[frozenset[str] | None, dict[str, Array]]:
-        """On what a node hangs that has to run, None where all have to, and the values from before
-        that the run begins with."""
+        """Returns the changed inputs and variables, and the values that the run starts with.
+
+        The first result is None if every node has to run.
+        """
         if not self._retains:
             return None, dict(inputs)
         whole, self._whole = self._whole, False
@@ -201,10 +212,10 @@ class CpuProgram:
             if watch is not None:
                 watch(node, [values[name] for name in node.outputs])
             for name in self._last_use[index]:
-                values.pop(name, None)  # one from before may not be there
-        # copies: a value may be the caller's own array, or lie in memory that the next run uses
+                values.pop(name, None)  # absent if its node was skipped
+        # copies: a value may be the caller's array or scratch memory that the next run overwrites
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
-        seen = {**values, **self._state}  # a variable has its new value when a run is over
+        seen = {**values, **self._state}  # variables have their new values after a run
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
         self._results |= {name: np.array(seen[name], order="C") for name in self.graph.kept}
         self._held |= {
@@ -216,7 +227,8 @@ class CpuProgram:
         return {name: self._results[name].copy() for name in self.graph.outputs}
 
     def tensor(self, name: str) -> Array:
-        """An output or a kept tensor of the last run; :class:`InputError` where there is none."""
+        """Returns an output or a kept tensor of the last run; raises :class:`InputError` if
+        there is none."""
         if name not in (known := (*self.graph.outputs, *self.graph.kept)):
             raise InputError(
                 f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
@@ -234,7 +246,7 @@ def _operators(graph: Graph) -> dict[str, OpSpec]:
 
 
 def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
-    """For each node the function that its operator made for it, if any."""
+    """Returns the function that each node's operator prepared for it, or None."""
     functions: list[Cpu | None] = []
     for node in graph.nodes:
         prepare = lookup(node.op).prepare
@@ -261,7 +273,7 @@ def _prepare(
 
 
 def last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
-    """For each node, the computed tensors that nothing needs after it."""
+    """Returns, for each node, the computed tensors that no later node needs."""
     last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
     uses: list[list[str]] = [[] for _ in graph.nodes]
     keep = {*graph.roots, *graph.constants, *graph.inputs, *held}

@@ -1,4 +1,4 @@
-"""How far two right results of a node may lie apart."""
+"""Computes the tolerance between two correct results of a node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 
 def propagated(node: Node, arrays: Sequence[Array]) -> Array:
-    """How far the result of fused operators may be off because of what those before it were: an
-    ``exp`` makes much of the last digit of what it is given. Each in turn is moved by its own
-    tolerance, and what that does to the result is added up."""
+    """Returns the error of a fused node's result that stems from rounding in its earlier operators.
+
+    For example, ``exp`` amplifies an error in the last digit of its operand. Each operator's
+    result is shifted by its own tolerance in turn, and the effects on the final result are
+    added.
+    """
     right = _chain(node, arrays).astype(np.float64)
     off = np.zeros(right.shape)
     with np.errstate(all="ignore"):
@@ -27,7 +30,7 @@ def propagated(node: Node, arrays: Sequence[Array]) -> Array:
 
 
 def cancelled(node: Node, arrays: Sequence[Array]) -> Array:
-    """How far a sum may be off because its terms cancel: their roundings stay."""
+    """Returns the error of a sum whose terms cancel: the rounding errors of the terms remain."""
     with np.errstate(all="ignore"):
         added = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)
         off = added * node_tolerance(node).rtol
@@ -35,7 +38,8 @@ def cancelled(node: Node, arrays: Sequence[Array]) -> Array:
 
 
 def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
-    """The result, where that of the operator of that number is moved by its tolerance."""
+    """Returns a fused node's result, with the result of operator ``moved`` shifted by its
+    tolerance."""
     count, results = len(node.inputs), list[Array]()
 
     def add(step: Node, operands: Sequence[Array]) -> None:
@@ -53,7 +57,7 @@ def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
 
 
 def node_tolerance(node: Node) -> Tolerance:
-    """The operator's own tolerance, widened by those of its epilogues."""
+    """Returns the operator's tolerance, widened by those of its epilogues."""
     tolerances = [lookup(op).tolerance for op in (node.op, *(e.op for e in node.epilogues))]
     return Tolerance(
         sum(t.rtol for t in tolerances),

@@ -1,8 +1,8 @@
-"""One hierarchy of errors.
+"""The error classes of the engine.
 
-Two kinds are kept apart, because they are different people's work: a :class:`ModelError` or
-:class:`InputError` is the caller's to mend, an :class:`InternalError` is ours. Every message says
-what went wrong (file, line, operator), what was wanted against what was got, and the next step.
+The caller can correct a :class:`ModelError` or an :class:`InputError`; an :class:`InternalError`
+is a bug in the engine. Every message states the problem (file, line, operator), the expected and
+the actual value, and the next step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in a model's text: ``line`` and ``column`` count from 1, 0 means unknown."""
+    """A position in a model's text. ``line`` and ``column`` count from 1; 0 means unknown."""
 
     file: str
     line: int = 0
@@ -52,12 +52,12 @@ class Source:
 
 
 class CmlError(Exception):
-    """Base of everything this package raises on purpose.
+    """The base class of all errors that this package raises deliberately.
 
     Parameters
     ----------
-    message : what · wanted against got · next step.
-    source : where in the model's text, if it is about the model's text.
+    message : the problem, the expected and the actual value, and the next step.
+    source : the position in the model's text, if the error refers to it.
     """
 
     def __init__(self, message: str, source: Source | None = None) -> None:
@@ -79,7 +79,7 @@ class CmlError(Exception):
 
 @contextmanager
 def located(source: Source | None) -> Iterator[None]:
-    """Errors of the block that name no place in a model's text are about this one."""
+    """Sets the source of errors raised in the block that have none."""
     try:
         yield
     except CmlError as error:
@@ -88,28 +88,32 @@ def located(source: Source | None) -> Iterator[None]:
 
 
 class ModelError(CmlError):
-    """The model folder is wrong: its text, its weights, or what its operators are asked to do."""
+    """Raised if the model is invalid: its text, its weights, or the arguments of its operators."""
 
 
 class NnefSyntaxError(ModelError):
-    """The text is not NNEF."""
+    """Raised if a text is not valid NNEF."""
 
 
 class TensorFileError(ModelError):
-    """A ``.dat`` file is missing, damaged, or not what the graph declares."""
+    """Raised if a ``.dat`` file is missing, damaged, or does not match its declaration in the
+    graph."""
 
 
 class ShapeError(ModelError):
-    """An operator cannot take tensors of these shapes, types or attribute values."""
+    """Raised if an operator does not support tensors of these shapes, types or attribute values."""
 
 
 class UnsupportedOp(ModelError):
-    """The model uses an operator (or a variant of one) that this engine does not know."""
+    """Raised if the model uses an operator, or a variant of one, that this engine does not
+    support."""
 
 
 class NeedsConstant(UnsupportedOp):
-    """An operator needs a value at load that is known only when the network runs; ``inputs`` are
-    the graph's inputs from which it is computed."""
+    """Raised if an operator needs a value at load time that is only known when the network runs.
+
+    ``inputs`` are the graph inputs that the value is computed from.
+    """
 
     def __init__(
         self, message: str, source: Source | None = None, inputs: tuple[str, ...] = ()
@@ -119,18 +123,18 @@ class NeedsConstant(UnsupportedOp):
 
 
 class RangeError(ModelError):
-    """An integer network whose sums cannot be proven to fit into 32 bits."""
+    """Raised if the sums of an integer network cannot be proven to fit into 32 bits."""
 
 
 class InputError(CmlError):
-    """An argument of the caller (a tensor, a file, an option) does not fit."""
+    """Raised if an argument of the caller (a tensor, a file, an option) is invalid."""
 
 
 class OpenShape(InputError):
-    """A model leaves extents of an ``input`` open, and no shape was given for it.
+    """Raised if a model leaves extents of an ``input`` open and no shape was given for it.
 
-    ``known`` has the extents that the model states, None for the others; it is None if not even
-    their number is known.
+    ``known`` has the extents that the model states, and None for the others. It is None if even
+    the rank is unknown.
     """
 
     def __init__(
@@ -145,29 +149,31 @@ class OpenShape(InputError):
 
 
 class OperatorError(CmlError):
-    """A game's own operator is at fault: its declaration, or a function that it brought."""
+    """Raised if a game's own operator is faulty: its declaration or one of its functions."""
 
 
 class DeviceError(CmlError):
-    """No usable GPU, or the GPU refused (memory, limits)."""
+    """Raised if there is no usable GPU, or if the GPU refused a request (memory, limits)."""
 
 
 class OutOfGpuMemory(DeviceError):
-    """No more memory within the budget, or none on the GPU; the message lists who holds what."""
+    """Raised if the memory budget or the GPU's memory is exhausted; the message lists all
+    owners."""
 
 
 class ShaderCompileError(CmlError):
-    """HLSL that does not compile; the message shows file, line and the compiler's words."""
+    """Raised if HLSL does not compile; the message has the file, the line and the compiler's
+    output."""
 
 
 class CorruptArtifact(CmlError):
-    """A cooked file is damaged, cut off, or none; nothing of it was used."""
+    """Raised if a file is damaged, truncated, or not a cooked file; none of its content was
+    used."""
 
 
 class StaleArtifact(CmlError):
-    """A cooked file is whole, and does not have what is wanted of it; the message says what to
-    cook."""
+    """Raised if a valid cooked file lacks what was requested; the message states what to cook."""
 
 
 class InternalError(CmlError):
-    """An invariant of this engine was broken: please report it with the model."""
+    """Raised if an invariant of this engine was violated; please report it with the model."""

@@ -1,7 +1,8 @@
-"""Numbers and words that callers give: whole or not, and from where to where; which there are.
+"""Checks of arguments: number ranges, allowed words, types and names.
 
-One rule for the command line, which parses text, and for functions, which get numbers. Neither
-takes nan or infinity, which compare with nothing and of which loops end never.
+The command line, which parses text, and Python functions, which receive values, use the same
+checks. Numbers are never NaN or infinite: NaN is not ordered, and an infinite count never ends a
+loop.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ __all__ = [
 
 
 class NumberRange(ABC):
-    """A range of numbers; called with a text it is a type of argparse's."""
+    """A range of numbers; an instance can be used as the ``type`` of an argparse argument."""
 
     @abstractmethod
     def parse(self, text: str) -> float:
-        """The number that a text is; :class:`InputError` says what is wanted."""
+        """Parses a number; raises :class:`InputError` that states the range if the text is
+        invalid."""
 
     def __call__(self, text: str) -> float:
         try:
@@ -48,7 +50,7 @@ class NumberRange(ABC):
 
 @dataclass(frozen=True)
 class Whole(NumberRange):
-    """Whole numbers of ``low`` to ``high``."""
+    """Integers from ``low`` to ``high``."""
 
     low: int
     high: int
@@ -60,7 +62,8 @@ class Whole(NumberRange):
             raise self._wanted(text) from None
 
     def check(self, value: Any, what: str = "") -> int:
-        """``value``, if it is such a number; ``what`` it is begins the message."""
+        """Returns ``value`` if it is in the range; an error message begins with the argument
+        ``what``."""
         try:
             number = operator.index(value)
         except TypeError:
@@ -75,7 +78,7 @@ class Whole(NumberRange):
 
 @dataclass(frozen=True)
 class Real(NumberRange):
-    """Finite numbers of ``low`` to ``high``, of that ``unit``."""
+    """Finite numbers from ``low`` to ``high``, in a ``unit``."""
 
     low: float
     high: float
@@ -88,12 +91,13 @@ class Real(NumberRange):
             raise self._wanted(text) from None
 
     def check(self, value: Any, what: str = "") -> float:
-        """``value``, if it is such a number; ``what`` it is begins the message."""
+        """Returns ``value`` if it is in the range; an error message begins with the argument
+        ``what``."""
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             raise self._wanted(_quoted(value), what) from None
-        if isinstance(value, str) or not self.low <= number <= self.high:  # nan is neither
+        if isinstance(value, str) or not self.low <= number <= self.high:  # also refuses NaN
             raise self._wanted(_quoted(value), what)
         return number
 
@@ -103,42 +107,42 @@ class Real(NumberRange):
 
 
 def one_of(words: Sequence[str], value: Any, what: str) -> str:
-    """``value``, if it is one of the words."""
+    """Returns ``value`` if it is one of the words."""
     if not isinstance(value, str) or value not in words:
         raise _wanted(" or ".join(f"'{word}'" for word in words), repr(value), what)
     return value
 
 
 def flag(value: Any, what: str) -> bool:
-    """``value``, if it is True or False."""
+    """Returns ``value`` if it is True or False."""
     if not isinstance(value, bool):
         raise _wanted("True or False", repr(value), what)
     return value
 
 
 def an_object(kind: type[T], value: Any, what: str) -> T:
-    """``value``, if it is an object of that class."""
+    """Returns ``value`` if it is an instance of the class."""
     if not isinstance(value, kind):
         raise _wanted(f"a {kind.__name__}", repr(value), what)
     return value
 
 
 def text(value: Any, what: str) -> str:
-    """``value``, if it is a text."""
+    """Returns ``value`` if it is a string."""
     if not isinstance(value, str):
         raise _wanted("a text", repr(value), what)
     return value
 
 
 def function(value: T, what: str) -> T:
-    """``value``, if it can be called."""
+    """Returns ``value`` if it is callable."""
     if not callable(value):
         raise _wanted("a function", repr(value), what)
     return value
 
 
 def inputs_by_name(value: Any) -> Mapping[str, Any]:
-    """``value``, if it is a dictionary by name."""
+    """Returns ``value`` if it is a dictionary whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         kind = type(value).__name__
         raise InputError(f"wanted inputs as a dictionary of arrays by name, got {kind}")
@@ -146,7 +150,10 @@ def inputs_by_name(value: Any) -> Mapping[str, Any]:
 
 
 def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
-    """``value``, if it is a collection of some of the words; the error names the nearest first."""
+    """Returns ``value`` as a set if it is a collection of some of the words.
+
+    The error message lists the allowed words, the most similar first.
+    """
     if isinstance(value, str) or not isinstance(value, Collection):
         raise _wanted(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
     for name in value:
@@ -157,21 +164,21 @@ def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
 
 
 def names(value: Any, what: str) -> tuple[str, ...]:
-    """``value``, if it is a tuple or list of names."""
+    """Returns ``value`` if it is a tuple or list of names."""
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
     return tuple(value)
 
 
 def some_names(value: Any, what: str) -> tuple[str, ...]:
-    """``value``, if it is a tuple or list of names, at least one."""
+    """Returns ``value`` if it is a non-empty tuple or list of names."""
     if not names(value, what):
         raise _wanted("at least one name", repr(value), what)
     return tuple(value)
 
 
 def texts(value: Any, what: str) -> Mapping[str, str]:
-    """``value``, if it is a dictionary of texts by name."""
+    """Returns ``value`` if it is a dictionary of strings by name."""
     if not isinstance(value, Mapping) or not all(
         isinstance(part, str) for pair in value.items() for part in pair
     ):
@@ -180,7 +187,10 @@ def texts(value: Any, what: str) -> Mapping[str, str]:
 
 
 def check_names(given: Iterable[str], known: Collection[str], lacking: str, what: str) -> None:
-    """Each of the names is known; the error, which says what is ``lacking``, names the nearest."""
+    """Raises :class:`InputError` if a name is not known, with the most similar known names.
+
+    ``lacking`` is the part of the message that states what is missing.
+    """
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=3)
@@ -190,7 +200,7 @@ def check_names(given: Iterable[str], known: Collection[str], lacking: str, what
 
 
 def shapes_by_name(given: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes by the names of inputs, as tuples of whole numbers."""
+    """Returns shapes by input name as tuples of integers."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise _wanted("a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes")
     return {name: _shape(name, shape) for name, shape in given.items()}
@@ -202,14 +212,17 @@ def _shape(name: str, given: Any) -> tuple[int, ...]:
     return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
 
 
-#: the name under which a shape is given that is the only input's
+#: the key of a shape that is given without a name, for the only input
 ONLY_INPUT = ""
 
 
 def named_shapes(
     shapes: Mapping[str, tuple[int, ...]], inputs: Mapping[str, object], model: str
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes by the names of the model's ``inputs``; one without a name is the only input's."""
+    """Returns the shapes by the names of the model's ``inputs``.
+
+    A shape without a name is that of the only input.
+    """
     found = dict(shapes)
     if (only := found.pop(ONLY_INPUT, None)) is not None and ONLY_INPUT not in inputs:
         if len(inputs) != 1:
@@ -223,7 +236,10 @@ def named_shapes(
 
 
 def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model: str) -> None:
-    """Each of the names is one of the model's ``inputs``, whose values say what they are."""
+    """Raises :class:`InputError` if a name is not one of the model's ``inputs``.
+
+    The values of ``inputs`` describe the inputs in the message.
+    """
     for name in names:
         if name not in inputs:
             near = get_close_matches(name, inputs, n=1)
@@ -233,7 +249,7 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
 
 
 def _quoted(value: Any) -> Any:
-    """A text of a program's in quotes: 7 and '7' are two things."""
+    """Quotes a string, to distinguish '7' from 7 in messages."""
     return repr(value) if isinstance(value, str) else value
 
 
@@ -242,28 +258,28 @@ def _wanted(wanted: str, got: Any, what: str) -> InputError:
     return InputError(f"{what}: wanted {wanted}, got {shown}".removeprefix(": "))
 
 
-#: how often something is measured, or how many frames it is watched
+#: the number of repetitions of a measurement, or of observed frames
 TIMES = Whole(1, 1_000_000)
 SEED = Whole(0, 2**64 - 1)
 BUDGET_MS = Real(0.001, 60_000, "milliseconds")
 FRAME_MS = Real(0.1, 60_000, "milliseconds")
-#: of a device on paper, against this one
+#: the speed of a simulated device relative to this one
 SPEED = Real(0.001, 1000)
 #: unused memory around a tensor
 GUARD_BYTES = Whole(0, 1 << 30)
-#: bytes that activations may take; 0 where a plan may take as many as it wants
+#: the most bytes of activations; 0 for no limit
 ARENA_BYTES = Whole(0, 1 << 50)
 ARENA_LIMIT = Whole(1, 1 << 50)
 ARENA_LIMIT_MIB = Real(0.001, 1 << 30, "MiB")
 EXTENT = Whole(1, 2**31 - 1)
-#: networks at other shapes that stay compiled
+#: the number of networks at other shapes that stay compiled
 SHAPES_KEPT = Whole(0, 1_000_000)
 GAS = Whole(1, 2**63 - 1)
-#: of tensors that may be empty
+#: an extent of a tensor that may be empty
 ANY_EXTENT = Whole(0, 2**31 - 1)
-#: pixels of a tile that are thrown away
+#: discarded pixels at each end of a tile
 OVERLAP = Whole(0, 2**31 - 1)
-#: any number of 32 bits
+#: any finite float32
 FINITE = Real(-3.4e38, 3.4e38)
-#: of ONNX's operators, where a model is written
+#: the opset version of a written ONNX model
 ONNX_OPSET = Whole(13, 28)

@@ -1,1 +1,1 @@
-"""Files of every kind but models: arrays, pictures, JSON, and where our own lie."""
+"""Reads and writes all files except models: arrays, pictures, JSON and the engine's own files."""

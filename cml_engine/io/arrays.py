@@ -1,4 +1,4 @@
-"""Tensors in files for the command line: ``.npy``, ``.npz`` and pictures."""
+"""Reads and writes tensors in ``.npy``, ``.npz`` and picture files for the command line."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from cml_engine.ir.graph import Array, Fact, check_shape
 __all__ = ["check_outputs", "check_place", "read", "shape_of", "write_outputs"]
 
 Shape = tuple[int, ...]
-#: the extents of an input as far as they are known; None where not even their number is
+#: the extents of an input, None for unknown ones; None if even the rank is unknown
 Known = tuple[int | None, ...] | None
 SUFFIXES = (".npy", ".npz", *pictures.KINDS)
-#: a file, or its name
+#: a file with options, or its name
 File = str | Path | NamedFile
 
 
 def read(file: File, name: str, fact: Fact) -> Array:
-    """The tensor ``name`` of that fact out of a file, whose shape is checked before any memory is
-    taken. A ``.npz`` must hold an array of that name, or one array only; of a picture see
-    :mod:`cml_engine.io.pictures`."""
+    """Reads the tensor ``name`` from a file.
+
+    The shape is checked against ``fact`` before any memory is allocated. A ``.npz`` must hold an
+    array of that name, or a single array. For pictures see :mod:`cml_engine.io.pictures`.
+    """
     found = _found(file, name)
     with _told(found, name):
         array = _READERS.get(found.suffix, _read_picture)(found, name, fact)
@@ -41,7 +43,8 @@ def read(file: File, name: str, fact: Fact) -> Array:
 
 
 def read_any(file: File, name: str) -> Array:
-    """The tensor ``name`` out of a ``.npy`` or ``.npz``, of whatever shape and type of numbers."""
+    """Reads the tensor ``name``, of any shape and numeric type, from a ``.npy`` or ``.npz``
+    file."""
     found = _found(file, name)
     if found.suffix not in _READERS:
         raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
@@ -50,8 +53,12 @@ def read_any(file: File, name: str) -> Array:
 
 
 def shape_of(file: File, name: str, known: Known) -> Shape | None:
-    """The shape that a file gives to an input of which only some extents are ``known``. None where
-    a picture cannot say it: it has rows and columns, and as many channels as are asked of it."""
+    """Returns the shape that a file gives to an input.
+
+    ``known`` lists the extents that the model fixes. Returns None if a picture leaves the shape
+    open: a picture has rows and columns, but the number of channels is the caller's choice.
+    Raises :class:`InputError` if the shape contradicts ``known``.
+    """
     found = _found(file, name)
     with _told(found, name):
         is_picture = found.suffix in pictures.KINDS
@@ -88,14 +95,14 @@ def _found(file: File, name: str) -> NamedFile:
 
 @contextlib.contextmanager
 def _told(file: NamedFile, name: str) -> Iterator[None]:
-    """What goes wrong in the block names the file."""
+    """Re-raises an exception of the block as :class:`InputError` that names the file."""
     try:
         yield
     except OverBudget:
         raise
     except InputError as error:
         raise InputError(f"'{file}': {error.message}") from None
-    except Exception as error:  # whatever the parsers of others say of a damaged file
+    except Exception as error:  # parsers of other packages raise anything for a damaged file
         said = str(error) or type(error).__name__
         raise InputError(f"input '{name}': cannot read {file}: {said}") from None
 
@@ -107,7 +114,8 @@ def check_suffix(file: File) -> None:
 
 
 def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
-    """Raise before any work is done for outputs that could not be written after it."""
+    """Raises :class:`InputError` for output files that could not be written, before any work is
+    done."""
     for name, file in files.items():
         check_suffix(file)
         found = named_file(file)
@@ -124,8 +132,10 @@ def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
 
 
 def check_place(path: Path, model: str = "") -> None:
-    """Raise where a file cannot be written, as far as can be known before; or where it is a file of
-    the ``model`` that is read."""
+    """Raises :class:`InputError` if a file cannot be written, as far as that is known in advance.
+
+    Also raises if the file belongs to the ``model`` that is read.
+    """
     place, read = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
     part = path.suffix in (".nnef", ".quant", ".dat") and place.parent == read
     if place == read or part:
@@ -139,7 +149,7 @@ def check_place(path: Path, model: str = "") -> None:
 
 
 def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> None:
-    """Write each output into its file; a ``.npz`` may take several."""
+    """Writes each output to its file; a ``.npz`` file may hold several."""
     for path, names in _by_file(files).items():
         found = named_file(files[names[0]])
         values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}
@@ -152,7 +162,7 @@ def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> Non
 
 
 def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
-    """Who goes into each file, whatever way it is named."""
+    """Groups output names by file; different spellings of the same path count as one file."""
     named: dict[str, Path] = {}
     found: dict[Path, list[str]] = {}
     for name, file in files.items():
@@ -163,7 +173,7 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 
 @contextlib.contextmanager
 def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
-    """An array in NumPy's format: the file, or a member of an archive."""
+    """Yields a stream in NumPy's format: the file, or a member of an archive."""
     if found.suffix == ".npy":
         current().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
         with found.path.open("rb") as file:
@@ -183,7 +193,7 @@ def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
 
 
 def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
-    """Charges what a member says that it unpacks to; no more of it is read."""
+    """Charges an archive member's declared unpacked size to the budget; no more is read later."""
     what = f"'{archive}': '{member.filename}'"
     current().charge_bytes(member.file_size, what)
     if member.compress_type != zipfile.ZIP_STORED:
@@ -191,7 +201,7 @@ def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
-    """Shape, whether columns come first, and type of the items."""
+    """Reads an array's header: its shape, True for Fortran order, and the dtype."""
     header = np.lib.format
     version = header.read_magic(file)
     read = header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
@@ -201,12 +211,12 @@ def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
 def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
     with _stream(found, name) as file:
         array = _array(file, name, fact)
-        file.read(1)  # at an archive's end the checksum is checked
+        file.read(1)  # zipfile verifies the checksum at the end of the member
         return array
 
 
 def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
-    """The array in a stream; its header is checked before it is read."""
+    """Reads the array of a stream after checking its header."""
     shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
         wanted = fact or "numbers"
@@ -235,7 +245,8 @@ def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
 
 
 def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
-    """``np.savez`` takes names as keywords, and so not every name."""
+    """Writes a ``.npz`` with any member names; ``np.savez`` only takes names that can be
+    keywords."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -252,8 +263,10 @@ _WRITERS = {".npy": _write_npy, ".npz": _write_npz}
 
 
 def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[dict[str, Array]]:
-    """All samples: the first of every input, the second, …. An input of which there is but one
-    value has it in all of them."""
+    """Returns all samples; each one has an array for every input.
+
+    An input with a single value has that value in all samples.
+    """
     if missing := [name for name in facts if name not in files]:
         raise InputError(f"no samples of {', '.join(missing)}: give -i {missing[0]}=FILE.npz")
     values = {name: _of_input(path, name, facts[name]) for name, path in files.items()}
@@ -271,8 +284,11 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
 
 
 def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
-    """The samples of one input: the arrays of a ``.npz``, or one array with an axis in front of the
-    input's own (or in the place of its first, where that is one)."""
+    """Returns the samples of one input.
+
+    They are the arrays of a ``.npz``, or the slices of one array along an additional first axis
+    (or along the input's own first axis if that has extent 1).
+    """
     found = [s for array in _arrays(path, name) for s in _split(array, path, name, fact)]
     if not found:
         raise InputError(f"'{path}': no samples of '{name}' in it")
@@ -280,8 +296,10 @@ def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
 
 
 def sample_shape(path: str, name: str, known: Known) -> Shape | None:
-    """The shape that samples give to an input of which only some extents are ``known``; None where
-    they do not say."""
+    """Returns the shape that samples give to an input; None if they leave it open.
+
+    ``known`` lists the extents that the model fixes.
+    """
     first = None if known is None else next(_arrays(Path(path), name), None)
     if first is None or known is None or not 0 <= first.ndim - len(known) <= 1:
         return None
@@ -303,7 +321,7 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
             yield from (loaded[key] for key in loaded.files)
     except OverBudget:
         raise
-    except Exception as error:  # whatever NumPy says of a damaged file
+    except Exception as error:  # NumPy raises anything for a damaged file
         said = str(error) or type(error).__name__
         raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None
 

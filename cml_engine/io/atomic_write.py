@@ -1,8 +1,8 @@
-"""A file is written whole or not at all: beside its place first, and then put into it.
+"""Writes files atomically: to a temporary file in the same folder, which then replaces the target.
 
-Every writer of this project goes through :func:`write_atomically`. A full disk, a fault or an
-interrupt halfway leaves what was there before, and two programs that write one file at once each
-succeed: the later one stays.
+Every writer of this project uses :func:`write_atomically`. A full disk, an exception or an
+interrupt leaves the old file intact. If two programs write the same file at once, both succeed
+and the later one wins.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
     "write_atomically",
 ]
 
-#: Names of files and folders on their way begin with it. Only a killed process leaves one behind.
+#: The prefix of temporary files and folders. Only a killed process leaves one behind.
 PARTIAL = ".cml-partial-"
-#: A folder inside of a model's folder with all files of the model that replaces it: readers look
-#: there first, as long as it has the graph. It is moved out file by file.
+#: A folder inside of a model's folder that holds all files of the model's new version. Readers
+#: prefer it as long as it contains the graph. Its files are moved out one by one.
 COMPLETE = ".cml-complete"
-#: Seconds after which nobody writes a partial file any more.
+#: Age in seconds at which a partial file counts as abandoned.
 _ABANDONED_S = 3600.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -37,10 +37,10 @@ Content = bytes | str | Callable[[BinaryIO], object]
 
 
 def write_atomically(path: str | Path, content: Content) -> None:
-    """Write a file, its folder with it where that is missing.
+    """Writes a file atomically and creates its folder if necessary.
 
-    A link is followed, and a file that is there keeps its mode. What is no plain file (a pipe, a
-    device) cannot be replaced and is written as it is.
+    Links are followed, and an existing file keeps its mode. A special file (a pipe, a device)
+    cannot be replaced and is written directly.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def write_atomically(path: str | Path, content: Content) -> None:
     Raises
     ------
     OSError
-        where it cannot be written; its ``filename`` is ``path``.
+        if the file cannot be written; its ``filename`` is ``path``.
     """
     path = Path(path)
     try:
@@ -64,7 +64,7 @@ def write_atomically(path: str | Path, content: Content) -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        # the name of a partial file would tell nobody anything
+        # report the target: the name of the partial file would be meaningless
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -72,7 +72,7 @@ _swept: set[Path] = set()
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes left in a folder; looks once in the life of this process."""
+    """Removes partial files of killed processes from a folder, once per folder and process."""
     if folder in _swept:
         return
     _swept.add(folder)
@@ -83,8 +83,10 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> bool:
-    """Whether the file is a plain one, or will be; ``OSError`` where it cannot be written, as far
-    as can be known before."""
+    """Returns True if the path is a regular file or does not exist yet.
+
+    Raises ``OSError`` if it cannot be written, as far as that is known in advance.
+    """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -93,14 +95,16 @@ def check_writable(path: Path) -> bool:
         return True
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not os.access(path, os.W_OK):  # to replace it would ask its folder only
+    if not os.access(path, os.W_OK):  # replacing the file would only check its folder
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return stat.S_ISREG(mode)
 
 
 def replace_file(target: Path, content: Content) -> None:
-    """Write a plain file, or one that is not there, in a folder that is: without the looks that
-    make sure of it, for those who write many."""
+    """Writes a regular file in an existing folder, without the checks of :func:`write_atomically`.
+
+    Intended for callers that write many files.
+    """
     partial = target.with_name(PARTIAL + secrets.token_hex(8))
     try:
         with os.fdopen(os.open(partial, _FLAGS, 0o666), "wb") as file:

@@ -1,8 +1,8 @@
-"""Bounds the memory and the work of a load, so that a small file cannot take the whole machine.
+"""Bounds the memory and the work of a load, so that a small file cannot exhaust the machine.
 
-Every reader charges the budget of the load in progress *before* it takes memory or starts work:
+Every reader charges the budget of the current load *before* it allocates memory or starts work:
 ``current().charge_bytes(count, "the tensor 'w'")``. A load is a block of :func:`load_budget`; a
-load within another one shares its budget.
+nested load shares the budget of the outer one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from cml_engine.errors import InputError, ModelError, Source
 
 __all__ = ["VARIABLE", "Budget", "LoadLimits", "OverBudget", "current", "load_budget"]
 
-#: The environment variable with other defaults: ``memory=8G,nodes=500000``.
+#: The environment variable that overrides the defaults: ``memory=8G,nodes=500000``.
 VARIABLE = "CML_LOAD_LIMITS"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-#: Where the machine does not tell how much memory it has.
+#: The assumed memory if the machine does not report it.
 _ASSUMED_BYTES = 8 << 30
 #: Memory limits of containers: control groups, version 2 and 1.
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class OverBudget(ModelError, InputError):
-    """A model, or a file of inputs, needs more memory or work than :class:`LoadLimits` allow."""
+    """Raised if a model or an input file needs more memory or work than :class:`LoadLimits`
+    allow."""
 
 
 def _default_memory() -> int:
@@ -39,15 +40,15 @@ def _default_memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """Limits of one load.
+    """The limits of one load.
 
     Parameters
     ----------
-    memory : bytes that the load takes, those of temporary arrays included. Default: half of the
-        machine's memory, or of its container's.
-    nodes : operators and their tensors, with fragments, functions and loops written out.
-    steps : units of work of about a microsecond: an expression, an element of a list, half a
-        kilobyte that is unpacked.
+    memory : bytes that the load may allocate, including temporary arrays. Default: half of the
+        memory of the machine or its container.
+    nodes : operators and their tensors, after fragments, functions and loops are expanded.
+    steps : units of work of about a microsecond: an expression, an element of a list, or 512
+        unpacked bytes.
     """
 
     memory: int = field(default_factory=_default_memory)
@@ -62,7 +63,7 @@ class LoadLimits:
 
     @staticmethod
     def parse(text: str) -> LoadLimits:
-        """Returns the limits of a text such as ``memory=8G,nodes=500000``; others are defaults."""
+        """Parses limits such as ``memory=8G,nodes=500000``; missing ones get their defaults."""
         found: dict[str, int] = {}
         names = [one.name for one in fields(LoadLimits)]
         for pair in text.split(",") if text.strip() else ():
@@ -85,48 +86,48 @@ class LoadLimits:
 
 
 class Budget:
-    """The memory, nodes and steps that one load has taken so far."""
+    """The memory, nodes and steps that one load has used."""
 
     def __init__(self, limits: LoadLimits | None = None) -> None:
         self.limits = limits or LoadLimits.default()
         self.bytes = self.nodes = self.steps = 0
 
     def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Counts memory that ``what`` takes; :class:`OverBudget` where that is too much."""
+        """Charges memory for ``what``; raises :class:`OverBudget` if it exceeds the limit."""
         self.check_bytes(count, what, source)
         self.bytes += count
 
     def check_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises as ``charge_bytes`` does, for memory that is charged when it is taken."""
+        """Raises like ``charge_bytes`` without charging; the caller charges on allocation."""
         total, limit = self.bytes + count, self.limits.memory
         if total > limit:
             raise _over("memory", "bytes", what, count, total, limit, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Counts nodes, or tensors, that ``what`` makes."""
+        """Charges nodes or tensors that ``what`` creates."""
         self.check_nodes(count, what, source)
         self.nodes += count
 
     def check_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises as ``charge_nodes`` does, for nodes that are charged when they are made."""
+        """Raises like ``charge_nodes`` without charging; the caller charges on creation."""
         total, limit = self.nodes + count, self.limits.nodes
         if total > limit:
             raise _over("nodes", "nodes", what, count, total, limit, source)
 
     def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
-        """Counts work that ``what`` causes, in units of about a microsecond."""
+        """Charges work for ``what``, in units of about a microsecond."""
         self.steps += count
         if self.steps > self.limits.steps:
             total, limit = self.steps, self.limits.steps
             raise _over("steps", "steps of work", what, count, total, limit, source)
 
     def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
-        """Counts the memory of bytes that ``what`` unpacks to, and the work to unpack them."""
+        """Charges ``count`` unpacked bytes: their memory and the work of unpacking."""
         self.charge_bytes(count, what, source)
         self.charge_unpacking(count, what, source)
 
     def charge_unpacking(self, count: int, what: str, source: Source | None = None) -> None:
-        """Counts the work to unpack bytes that are not kept."""
+        """Charges the work of unpacking ``count`` bytes, without memory."""
         self.charge_steps(count >> 9, what, source)
 
 
@@ -143,7 +144,7 @@ def _over(
 
 
 def _rounded_up(total: int) -> str:
-    """Returns twice the total with two digits at most, as a text that ``parse`` reads."""
+    """Returns twice the total, rounded up to a text that ``parse`` reads, such as ``17G``."""
     for unit, size in reversed(_UNITS.items()):
         if total >= size:
             return f"{-(-2 * total // size)}{unit}"
@@ -154,13 +155,13 @@ _current: ContextVar[Budget | None] = ContextVar("cml_load_budget", default=None
 
 
 def current() -> Budget:
-    """Returns the budget of the load in progress; outside of one a fresh budget."""
+    """Returns the budget of the current load; outside of a load, a new budget."""
     return _current.get() or Budget()
 
 
 @contextmanager
 def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
-    """Runs a block as one load. Within another load it shares the budget, limits included."""
+    """Runs a block as one load. A nested load shares the outer load's budget and its limits."""
     outer = _current.get()
     if outer is not None:
         yield outer
@@ -174,7 +175,7 @@ def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
 
 @cache
 def machine_memory() -> int:
-    """Returns the bytes of memory that this process may use at most."""
+    """Returns the bytes of memory that this process may use."""
     found = [_physical_memory(), *map(_container_memory, _CGROUPS)]
     return min(n for n in found if n)
 
@@ -207,7 +208,7 @@ def _windows_memory() -> int:
 
 
 def _container_memory(file: str) -> int:
-    """Returns the limit that a control group states, 0 where it states none."""
+    """Returns the memory limit of a control group in bytes; 0 if it has none."""
     try:
         text = Path(file).read_text().strip()
     except (OSError, ValueError):

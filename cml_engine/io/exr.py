@@ -1,4 +1,4 @@
-"""OpenEXR: floats of 16 and 32 bits, by the package OpenEXR."""
+"""Reads and writes OpenEXR pictures, 16-bit and 32-bit floats, with the package OpenEXR."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cml_engine.ir.graph import Array
 
 NEEDS = "OpenEXR"
 BITS = (32, 16)
-#: a picture's channels by their number; Z is a depth
+#: channel names by number of channels; Z is a depth
 _NAMES = {1: ("Y",), 3: ("R", "G", "B"), 4: ("R", "G", "B", "A")}
 _READ = (("R", "G", "B", "A"), ("R", "G", "B"), ("Y", "A"), ("Y",), ("Z",))
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Height and width of its data window."""
+    """Returns the height and width of the data window."""
     import OpenEXR
 
     with OpenEXR.File(str(path), header_only=True) as file:
@@ -27,7 +27,8 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path) -> Array:
-    """Its first part as height x width x channels: colours, with alpha or without, or grey."""
+    """Reads the first part of a file as height x width x channels: colour or grey, optionally
+    alpha."""
     import OpenEXR
 
     with OpenEXR.File(str(path), separate_channels=True) as file:
@@ -41,7 +42,7 @@ def read(path: Path) -> Array:
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Compressed without loss, beyond that of 16 bits."""
+    """Writes height x width x channels with lossless compression, as 16-bit or 32-bit floats."""
     import OpenEXR
 
     dtype = np.float16 if bits == 16 else np.float32

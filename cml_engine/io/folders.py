@@ -1,15 +1,15 @@
-"""Where this project keeps files of its own on a machine: one function for each kind of folder.
+"""The folders of this project's own files on a machine, one function per type of file.
 
 ================  ===============================  ===============================
-what              where                            another place
+files             default                          override
 ================  ===============================  ===============================
 compiled shaders  the user's cache folder          ``CML_CACHE_DIR``
 tuning tables     ``tuning`` in the cache folder   ``CML_TUNING_DIR``
 learned costs     ``costs`` in the data folder     ``CML_DATA_DIR``, of the folder
 ================  ===============================  ===============================
 
-The user's folders are those of the platform. A variable that is empty counts as unset. No folder
-is made here: who writes a file makes its folder.
+The user's folders are those of the platform. An empty variable counts as unset. These functions
+create no folder; the code that writes a file creates its folder.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import platformdirs
 
 from cml_engine.io.output_folder import file_stem
 
-#: the name of this project's folder among the platform's
+#: the name of this project's folder in the platform's folders
 SLUG = "cml_engine"
 
 
 def cache_folder() -> Path:
-    """For what can be made again at any time: compiled shaders."""
+    """Returns the folder of files that can be regenerated at any time, such as compiled shaders."""
     return _named("CML_CACHE_DIR") or Path(platformdirs.user_cache_dir(SLUG, appauthor=False))
 
 
 def data_folder() -> Path:
-    """For what was learned over time and would be missed."""
+    """Returns the folder of data that is learned over time."""
     return _named("CML_DATA_DIR") or Path(platformdirs.user_data_dir(SLUG, appauthor=False))
 
 
 def tuning_file(device: str) -> Path:
-    """The table of kernels that were measured on a device and driver (``gpu.name``)."""
+    """Returns the path of the table of measured kernels for a device and driver (``gpu.name``)."""
     return (
         _named("CML_TUNING_DIR") or cache_folder() / "tuning"
     ) / f"{file_stem(device).lower()}.json"
 
 
 def costs_file(device: str) -> Path:
-    """What slices were learned to cost on a device and driver (``gpu.name``)."""
+    """Returns the path of the learned slice costs for a device and driver (``gpu.name``)."""
     return data_folder() / "costs" / f"{file_stem(device).lower()}.json"
 
 

@@ -1,4 +1,4 @@
-"""JSON files that may come from anywhere: whatever is in one, there is data or a ``ValueError``."""
+"""Reads JSON files from untrusted sources; malformed content raises ``ValueError``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: no file of ours comes near it
+#: far above the size of any file that this project writes
 MAX_BYTES = 64 * 2**20
 
 
 def read_json(path: Path) -> Any:
-    """What is in the file; ``OSError`` where it cannot be read, ``ValueError`` where it is no
-    JSON, or has numbers that are none."""
+    """Reads a JSON file.
+
+    Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is larger than
+    ``MAX_BYTES``, not JSON, or contains NaN or infinities.
+    """
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES // 2**20} MiB")
     return parse_json(path.read_text(encoding="utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """The text's data; ``ValueError`` where it is no JSON, or has numbers that are none."""
+    """Parses JSON; raises ``ValueError`` if the text is not JSON or contains NaN or infinities."""
     try:
         return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
@@ -29,7 +32,7 @@ def parse_json(text: str) -> Any:
 
 
 def finite(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """A number of the data in that range; ``ValueError`` where it is none."""
+    """Returns the value as a float; raises ``ValueError`` if it is not a number in the range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"wanted a number, got {_shown(value)}")
     if not low <= value <= high or abs(value) > sys.float_info.max:

@@ -1,7 +1,7 @@
-"""Where a model's files lie: a folder, an archive, memory, or what a game brings of its own.
+"""The sources of a model's files: a folder, an archive, memory, or a game's own implementation.
 
-Names and bytes of a source are no more trusted than those of a file: sizes are asked for before
-anything is read, and every read is checked.
+The names and bytes that a source returns are not trusted: sizes are checked before anything is
+read, and every read is checked.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 @runtime_checkable
 class ModelSource(Protocol):
-    """The files of one model, by their names within it: in a pak file, encrypted, in memory.
+    """The files of one model by name, for example in a pak file, encrypted, or in memory.
 
-    A file's name has no ``..`` and does not begin with ``/``; folders are parted by ``/``. A source
-    that can only go forwards cheaply may have ``position(file)``, where a file begins: tensors are
-    read in that order.
+    File names use ``/`` between folders, do not begin with ``/`` and contain no ``..``. A source
+    that only reads forwards efficiently may define ``position(file)``, the offset at which a
+    file begins; tensors are then read in that order.
     """
 
     @property
     def name(self) -> str:
-        """What messages call the model."""
+        """The name of the model in messages."""
         ...
 
     @property
     def graph(self) -> str:
-        """The file that is the network: ``graph.nnef``, or ``m.onnx``, ``m.param``."""
+        """The name of the file that contains the network: ``graph.nnef``, or ``m.onnx``,
+        ``m.param``."""
         ...
 
     def size(self, file: str, /) -> int | None:
-        """How many bytes a file has, ``None`` where there is no such file."""
+        """Returns the size of a file in bytes, or None if there is no such file."""
         ...
 
     def read(self, file: str, offset: int, count: int, /) -> Bytes:
-        """Some bytes of a file that is there, all ``count`` of them."""
+        """Returns exactly ``count`` bytes of an existing file, from ``offset``."""
         ...
 
 
 class Outside(ModelError):
-    """A name leads out of the model."""
+    """Raised if a file name leads out of the model."""
 
 
 def inner_name(name: str) -> str:
-    """A file's name within a model, in its plainest form; :class:`Outside` where it leads out."""
+    """Returns a normalized file name within a model; raises :class:`Outside` if it leads out."""
     plain = posixpath.normpath(name) if name else ""
     leads_out = plain.startswith(("/", "../")) or plain in ("", ".", "..")
     if leads_out or any(c in "\\:" or ord(c) < 32 for c in name):
@@ -65,8 +66,11 @@ def inner_name(name: str) -> str:
 
 
 class FolderSource:
-    """A model in a folder. Files are read, never mapped into memory: a mapped file that another
-    program makes shorter kills the process that looks at it."""
+    """A model in a folder.
+
+    Files are read and not mapped into memory: if another program truncates a mapped file,
+    accessing it kills the process.
+    """
 
     def __init__(self, folder: Path, graph: str) -> None:
         self.name = str(folder)
@@ -95,7 +99,10 @@ class FolderSource:
         return data
 
     def _path(self, file: str) -> Path:
-        """Where a file is; a link must not lead out, but for the graph, which was named."""
+        """Returns the path of a file; raises :class:`Outside` if a link leads out of the folder.
+
+        Only the graph, which the caller named, may be such a link.
+        """
         newer = self._folder / COMPLETE
         if (newer / self.graph).is_file() and (newer / file).is_file():
             return newer / file
@@ -112,12 +119,13 @@ class FolderSource:
 
 
 def _version(found: os.stat_result) -> tuple[int, int]:
-    """The size and the time stamp of a file, which change when it is written."""
+    """Returns a file's size and modification time, which identify its version."""
     return found.st_size, found.st_mtime_ns
 
 
 def file_source(path: Path) -> FolderSource:
-    """The folder of a file that is a model; a path that no file can have is refused by its text."""
+    """Returns the folder of a model file as a source; raises :class:`ModelError` if there is no
+    file."""
     try:
         if not path.is_file():
             what = "it is a folder" if path.is_dir() else "there is no such file"
@@ -128,7 +136,7 @@ def file_source(path: Path) -> FolderSource:
 
 
 class SourceFile:
-    """A file of a source, as a :class:`cml_engine.nnef.files.tensor_file.Blob`."""
+    """A file of a source; implements :class:`cml_engine.nnef.files.tensor_file.Blob`."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
         self.name = name
@@ -145,7 +153,7 @@ class SourceFile:
             self.offset = 0 if position is None else int(position(name))
 
     def span(self, offset: int = 0, count: int | None = None) -> memoryview:
-        """Some bytes, or all."""
+        """Returns ``count`` bytes from ``offset``; the rest of the file by default."""
         count = self.size - offset if count is None else count
         if offset < 0 or count < 0 or offset + count > self.size:
             raise TensorFileError(
@@ -169,22 +177,23 @@ class SourceFile:
 
 
 def file_size(source: ModelSource, name: str) -> int | None:
-    """How many bytes a file of a source has, if it is there."""
+    """Returns the size of a source's file in bytes, or None if there is no such file."""
     with _asking(source, name):
-        size: Any = source.size(name)  # of a game's own code
+        size: Any = source.size(name)  # a game's own code may return anything
         if size is not None and not (isinstance(size, int) and size >= 0):
             raise ValueError(f"a size of {size!r}, wanted a number of bytes or None")
         return None if size is None else int(size)
 
 
 def shown(source: ModelSource, file: str) -> str:
-    """What messages call a file of a source."""
+    """Returns the name of a source's file in messages."""
     return file if source.name in ("", ".") else f"{source.name}/{file}"
 
 
 @contextmanager
 def _asking(source: ModelSource, file: str) -> Iterator[None]:
-    """Whatever a source raises, as an error that names it and the file."""
+    """Re-raises any exception of a source as :class:`ModelError` that names the source and the
+    file."""
     try:
         yield
     except (CmlError, MemoryError):

@@ -1,4 +1,4 @@
-"""A file that a tensor goes into or comes out of, and how its numbers become the tensor's."""
+"""File names with options for converting the values of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
     "named_file",
 ]
 
-#: behind a file's suffix; a colon elsewhere is a part of the name
+#: options follow the file's suffix; a colon elsewhere is part of the name
 _OPTIONS = re.compile(r"(?P<file>.*\.\w+):(?P<options>[a-z]+=[^/\\]*)")
 _KNOWN = ("scale", "shift", "bits", "alpha")
 ALPHAS = ("keep", "drop")
@@ -24,8 +24,12 @@ BITS = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """``number * scale + shift`` is done on the way in and on the way out; ``bits`` of a written
-    picture's samples, 0 for what is usual; ``alpha`` "drop": a read picture's is left out."""
+    """A file of a tensor with the options of its conversion.
+
+    ``value * scale + shift`` is applied on reading and on writing. ``bits`` is the sample size
+    of a written picture; 0 selects the format's default. ``alpha`` is "drop" to ignore the alpha
+    channel of a picture that is read.
+    """
 
     path: Path
     scale: float = 1.0
@@ -38,7 +42,7 @@ class NamedFile:
         return self.path.suffix.lower()
 
     def scaled(self, array: Any) -> Any:
-        """The array's numbers as they are on the other side."""
+        """Returns the array multiplied by ``scale`` plus ``shift``."""
         if (self.scale, self.shift) == (1.0, 0.0):
             return array
         return (array * self.scale + self.shift).astype(array.dtype)
@@ -48,7 +52,7 @@ class NamedFile:
 
 
 def named_file(text: str | Path | NamedFile) -> NamedFile:
-    """``height.png:scale=8848,shift=-400`` as a file and what is done to its numbers."""
+    """Parses a file name with options, such as ``height.png:scale=8848,shift=-400``."""
     if isinstance(text, NamedFile):
         return text
     found = _OPTIONS.fullmatch(str(text))

@@ -1,12 +1,12 @@
-"""Folders that commands fill: when one may be written, and what in it may be replaced or removed.
+"""The folders that commands write, and the rules for replacing and removing files in them.
 
-- A folder that is not empty is refused, unless the user allows to overwrite it.
-- Overwriting replaces the files that the command writes, and removes those that the folder's own
-  manifest lists. Every other file stays.
+- A folder that is not empty is refused, unless the user allows overwriting.
+- Overwriting replaces the files that the command writes, and removes the files that the folder's
+  own manifest lists. Every other file stays.
 - Nothing is written or removed outside of the folder, or through a link inside of it.
 
-Every function of this project that fills a folder goes through this module, and every name that
-becomes a file's name.
+Every function of this project that fills a folder uses this module, as does every conversion of
+a name to a file name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 _OVERWRITE = "allow to overwrite it (--overwrite, overwrite=True)"
 #: the manifest's list of files; no other program's JSON has this key
 _FILES = "cml_files"
-#: bytes of a file name that the usual file systems allow
+#: the most bytes of a file name on common file systems
 _LONGEST_PART = 255
-_LONGEST_STEM = 150  # numbers, digests and endings are added to it
+_LONGEST_STEM = 150  # leaves room for numbers, digests and suffixes
 
 
 def check_new_folder(path: Path, overwrite: bool) -> None:
-    """Raise ``InputError`` if the folder holds anything and ``overwrite`` is False."""
+    """Raises ``InputError`` if the folder is not empty and ``overwrite`` is False."""
     if path.exists() and not path.is_dir():
         raise InputError(f"'{path}' is a file: name a folder")
     if not overwrite and path.is_dir() and any(path.iterdir()):
@@ -48,7 +48,7 @@ def check_new_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_new_file(path: Path, overwrite: bool) -> None:
-    """Raise ``InputError`` if the file exists and ``overwrite`` is False."""
+    """Raises ``InputError`` if the file exists and ``overwrite`` is False."""
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file")
     if path.exists() and not overwrite:
@@ -56,12 +56,12 @@ def check_new_file(path: Path, overwrite: bool) -> None:
 
 
 def name_problem(name: str, allowed: str = "") -> str:
-    """Returns why a name cannot be a path inside of a folder; "" if it can.
+    """Returns the reason why a name cannot be a path inside of a folder; "" if it can.
 
     Parameters
     ----------
     name : the path, with ``/`` between its parts.
-    allowed : characters that are accepted although Windows has no file names with them.
+    allowed : characters that are accepted although Windows forbids them in file names.
     """
     parts = PurePosixPath(name).parts
     if not parts:
@@ -83,7 +83,7 @@ def file_below(folder: Path, name: str) -> Path:
     Raises
     ------
     InputError
-        if the name leads out of the folder, or if a link or a folder stands in its place.
+        if the name leads out of the folder, or if its path is a folder or leads through a link.
     """
     if problem := name_problem(name):
         raise InputError(f"the name {name[:80]!r} {problem}: wanted a path inside of '{folder}'")
@@ -99,7 +99,7 @@ def file_below(folder: Path, name: str) -> Path:
 
 
 def file_stem(text: str) -> str:
-    """Returns any text as a file name without an ending: letters, digits, ``_``, ``.``, ``-``."""
+    """Converts any text to a file name without a suffix: letters, digits, ``_``, ``.``, ``-``."""
     name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
     return name[:_LONGEST_STEM] or "unnamed"
 
@@ -109,9 +109,10 @@ class OutputFolder:
 
     Parameters
     ----------
-    path : the folder. It is made with the first file.
-    manifest : the manifest's name.
-    overwrite : if the folder is not empty, remove what its manifest lists instead of refusing it.
+    path : the folder. It is created with the first file.
+    manifest : the name of the manifest.
+    overwrite : if the folder is not empty, remove the files that its manifest lists instead of
+        refusing the folder.
     """
 
     def __init__(self, path: str | Path, manifest: str, *, overwrite: bool = False) -> None:
@@ -126,7 +127,7 @@ class OutputFolder:
             raise self._cannot_write(error) from None
 
     def place(self, name: str) -> Path:
-        """Returns the path of a file that the caller writes, and lists it in the manifest."""
+        """Adds a file that the caller writes to the manifest and returns its path."""
         place = file_below(self.path, name)
         self._files[name] = None
         return place
@@ -148,10 +149,10 @@ class OutputFolder:
         return self.path / self._manifest
 
     def _listed(self) -> list[str]:
-        """Returns the names in the manifest that is there, and its own."""
+        """Returns the file names that the existing manifest lists, and the manifest's own name."""
         try:
             found = read_json(file_below(self.path, self._manifest))
-        except (InputError, OSError, ValueError):  # no manifest, or none that can be read
+        except (InputError, OSError, ValueError):  # the manifest is missing or unreadable
             return []
         listed = found.get(_FILES) if isinstance(found, dict) else None
         if not isinstance(listed, list):
@@ -161,7 +162,7 @@ class OutputFolder:
     def _remove(self, name: str) -> None:
         try:
             place = file_below(self.path, name)
-        except InputError:  # it is not in the folder any more: another's file stands there
+        except InputError:  # the path leads out of the folder now: the file is not ours
             return
         place.unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
-"""Pictures as tensors: ``scalar[1,C,H,W]`` with one, three or four channels.
+"""Converts pictures to tensors ``scalar[1,C,H,W]`` with one, three or four channels, and back.
 
-A grey picture fills three channels, a coloured one is weighted to grey for one. Alpha is the fourth
-channel where four are wanted; where fewer are, a picture must be opaque, or its alpha dropped.
-Whole numbers of a file are 0 to 1, floats are as they are. What each kind of file holds is in a
-module of its own; two of them need a library that is not installed with the engine.
+A grey picture is copied to three channels; a colour picture is weighted to grey for one channel.
+Alpha becomes the fourth channel of four. With fewer channels a picture must be opaque, or its
+alpha must be dropped. Integer samples are scaled to 0 to 1, floats are unchanged. Each file
+format has a module of its own; two of them need a package that is not installed with the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 class PictureFormat(Protocol):
-    """A module that reads and writes pictures of one kind, as height x width x channels."""
+    """A module that reads and writes one picture format, as height x width x channels."""
 
     @property
     def NEEDS(self) -> str: ...  # noqa: N802
@@ -41,15 +41,18 @@ KINDS: Mapping[str, PictureFormat] = {".png": png, ".tif": tiff, ".tiff": tiff, 
 
 
 def can_hold(fact: Fact) -> bool:
-    """Whether a tensor of that fact can be a picture."""
+    """Returns True if a tensor of that fact can be a picture."""
     shape = fact.shape
     fits = len(shape) == 4 and shape[0] == 1 and shape[1] in CHANNELS and fact.size > 0
     return fits and fact.dtype == "scalar"
 
 
 def check(file: NamedFile, name: str, fact: Fact, *, written: bool) -> None:
-    """:class:`InputError` where the tensor is no picture, the library for that kind of file is
-    not installed, or it has no samples of so many bits."""
+    """Raises :class:`InputError` if a picture file cannot hold the tensor.
+
+    This is the case if the tensor's shape or type does not fit, the format's package is not
+    installed, or the format does not support the sample size.
+    """
     what, kind = "output" if written else "input", KINDS[file.suffix]
     if not can_hold(fact):
         verb = "wants" if written else "holds"
@@ -77,12 +80,12 @@ def _called(file: NamedFile) -> str:
 
 
 def size(file: NamedFile) -> tuple[int, int]:
-    """Height and width as the file says."""
+    """Returns the height and width from the file's header."""
     return KINDS[file.suffix].size(file.path)
 
 
 def read(file: NamedFile, channels: int) -> Array:
-    """The picture as ``scalar[1,C,H,W]``."""
+    """Reads the picture as ``scalar[1,C,H,W]``."""
     planes = KINDS[file.suffix].read(file.path)
     if planes.shape[2] not in (1, 2, 3, 4):
         raise ValueError(f"it has {planes.shape[2]} channels; wanted 1 to 4")
@@ -102,7 +105,7 @@ def read(file: NamedFile, channels: int) -> Array:
 
 
 def write(array: Array, file: NamedFile, stream: BinaryIO) -> None:
-    """Write ``scalar[1,C,H,W]``."""
+    """Writes a tensor ``scalar[1,C,H,W]`` as a picture."""
     kind = KINDS[file.suffix]
     kind.write(array[0].transpose(1, 2, 0), stream, file.bits or kind.BITS[0])
 

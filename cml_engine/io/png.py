@@ -1,4 +1,7 @@
-"""PNG of every kind and depth: 65535 of 16 bits is 1.0 as 255 of 8 is. Written are 8 or 16 bits."""
+"""Reads PNG files of every colour type and depth, and writes 8 and 16 bits.
+
+The largest sample, 255 of 8 bits or 65535 of 16 bits, is 1.0.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +20,31 @@ from cml_engine.ir.graph import Array
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 NEEDS = ""
 BITS = (8, 16)
-#: how Pillow is to take 16-bit samples apart, by PNG's number of the kind of picture: it keeps no
-#: more than 8 bits of a colour, so high and low bytes are read one after the other
+#: Pillow's raw modes for the high and low bytes of 16-bit samples, by PNG colour type. Pillow keeps
+#: only 8 bits per colour, so the two bytes are read separately.
 _HIGH_AND_LOW = {2: ("RGB;16B", "RGB;16L"), 6: ("RGBA;16B", "RGBA;16L")}
 _GREY, _RGB, _GREY_ALPHA, _RGBA = 0, 2, 4, 6
-#: the filter of a row that is a difference to the one above
+#: the PNG filter that stores a row as its difference from the row above
 _UP = 2
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Height and width as the file says; ``ValueError`` where it is no PNG or a damaged one."""
+    """Returns the height and width from the header; raises ``ValueError`` for an invalid PNG."""
     width, height, _, _ = _head(path.read_bytes())
     return height, width
 
 
 def read(path: Path) -> Array:
-    """Height x width x channels: grey or colours, with alpha or without. ``ValueError`` (or what
-    Pillow raises) where it is damaged."""
+    """Reads a picture as height x width x channels: grey or colour, optionally with alpha.
+
+    Raises ``ValueError``, or an exception of Pillow's, if the file is damaged.
+    """
     return _samples(path.read_bytes())
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Height x width x channels; what lies outside [0, 1] becomes its nearest end, NaN 0."""
-    if bits == 16:  # which Pillow writes of grey only
+    """Writes height x width x channels; values are clipped to [0, 1], NaN becomes 0."""
+    if bits == 16:  # Pillow writes 16 bits for grey only
         _write_wide(steps_of(planes, 16), file)
         return
     from PIL import Image
@@ -52,7 +57,7 @@ def _write_wide(samples: Array, file: BinaryIO) -> None:
     height, width, channels = samples.shape
     colour = {1: _GREY, 3: _RGB, 4: _RGBA}[channels]
     rows = np.ascontiguousarray(samples, ">u2").view(np.uint8).reshape(height, -1).astype(np.int16)
-    rows[1:] -= rows[:-1].copy()  # each as its difference to the one above
+    rows[1:] -= rows[:-1].copy()  # the filter ``_UP``
     filtered = np.full((height, rows.shape[1] + 1), _UP, np.uint8)
     filtered[:, 1:] = rows & 255
     head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
@@ -65,7 +70,7 @@ def _write_wide(samples: Array, file: BinaryIO) -> None:
 
 
 def _head(data: bytes) -> tuple[int, int, int, int]:
-    """Width, height, bits of a sample, PNG's number of the kind of picture."""
+    """Returns the width, height, bits per sample and colour type of a PNG."""
     if data[: len(_SIGNATURE)] != _SIGNATURE:
         raise ValueError("it is no PNG")
     kind, body = next(_chunks(data))
@@ -76,7 +81,7 @@ def _head(data: bytes) -> tuple[int, int, int, int]:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The parts of a PNG, each checked by its own checksum."""
+    """Yields the type and data of every chunk after verifying its checksum."""
     at = len(_SIGNATURE)
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
@@ -91,8 +96,8 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _samples(data: bytes) -> Array:
-    """Height by width by channels in [0, 1]: grey or colours, with alpha or without."""
-    for _ in _chunks(data):  # Pillow checks no sums of the pixels
+    """Returns height x width x channels in [0, 1]: grey or colour, optionally with alpha."""
+    for _ in _chunks(data):  # Pillow does not verify the checksums of pixel data
         pass
     _, _, depth, colour = _head(data)
     if depth == 16:
@@ -111,12 +116,12 @@ def _samples(data: bytes) -> Array:
 
 
 def _wide(data: bytes, colour: int) -> tuple[Array, Any]:
-    """Samples of 16 bits, and the one that stands for transparency, if there is one."""
+    """Returns 16-bit samples, and the sample that marks transparent pixels if there is one."""
     with _opened(data) as image:
         key = image.info.get("transparency")
         if colour == _GREY:
             return np.asarray(image).astype(np.uint16)[..., None], key
-    if colour == _GREY_ALPHA:  # four bytes a pixel, as 8-bit colours with alpha have
+    if colour == _GREY_ALPHA:  # four bytes per pixel, like 8-bit RGBA
         four = _raw(data, "RGBA")
         return four[..., ::2] * np.uint16(256) + four[..., 1::2], key
     high, low = (_raw(data, mode) for mode in _HIGH_AND_LOW[colour])

@@ -1,4 +1,4 @@
-"""Whole numbers of a picture's file from and to numbers of 0 to 1."""
+"""Converts the integer samples of picture files from and to floats in [0, 1]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cml_engine.ir.graph import Array
 
 
 def steps_of(planes: Array, bits: int) -> Array:
-    """What lies outside [0, 1] becomes its nearest end, NaN 0."""
+    """Converts floats to integers of ``bits`` bits; values are clipped to [0, 1], NaN becomes 0."""
     most = (1 << bits) - 1
     clean = np.nan_to_num(np.clip(planes, 0, 1), nan=0.0).astype(np.float64)
     found: Array = np.rint(clean * most).astype(np.uint8 if bits == 8 else np.uint16)
@@ -16,7 +16,7 @@ def steps_of(planes: Array, bits: int) -> Array:
 
 
 def numbers_of(samples: Array) -> Array:
-    """Whole numbers without a sign as 0 to 1; floats as they are."""
+    """Converts unsigned integers to floats in [0, 1]; floats keep their values."""
     if samples.dtype.kind == "f":
         return samples.astype(np.float32)
     if samples.dtype.kind == "b":

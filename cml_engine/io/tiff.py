@@ -1,4 +1,5 @@
-"""TIFF: whole numbers of 8 and 16 bits, or floats, by the package tifffile."""
+"""Reads and writes TIFF pictures, 8-bit and 16-bit integers or floats, with the package
+tifffile."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BITS = (32, 16, 8)
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Height and width of its first picture."""
+    """Returns the height and width of the first page."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -25,7 +26,7 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path) -> Array:
-    """Its first picture as height x width x channels."""
+    """Reads the first page as height x width x channels."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -40,12 +41,12 @@ def read(path: Path) -> Array:
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """As one picture."""
+    """Writes height x width x channels as a single page."""
     import tifffile
 
     samples = planes.astype(np.float32) if bits == 32 else steps_of(planes, bits)
     count = samples.shape[2]
-    made = io.BytesIO()  # tifffile goes back and forth in it
+    made = io.BytesIO()  # tifffile needs a seekable file
     tifffile.imwrite(
         made,
         samples[..., 0] if count == 1 else samples,

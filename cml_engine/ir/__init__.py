@@ -1,1 +1,1 @@
-"""Graphs and what describes them: facts, layouts, device limits, textures. Plain data."""
+"""Graphs and their properties as plain data: facts, layouts, device limits, textures."""

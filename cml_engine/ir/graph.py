@@ -1,8 +1,8 @@
 """A neural network as plain data: no operator knowledge, no GPU, no text.
 
-A :class:`Graph` is what every pass takes and returns. Tensors are names; a name has one
-:class:`Fact`, and is either a graph input, a constant (its values are in ``constants``), or the
-output of exactly one :class:`Node`. Nodes stand in an order in which they can run.
+Every pass takes a :class:`Graph` and returns one. Tensors are names. Each name has one
+:class:`Fact` and is a graph input, a constant (with its value in ``constants``), or the output
+of exactly one :class:`Node`. Nodes are in an order in which they can run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 #: extents of inputs, by name
 Shapes = Mapping[str, tuple[int, ...]]
 
-#: NNEF's three tensor types and how they lie in memory, on the CPU and on the GPU alike but for
-#: ``logical``, which is one byte in NumPy and a 32-bit word on the GPU.
+#: The NumPy types of NNEF's three tensor types. The GPU uses the same, except that ``logical`` is
+#: one byte in NumPy and a 32-bit word on the GPU.
 NUMPY_DTYPE: Mapping[str, np.dtype[Any]] = {
     "scalar": np.dtype(np.float32),
     "integer": np.dtype(np.int32),
@@ -44,13 +44,15 @@ DTYPE_OF_KIND: Mapping[str, str] = {
 }
 
 
-#: Axes of NumPy's arrays, the largest extent, and the product of all extents that are not 0.
+#: The most axes of a NumPy array, the largest extent, and the largest product of nonzero extents.
 _MAX_RANK, _MAX_EXTENT, _MOST = 32, 2**31 - 1, 2**59
 
 
 def can_be_shape(shape: Sequence[int]) -> bool:
-    """Returns True if an array can have the shape, whatever machine it is on. An empty one counts
-    too: NumPy refuses ``[0, 2**31, 2**31, 2**31]``."""
+    """Returns True if an array can have the shape on any machine.
+
+    The limits also apply to empty arrays: NumPy refuses ``[0, 2**31, 2**31, 2**31]``.
+    """
     if len(shape) > _MAX_RANK or any(not 0 <= n <= _MAX_EXTENT for n in shape):
         return False
     return prod(max(n, 1) for n in shape) <= _MOST
@@ -58,8 +60,10 @@ def can_be_shape(shape: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """The properties of a tensor that are known before it is computed: ``dtype`` (NNEF's name)
-    and ``shape``."""
+    """The properties of a tensor that are known before it is computed.
+
+    ``dtype`` is NNEF's name of the type.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,12 +74,12 @@ class Fact:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the GPU, where every element is a 32-bit word."""
+        """The size in bytes on the GPU, where every element is a 32-bit word."""
         return 4 * self.size
 
     def __str__(self) -> str:
@@ -149,12 +153,12 @@ def place_of(attrs: Attrs) -> Source | None:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """An elementwise operator done on a producer's result before it is stored.
+    """An elementwise operator that is applied to a node's result before it is stored.
 
-    ``inputs`` are the names of its other operands (a PReLU's slopes, a residual's other side);
-    the result so far is the operand at ``position`` (None: it is no operand). In a chain of
-    elementwise operators more operands may be results of operators before: ``own`` pairs their
-    positions with the operators' numbers, 0 for the node's own.
+    ``inputs`` are the names of its other operands, such as the slopes of a PReLU or the other
+    side of a residual. The result so far is the operand at ``position`` (None if it is not an
+    operand). In a chain of elementwise operators, other operands may also be earlier results:
+    ``own`` pairs their positions with the operators' numbers, 0 for the node's own operator.
     """
 
     op: str
@@ -164,8 +168,11 @@ class Epilogue:
     own: tuple[tuple[int, int], ...] = ()
 
     def operands(self, others: Sequence[T], results: Sequence[T]) -> list[T]:
-        """All operands in order: ``others`` stand for ``inputs``, ``results`` for the results of
-        the node's operator and of the epilogues before."""
+        """Returns all operands in order.
+
+        ``others`` are the values of ``inputs``; ``results`` are those of the node's operator and
+        of the earlier epilogues.
+        """
         places = dict(self.own)
         if self.position is not None:
             places[self.position] = len(results) - 1
@@ -187,31 +194,36 @@ class Node:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every tensor it needs, its epilogues' operands included."""
+        """The tensors that the node reads, including the operands of its epilogues."""
         return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
 
     @property
     def full_op(self) -> str:
-        """The operator and those fused to it: ``conv+relu``."""
+        """The operator and the operators fused to it: ``conv+relu``."""
         return "+".join((self.op, *(epilogue.op for epilogue in self.epilogues)))
 
     @property
     def title(self) -> str:
-        """The operator and its first result, as messages and tables show it: ``conv 'conv1'``."""
+        """The operator and its first result, as in messages and tables: ``conv 'conv1'``."""
         return f"{self.op} '{self.outputs[0]}'" if self.outputs else self.op
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that a graph was loaded from, in memory: ``make`` evaluates it at given shapes of
-    its inputs, and ``shapes`` are those that were given so far."""
+    """The model that a graph was loaded from, in memory.
+
+    ``make`` evaluates the model at given input shapes; ``shapes`` are the shapes that were given
+    so far.
+    """
 
     make: Callable[[Shapes], Graph]
     shapes: Shapes = field(default_factory=dict)
 
     def at(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
-        """The graph at these shapes. Inputs that are not named have the shapes that were given
-        before, or else those that the model says."""
+        """Returns the graph at these input shapes.
+
+        Inputs that are not named keep the shapes given before, or else the model's own.
+        """
         given = {**self.shapes, **shapes_by_name(shapes)}
         start = time.perf_counter()
         graph = self.make(given)
@@ -223,29 +235,34 @@ class Origin:
 
 
 class Ready(Protocol):
-    """The prepared form of a graph from a cooked file: its passes have run, and it may have
+    """The prepared form of a graph from a cooked file: the passes have run, and it may have
     plans."""
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
-        """The plan for a device; ``lower`` makes one of the graph. ``plain``: nothing was asked
-        for but how things are stored."""
+        """Returns the plan for a device; calls ``lower`` to plan the graph if there is none.
+
+        ``plain`` is True if all options except ``storage`` and ``tuned`` have their defaults.
+        """
         ...
 
     def check_cpu(self) -> None:
-        """:class:`CmlError` where it does not have what NumPy needs."""
+        """Raises :class:`CmlError` if the file lacks data that NumPy needs."""
         ...
 
     @property
     def integer_digest(self) -> bytes | None:
-        """Digest of the integer network that it was made of; None where that was none."""
+        """The digest of the integer network that was cooked; None for other networks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slider:
-    """A number of the model that a host moves: ``place`` is ``"mul3.y"``, the operand ``y`` of the
-    operator whose result is ``mul3``. ``low`` to ``high`` is what a panel offers; other values are
-    taken too. ``default`` is the number in the model."""
+    """A number of the model that a host changes at run time.
+
+    ``place`` such as ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``.
+    A panel offers the range ``low`` to ``high``; other values are accepted too. ``default`` is
+    the number in the model.
+    """
 
     place: str
     low: float = 0.0
@@ -256,22 +273,28 @@ class Slider:
 
 @dataclass(frozen=True)
 class Graph:
-    """A network: inputs and outputs by name, constants by value, nodes in running order.
+    """A network: inputs and outputs by name, constants by value, nodes in execution order.
 
-    ``labels`` maps the constants that came from ``variable`` to their file's label. ``updates``
-    pairs a variable with the tensor that becomes its value after a run (NNEF ``update``).
-    ``sources`` says where an input or constant was declared. ``quantization`` holds what a
-    ``graph.quant`` says of a tensor (its operator as ``attrs["op"]``, and that one's arguments).
-    ``integer`` is the version of the rule by which an integer network is computed
-    (docs/integer.md), 0 for one of floats; its quantized constants are the stored integers.
-    With ``float_tail`` what has no integer form is computed in floats, and so is what reads it.
-    ``words`` are the tensors that hold whole numbers only, each with the least and the largest.
-    ``declarations`` has the fragment declarations of operators that are not NNEF's own. ``notes``
-    are lines for people: what a converter did. ``kept`` are tensors that somebody reads after a
-    run though they are no outputs: no pass may make them part of another operator. ``apart`` are
-    tensors whose operators no pass may join to those that read them. ``origin`` makes a graph
-    that was loaded anew at other shapes, ``ready`` is what was cooked of it; a graph that was
-    changed since, or pickled, has none.
+    Parameters
+    ----------
+    labels : the file labels of constants that came from ``variable``.
+    updates : pairs of a variable and the tensor that becomes its value after a run (NNEF
+        ``update``).
+    sources : the positions at which inputs and constants are declared.
+    quantization : the entry of ``graph.quant`` for a tensor: its operator as ``attrs["op"]``, and
+        the operator's arguments.
+    integer : the version of the integer rule of an integer network (docs/integer.md); 0 for a
+        float network. The quantized constants of an integer network are the stored integers.
+    float_tail : operators without an integer form, and operators that depend on them, are computed
+        in floats.
+    words : the tensors that hold integers only, each with its smallest and largest value.
+    declarations : the fragment declarations of operators that are not NNEF's own.
+    notes : messages for people, such as a converter's.
+    kept : tensors that are read after a run although they are not outputs; no pass may fuse them
+        away.
+    apart : tensors whose operators no pass may fuse with their consumers.
+    origin : evaluates a loaded graph at other shapes. A graph that was changed or pickled has none.
+    ready : the cooked form of the graph. A graph that was changed or pickled has none.
     """
 
     name: str
@@ -291,19 +314,22 @@ class Graph:
     integer: int = 0
     float_tail: bool = False
     words: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    #: inputs that may be left out, by name
+    #: inputs with a default, which a run may omit, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False, repr=False)
     ready: Ready | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
-        """A copy with some fields changed."""
+        """Returns a copy with some fields changed, without ``origin`` and ``ready`` by default."""
         return replace(self, **{"origin": None, "ready": None, **changes})
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
-        """The same model at other shapes of its inputs, by name: evaluated anew from memory, so
-        what it computes from shapes is as if it had been loaded with them. Weights are shared.
-        :class:`ModelError` where the network cannot have such shapes."""
+        """Returns the same model at other shapes of its inputs, by name.
+
+        The model is evaluated again in memory, so everything that it derives from shapes is as
+        if it had been loaded with them. Weights are shared. Raises :class:`ModelError` if the
+        network does not support the shapes.
+        """
         if self.origin is None:
             raise InputError(
                 f"'{self.name}' does not know how it was loaded: only a graph as cml.load gives it "
@@ -312,22 +338,23 @@ class Graph:
         return self.origin.at(shapes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what holds open files and functions."""
+        """Returns the state without ``origin`` and ``ready``, which hold open files and
+        functions."""
         return {**self.__dict__, "origin": None, "ready": None}
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """The tensors that are read when a run is over: outputs, the new values of variables, and
-        what is kept."""
+        """The tensors that are read after a run: outputs, new values of variables, and ``kept``."""
         return self.outputs + tuple(value for _, value in self.updates) + self.kept
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The tensors that must be computed by their names."""
+        """The tensors that passes must preserve by name."""
         return self.lasting + self.apart
 
     def consumers(self) -> dict[str, list[Node]]:
-        """For each tensor, the nodes that read it (a node that reads it twice is listed once)."""
+        """Returns, for each tensor, the nodes that read it; a node that reads it twice is listed
+        once."""
         result: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.reads):
@@ -335,24 +362,24 @@ class Graph:
         return result
 
     def is_constant(self, name: str) -> bool:
-        """True where the value never changes: a constant that no ``update`` writes."""
+        """Returns True if the value never changes: a constant that no ``update`` writes."""
         return name in self.constants and all(name != variable for variable, _ in self.updates)
 
 
 def is_whole(value: Any) -> bool:
-    """Returns True if the value is an integer; a truth value is none."""
+    """Returns True if the value is an integer and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def unused_name(name: str, *taken: Container[str]) -> str:
-    """The name, with underscores behind it until none of ``taken`` has it."""
+    """Returns the name with underscores appended until it is in none of ``taken``."""
     while any(name in names for names in taken):
         name += "_"
     return name
 
 
 def numbered_name(name: str, is_taken: Callable[[str], bool]) -> str:
-    """The name, or where that is taken the first that is free of ``name_2``, ``name_3``, …"""
+    """Returns the name if it is free, otherwise the first free one of ``name_2``, ``name_3``, …"""
     found, count = name, 1
     while is_taken(found):
         count += 1

@@ -1,7 +1,7 @@
-"""The rule of integer inference in Python's integers: docs/integer.md in code.
+"""The exact rule of integer inference, in Python's integers. See docs/integer.md.
 
-Everything here is exact. NumPy (``arrays.py``) and the shaders (``integer_rule.hlsli``) compute the
-same, and tests hold them to it.
+NumPy (``arrays.py``) and the shaders (``integer_rule.hlsli``) compute the same values; tests
+compare them with this module.
 """
 
 from __future__ import annotations
@@ -11,41 +11,43 @@ from fractions import Fraction
 
 from cml_engine.errors import RangeError
 
-#: part of every digest: another rule, another number
+#: the version of the rule, part of every digest; any change of the rule increases it
 RULE_VERSION = 1
-#: a multiplier is ``mantissa / 2^exponent``, the mantissa of 15 bits
+#: the bits of a multiplier's mantissa; the multiplier is ``mantissa / 2^exponent``
 MANTISSA_BITS = 15
 LEAST_EXPONENT, MOST_EXPONENT = 3, 46
-#: the smallest shift that 32 bits can do in two steps; what needs less is shifted left before
+#: the smallest right shift that 32 bits can do in two steps; for smaller ones the sum is first
+#: shifted left
 LEAST_SHIFT = 17
-#: what a float32, and what an int32 holds exactly, and all partial sums below it
+#: the bounds below which all partial sums are exact in a float32 and in an int32
 FLOAT_BOUND, INT_BOUND = 1 << 24, 1 << 31
-#: points of a table for words of 8 bits, and of one for 16
+#: the number of points in a table for 8-bit words, and in one for 16-bit words
 SMALL_TABLE, LARGE_TABLE = 256, 1025
-#: scales outside are no scales of feature maps, and near them floats lose digits
+#: the range of valid scales; feature maps need no others, and floats lose digits near its ends
 LEAST_SCALE, MOST_SCALE = Fraction(1, 1 << 40), Fraction(1 << 40)
 
 
 def fraction_of(literal: int | float) -> Fraction:
-    """A number of a model's text as its decimal digits say it: 0.1 is one tenth."""
+    """Returns the exact value of a number's decimal digits: 0.1 is one tenth."""
     return Fraction(repr(literal))
 
 
 def round_half_up(value: Fraction) -> int:
-    """The nearest integer; halves go up."""
+    """Returns the nearest integer; halves are rounded up."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """``mantissa / 2^exponent``: by which a sum becomes a word."""
+    """The factor ``mantissa / 2^exponent`` that rescales a sum to a word."""
 
     mantissa: int
     exponent: int
 
     @property
     def before(self) -> int:
-        """Bits by which the sum is shifted left, so that the shift right is of 17 bits."""
+        """The number of bits by which the sum is shifted left, so that the right shift is at
+        least 17."""
         return max(0, LEAST_SHIFT - self.exponent)
 
     @property
@@ -54,12 +56,12 @@ class Multiplier:
 
     @property
     def code(self) -> int:
-        """Both in one number that a float32 holds exactly."""
+        """The mantissa and the exponent as one number that a float32 represents exactly."""
         return self.mantissa * 64 + self.exponent
 
 
 def multiplier(ratio: Fraction) -> Multiplier:
-    """The multiplier nearest to a ratio; :class:`RangeError` where there is none."""
+    """Returns the multiplier nearest to a ratio; raises :class:`RangeError` if there is none."""
     if not ratio:
         return Multiplier(0, LEAST_SHIFT)
     size = abs(ratio)
@@ -73,7 +75,7 @@ def multiplier(ratio: Fraction) -> Multiplier:
     mantissa = round_half_up(size * two**exponent)
     if mantissa == 1 << MANTISSA_BITS:
         mantissa, exponent = mantissa // 2, exponent - 1
-    if exponent > MOST_EXPONENT:  # below 2^-32: of no sum is anything left
+    if exponent > MOST_EXPONENT:  # below 2^-32 every sum becomes 0
         return Multiplier(0, LEAST_SHIFT)
     if exponent < LEAST_EXPONENT:
         raise RangeError(
@@ -88,13 +90,13 @@ def clamp(value: int, low: int, high: int) -> int:
 
 
 def requantize(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """The one rounding: the sum times the multiplier, halves up, within the word's range."""
+    """Multiplies a sum, rounds it with halves up, and clamps it to the word's range."""
     shifted = sum_ << by.before
     return clamp((shifted * by.mantissa + (1 << (by.shift - 1))) >> by.shift, low, high)
 
 
 def requantize_in_32_bits(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """The same as shaders do it, where no intermediate result needs more than 32 bits."""
+    """Computes ``requantize`` like the shaders, with no intermediate result above 32 bits."""
     shifted = _int32(sum_ << by.before)
     upper = _int32((shifted >> 16) * by.mantissa)
     lower = _int32((shifted & 0xFFFF) * by.mantissa) >> 16
@@ -110,7 +112,7 @@ def _int32(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """By what two words become one: ``(a * first + b * second) / 2^shift``."""
+    """The factors that combine two words into one: ``(a * first + b * second) / 2^shift``."""
 
     first: int
     second: int
@@ -118,8 +120,10 @@ class Pair:
 
 
 def pair(first: Fraction, second: Fraction, most: tuple[int, int]) -> Pair:
-    """The multipliers of a sum of two words, the finest of which all sums fit into 32 bits;
-    ``most`` is how large the words can be."""
+    """Returns the most precise factors for a sum of two words whose sums always fit into 32 bits.
+
+    ``most`` are the largest absolute values of the two words.
+    """
     for shift in range(30, 0, -1):
         found = Pair(round_half_up(first * 2**shift), round_half_up(second * 2**shift), shift)
         sums = abs(found.first) * most[0] + abs(found.second) * most[1] + (1 << (shift - 1))
@@ -132,14 +136,17 @@ def pair(first: Fraction, second: Fraction, most: tuple[int, int]) -> Pair:
 
 
 def requantize_pair(a: int, b: int, by: Pair, low: int, high: int) -> int:
-    """A sum of two words as one word."""
+    """Returns the scaled sum of two words, rounded and clamped to one word."""
     total = a * by.first + b * by.second + (1 << (by.shift - 1))
     return clamp(total >> by.shift, low, high)
 
 
 def look_up(word: int, table: list[int], first: int) -> int:
-    """A function of one word, as its table says: of 256 words from ``first`` on, or of 1 025 points
-    64 words apart, with straight lines between."""
+    """Returns the value of a tabulated function of one word.
+
+    A table has 256 values, one per word from ``first`` on, or 1025 points at intervals of 64
+    words with linear interpolation between them.
+    """
     place = word - first
     if len(table) == SMALL_TABLE:
         return table[place]

@@ -1,14 +1,14 @@
 """The memory layouts of a tensor on the GPU.
 
-``plain`` is NNEF's own row-major order. ``c4`` is for feature maps ``[N, C, spatial…]``: four
-neighbouring channels in one ``float4``, stored ``[N, ceil(C/4), spatial…, 4]``; lanes past C hold
-zeros. Kernels that work on channels read a quarter of the addresses that way.
+``plain`` is NNEF's row-major order. ``c4`` is for feature maps ``[N, C, spatial…]``: it stores
+four neighbouring channels in one ``float4``, as ``[N, ceil(C/4), spatial…, 4]``; lanes past C
+hold zeros. Kernels that work on channels then compute a quarter of the addresses.
 
 Four channels may be *packed* into fewer 32-bit words, the first in the lowest bits. ``c4h`` has
-16 bits per element (IEEE binary16): half of the memory, and 11 significant bits. The maps of
-integer networks hold integers in as few bits as possible, exactly: ``c4i8`` and ``c4u8`` (-128
-to 127, 0 to 255) in one word, ``c4i16`` and ``c4u16`` in two. So do filters. ``half`` is for
-matrices of weights, which their kernels pack in an order of their own, in 16 bits.
+16 bits per element (IEEE binary16): half of the memory, and 11 significant bits. The feature
+maps and filters of integer networks hold integers exactly in as few bits as possible: ``c4i8``
+and ``c4u8`` (-128 to 127, 0 to 255) in one word, ``c4i16`` and ``c4u16`` in two. ``half`` is for
+weight matrices, which their kernels pack in 16 bits in an order of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ C4 = "c4"
 C4H = "c4h"
 C4I8, C4U8, C4I16, C4U16 = "c4i8", "c4u8", "c4i16", "c4u16"
 HALF = "half"
-#: what holds one number in the packed layouts; those of whole numbers from the smallest
+#: the NumPy type of one element in each packed layout; the integer layouts from the smallest
 STORED: dict[str, Any] = {
     C4H: np.float16,
     C4I8: np.int8,
@@ -33,14 +33,14 @@ STORED: dict[str, Any] = {
     C4I16: np.int16,
     C4U16: np.uint16,
 }
-#: the layouts of whole numbers
+#: the layouts of integers
 WHOLE = (C4I8, C4U8, C4I16, C4U16)
 #: the layouts in blocks of four channels
 BLOCKED = (C4, *STORED)
 
-#: what a shader calls one element: every element is a 32-bit word, ``logical`` is 0 or 1
+#: the HLSL type of an element. Every element is a 32-bit word; ``logical`` is 0 or 1
 HLSL_TYPE = {"scalar": "float", "integer": "int", "logical": "uint"}
-#: what a shader calls that which it loads and stores at once of a feature map
+#: the HLSL type that a shader loads and stores at once from a feature map, by layout
 VECTOR_TYPE = {
     PLAIN: "float",
     C4: "float4",
@@ -50,18 +50,18 @@ VECTOR_TYPE = {
     C4I16: "Short4",
     C4U16: "UShort4",
 }
-#: types of packed4.hlsli; ``Fixed4`` is for weights that come with the size of a step
+#: types of packed4.hlsli; ``Fixed4`` is for weights that are stored with the size of a step
 FIXED4 = "Fixed4"
 PACKED_TYPES = (*(VECTOR_TYPE[layout] for layout in STORED), FIXED4)
 
 
 def block_words(layout: str) -> int:
-    """32-bit words of a block of four channels."""
+    """Returns the number of 32-bit words in a block of four channels."""
     return int(np.dtype(STORED.get(layout, np.float32)).itemsize)
 
 
 def words(fact: Fact, layout: str) -> int:
-    """32-bit words that the tensor takes in that layout."""
+    """Returns the number of 32-bit words of a tensor in the layout."""
     if layout in (PLAIN, HALF):
         return fact.size if layout == PLAIN else -(-fact.size // 2)
     batch, channels, *spatial = fact.shape
@@ -69,7 +69,7 @@ def words(fact: Fact, layout: str) -> int:
 
 
 def whole_layout(low: float, high: float) -> str | None:
-    """The packed layout that holds whole numbers of that range, if one does."""
+    """Returns the smallest packed layout for integers of that range; None if there is none."""
     for layout in WHOLE:
         limits = np.iinfo(STORED[layout])
         if limits.min <= low and high <= limits.max:
@@ -78,19 +78,21 @@ def whole_layout(low: float, high: float) -> str | None:
 
 
 def stored_bytes(array: Array) -> int:
-    """Returns the bytes of a constant on the device: two per 16-bit element, four per other
+    """Returns the size of a constant on the device: 2 bytes per 16-bit element, else 4 per
     element."""
     return (2 if array.itemsize == 2 else 4) * array.size
 
 
 def to_half(array: Array) -> Array:
-    """The array in 16 bits as ``c4h`` has it, in row-major order: rounded to the nearest number,
-    ties to the even one; infinite beyond 65504."""
+    """Converts an array to float16 as in ``c4h``, in row-major order.
+
+    Values are rounded to nearest, ties to even; values beyond 65504 become infinite.
+    """
     with np.errstate(over="ignore"):
         return array.astype(np.float16, order="C")
 
 
 def packed_words(array: Array, layout: str) -> Array:
-    """Blocks of four numbers along the last axes, packed, as 32-bit words."""
+    """Packs blocks of four numbers along the last axes into 32-bit words."""
     stored = to_half(array) if layout == C4H else array.astype(STORED[layout], order="C")
     return stored.reshape(-1).view(np.int32)

@@ -17,7 +17,7 @@ class Limits:
     max_group_threads: int = 256
     max_group_storage: int = 16384
     max_storage_buffers: int = 8
-    #: the driver runs shaders on the CPU: groupshared memory gains nothing there
+    #: True if the driver runs shaders on the CPU, where groupshared memory gains nothing
     software: bool = False
-    #: lanes that a subgroup surely has, 0 where shaders cannot use subgroups
+    #: the guaranteed number of lanes in a subgroup; 0 if shaders cannot use subgroups
     subgroup_size: int = 0

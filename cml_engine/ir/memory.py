@@ -1,7 +1,7 @@
-"""The bookkeeping of GPU memory as plain data: free ranges, who holds what, and how it prints.
+"""The accounting of GPU memory as plain data: free ranges, owners, and reports.
 
-Knows no GPU API: ``cml_engine/gpu/memory/allocator.py`` puts it over real buffers, and a host
-that has an allocator of its own implements :class:`MemorySource`.
+This module uses no GPU API. ``cml_engine/gpu/memory/allocator.py`` applies it to real buffers,
+and a host with its own allocator implements :class:`MemorySource`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class MemoryRange(Protocol):
-    """Bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, until :meth:`free`."""
+    """The bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, valid until :meth:`free`."""
 
     @property
     def buffer(self) -> Any: ...
@@ -39,29 +39,32 @@ class MemoryRange(Protocol):
     @property
     def nbytes(self) -> int: ...
     def free(self) -> None:
-        """Give the range back; nothing uses it any more."""
+        """Releases the range; the caller no longer uses it."""
 
 
 class MemorySource(Protocol):
-    """An engine's own allocator of GPU memory, given as ``cml.Gpu(memory=...)``.
+    """A game engine's own allocator of GPU memory, passed as ``cml.Gpu(memory=...)``.
 
-    Ranges of different categories must lie in different buffers: WebGPU copies nothing within one
-    buffer. A range whose ``usage`` has MAP_READ or MAP_WRITE must be a whole buffer.
+    Ranges of different categories must lie in different buffers, because WebGPU cannot copy
+    within one buffer. A range whose ``usage`` has MAP_READ or MAP_WRITE must be a whole buffer.
     """
 
     def allocate(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str
     ) -> MemoryRange:
-        """Exactly ``nbytes`` or more at a multiple of ``alignment``, in a buffer that has all of
-        ``usage`` (``wgpu.BufferUsage`` flags). ``MemoryError`` if there is none."""
+        """Returns at least ``nbytes`` at a multiple of ``alignment``.
+
+        The buffer must have all flags of ``usage`` (``wgpu.BufferUsage``). Raises
+        ``MemoryError`` if there is no such memory.
+        """
         ...
 
 
 class FreeList:
-    """The free bytes of ``[0, nbytes)``.
+    """The free ranges of ``[0, nbytes)``.
 
-    Allocates from the smallest free range that fits (best fit) and joins neighbours when they are
-    freed.
+    Allocates from the smallest free range that fits (best fit) and merges neighbours when they
+    are freed.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -74,7 +77,10 @@ class FreeList:
         self._add(0, nbytes)
 
     def allocate(self, nbytes: int, alignment: int = 1) -> int | None:
-        """The offset of ``nbytes`` (at least 1) at a multiple of ``alignment``, or None."""
+        """Allocates ``nbytes`` (at least 1) and returns the offset, a multiple of ``alignment``.
+
+        Returns None if no free range fits.
+        """
         if nbytes < 1 or alignment < 1:
             raise ValueError(f"{nbytes} bytes aligned to {alignment}: both must be at least 1")
         for size, start in self._by_size[bisect_left(self._by_size, (nbytes, -1)) :]:
@@ -88,7 +94,7 @@ class FreeList:
         return None
 
     def free(self, offset: int) -> None:
-        """Give back what :meth:`allocate` returned; ``ValueError`` if that is not taken."""
+        """Frees an offset from :meth:`allocate`; raises ``ValueError`` if it is not allocated."""
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing is allocated at offset {offset}")
@@ -105,7 +111,7 @@ class FreeList:
 
     @property
     def empty(self) -> bool:
-        """Returns True if nothing is allocated."""
+        """True if nothing is allocated."""
         return not self._taken
 
     @property
@@ -115,12 +121,12 @@ class FreeList:
 
     @property
     def taken(self) -> list[tuple[int, int]]:
-        """``(offset, nbytes)`` of all that is taken, by offset."""
+        """The ``(offset, nbytes)`` of all allocated ranges, by offset."""
         return sorted(self._taken.items())
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
-        """``(offset, nbytes)`` of all that is free, by offset."""
+        """The ``(offset, nbytes)`` of all free ranges, by offset."""
         return [(start, self._sizes[start]) for start in self._starts]
 
     def _add(self, start: int, size: int) -> None:
@@ -140,14 +146,14 @@ class FreeList:
 
 @dataclass(slots=True)
 class Holding:
-    """The memory that an owner has of a category."""
+    """The memory of one owner in one category."""
 
     nbytes: int = 0
     count: int = 0
 
 
 class Ledger:
-    """The memory of every owner. Reading :attr:`held` and :attr:`peak` costs nothing."""
+    """The memory of every owner. Reading :attr:`held` and :attr:`peak` takes constant time."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -172,20 +178,22 @@ class Ledger:
             del self._holdings[owner, category]
 
     def of(self, categories: Collection[str]) -> int:
-        """Bytes in use of these categories."""
+        """Returns the bytes in use of these categories."""
         return sum(
             h.nbytes for (_, category), h in self._holdings.items() if category in categories
         )
 
     def holdings(self) -> dict[tuple[str, str], Holding]:
-        """A copy, by (owner, category)."""
+        """Returns a copy, by (owner, category)."""
         return {k: Holding(h.nbytes, h.count) for k, h in sorted(self._holdings.items())}
 
 
 @dataclass(frozen=True, slots=True)
 class HeapStats:
-    """One large buffer and what of it is taken. A ``whole`` one is not shared out: the host maps
-    it, or what it holds is larger than any heap."""
+    """A large buffer and its allocated ranges.
+
+    A ``whole`` heap is not divided: the host maps it, or its content is larger than a normal heap.
+    """
 
     category: str
     nbytes: int
@@ -196,7 +204,7 @@ class HeapStats:
 
     @property
     def bar(self) -> str:
-        """The heap as a line of cells: ``#`` taken, ``+`` partly, ``.`` free."""
+        """The heap as a line of cells: ``#`` allocated, ``+`` partly allocated, ``.`` free."""
         cells = [0.0] * _BAR_CELLS
         scale = _BAR_CELLS / self.nbytes
         for offset, nbytes in self.taken:
@@ -208,9 +216,12 @@ class HeapStats:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The memory of one device at one moment. ``reserved_bytes`` is what the driver was asked for
-    (heaps whole, and textures), ``held_bytes`` what of it is in use. ``fragmentation`` is the part
-    of the heaps' free bytes that lies outside the largest free range of its heap."""
+    """The memory of one device at one moment.
+
+    ``reserved_bytes`` is the memory requested from the driver (whole heaps, and textures),
+    ``held_bytes`` the part of it that is in use. ``fragmentation`` is the share of the heaps'
+    free bytes outside the largest free range of each heap.
+    """
 
     held_bytes: int
     reserved_bytes: int
@@ -222,12 +233,12 @@ class MemoryStats:
 
     @property
     def largest_free(self) -> int:
-        """The largest range that can be had without asking the driver."""
+        """The size of the largest range that can be allocated without a request to the driver."""
         return max((heap.largest_free for heap in self.heaps), default=0)
 
     @property
     def over_budget(self) -> int:
-        """Bytes that are reserved beyond a budget that was lowered."""
+        """The reserved bytes above the budget, after the budget was lowered."""
         return 0 if self.budget_bytes is None else max(0, self.reserved_bytes - self.budget_bytes)
 
     @property
@@ -236,7 +247,7 @@ class MemoryStats:
         return 1 - sum(heap.largest_free for heap in self.heaps) / free if free else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the maps of the heaps, for a file or an overlay."""
+        """Returns everything except the heaps' allocation maps, for a file or an overlay."""
         owners: dict[str, dict[str, int]] = {}
         for (owner, category), holding in self.holdings.items():
             owners.setdefault(owner, {})[category] = holding.nbytes
@@ -276,14 +287,14 @@ class MemoryStats:
 
 
 def mib(nbytes: float) -> str:
-    """Bytes as people read them: with two digits behind the point, in MiB or KiB."""
+    """Formats a number of bytes in MiB or KiB with two decimals."""
     if nbytes < 1 << 20:
         return f"{nbytes / (1 << 10):.2f} KiB"
     return f"{nbytes / (1 << 20):.2f} MiB"
 
 
 def holdings_table(holdings: Mapping[tuple[str, str], Holding]) -> list[str]:
-    """A row for each owner, the largest first, and a column for each category in use."""
+    """Returns a table with a row per owner, the largest first, and a column per category in use."""
     used = [c for c in CATEGORIES if any(category == c for _, category in holdings)]
     totals: dict[str, int] = {}
     for (owner, _), holding in holdings.items():
@@ -310,7 +321,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def exhausted_message(
     wanted: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
 ) -> str:
-    """Returns the error text: the request, the owners of the rest, and what can be done."""
+    """Returns the error message: the request, the owners of the memory in use, and the next
+    steps."""
     lines = [f"out of GPU memory: '{owner}' wanted {mib(wanted)} for {category}"]
     if stats.budget_bytes is not None:
         free = max(0, stats.budget_bytes - stats.reserved_bytes)
@@ -330,8 +342,8 @@ def exhausted_message(
 
 
 def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
-    """Returns the memory that was not released, one line per owner and category; empty if all
-    was."""
+    """Returns the memory that was not released, one line per owner and category; "" if there is
+    none."""
     return "\n".join(
         f"{owner}: {holding.count} x {category}, {mib(holding.nbytes)}"
         for (owner, category), holding in holdings.items()
@@ -339,7 +351,7 @@ def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
 
 
 def checked_budget(nbytes: object) -> int | None:
-    """The budget as a number of bytes; :class:`InputError` where it is none."""
+    """Returns the budget in bytes; raises :class:`InputError` if it is not a valid number."""
     if nbytes is None:
         return None
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or not 0 <= nbytes < 1 << 63:
@@ -348,7 +360,7 @@ def checked_budget(nbytes: object) -> int | None:
 
 
 def checked_category(category: str) -> str:
-    """The category; :class:`InputError` if there is none of that name."""
+    """Returns the category; raises :class:`InputError` if it is unknown."""
     if text(category, "a memory category") not in CATEGORIES:
         raise InputError(f"unknown memory category {category!r}; wanted {', '.join(CATEGORIES)}")
     return category
@@ -356,7 +368,7 @@ def checked_category(category: str) -> str:
 
 # --- textures
 
-#: bytes of a texel where the name does not tell them
+#: bytes per texel of formats whose name does not state the size
 _TEXELS = {
     "rgb9e5ufloat": 4, "rgb10a2unorm": 4, "rgb10a2uint": 4, "rg11b10ufloat": 4,
     "stencil8": 1, "depth16unorm": 2, "depth24plus": 4, "depth24plus-stencil8": 4,
@@ -366,7 +378,8 @@ _EIGHT_BYTE_BLOCKS = ("bc1-", "bc4-", "etc2-rgb8", "eac-r11")
 
 
 def texel_block(texture_format: str) -> tuple[int, int, int]:
-    """``(width, height, bytes)`` of the format's blocks; plain formats have blocks of one."""
+    """Returns ``(width, height, bytes)`` of a format's blocks; uncompressed formats have 1 x 1
+    blocks."""
     if texture_format in _TEXELS:
         return 1, 1, _TEXELS[texture_format]
     if astc := re.match(r"astc-(\d+)x(\d+)-", texture_format):
@@ -386,7 +399,7 @@ def texture_bytes(
     samples: int = 1,
     dimension: str = "2d",
 ) -> int:
-    """Bytes of all texels of a texture; a driver may pad them."""
+    """Returns the size of all texels of a texture in bytes, without a driver's padding."""
     if isinstance(size, Mapping):
         size = (size["width"], size.get("height", 1), size.get("depth_or_array_layers", 1))
     width, height, layers = (*size, 1, 1)[:3]

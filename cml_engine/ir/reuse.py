@@ -1,6 +1,6 @@
-"""Which results of a run are still valid in the next run.
+"""Determines the results of a run that are still valid in the next run.
 
-A tensor changes only if an input that it depends on is given anew. Variables that the network
+A tensor changes only if an input that it depends on is given again. Variables that the network
 updates change in every run.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cml_engine.ir.graph import Graph
 
-#: stands for all updated variables in a set of input names
+#: represents all updated variables in a set of input names
 VARIABLES = ""
 #: names of the inputs that a tensor depends on, and :data:`VARIABLES`
 Sources = frozenset[str]
@@ -17,7 +17,7 @@ _NOTHING: Sources = frozenset()
 
 
 def sources_of(graph: Graph) -> dict[str, Sources]:
-    """For each tensor that is no constant, the inputs (and :data:`VARIABLES`) that it hangs on."""
+    """Returns the inputs (and :data:`VARIABLES`) that each non-constant tensor depends on."""
     found = {name: frozenset({name}) for name in graph.inputs}
     found |= {variable: frozenset({VARIABLES}) for variable, _ in graph.updates}
     for node in graph.nodes:
@@ -27,8 +27,11 @@ def sources_of(graph: Graph) -> dict[str, Sources]:
 
 
 def boundaries(graph: Graph) -> tuple[str, ...]:
-    """The computed tensors that must outlive a run, where the next is not given all inputs: what a
-    node reads that hangs on less than its result does, and what is read in the end."""
+    """Returns the computed tensors that must be retained for a run with only some of the inputs.
+
+    These are the operands that depend on fewer inputs than the result of their node, and the
+    tensors that are read after the run.
+    """
     sources = sources_of(graph)
     everything = frozenset(graph.inputs) | ({VARIABLES} if graph.updates else _NOTHING)
     computed = {name for node in graph.nodes for name in node.outputs}

@@ -1,4 +1,4 @@
-"""Constants of a graph as inputs with a default: numbers that a host moves at run time."""
+"""Turns constants of a graph into inputs with a default, which a host changes at run time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Operands = Callable[[str], Sequence[str]]
 
 
 def with_sliders(graph: Graph, sliders: Mapping[str, Slider | str], operands: Operands) -> Graph:
-    """The graph with an input of each slider's name instead of the constant operand that it names:
-    ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``."""
+    """Returns the graph with an input in place of each constant operand that a slider names.
+
+    ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``.
+    """
     for name, given in sliders.items():
         slider = given if isinstance(given, Slider) else Slider(given)
         graph = _exposed(graph, name, slider, operands)

@@ -1,4 +1,5 @@
-"""Textures as data: formats, how a tensor lies in a texture, inputs and targets of a host."""
+"""Textures as plain data: formats, the mapping of tensors to texels, and a host's inputs and
+targets."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ANY_EXTENT, FINITE, an_object, flag, one_of
 from cml_engine.ir.graph import Fact
 
-#: how a texel's numbers are stored; the numbers are those of ``textures/pack.hlsl``
+#: the encoding of a texel's numbers; ``textures/pack.hlsl`` has the same names
 Encoding = Literal["unorm8", "float16", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextureFormat:
-    """``order`` are its channels as they lie in memory; ``srgb``: a shader reads colours decoded,
-    in linear light; ``depth``: it is read only."""
+    """A texture format.
+
+    ``order`` lists the channels in memory order. With ``srgb``, shaders read decoded colours in
+    linear light. A ``depth`` texture is read-only.
+    """
 
     name: str
     order: str
@@ -29,7 +33,7 @@ class TextureFormat:
 
     @property
     def channels(self) -> str:
-        """What a shader can read of it."""
+        """The channels that a shader can read, in the order ``rgba``."""
         return "".join(channel for channel in "rgba" if channel in self.order)
 
     @property
@@ -54,8 +58,10 @@ FORMATS = {
 
 
 def known_format(name: str, what: str, *, written: bool = False) -> TextureFormat:
-    """The format of that name; :class:`InputError` where it is none of ours, or is to be
-    ``written`` and cannot be."""
+    """Returns the format of that name.
+
+    Raises :class:`InputError` if it is not supported, or if it is ``written`` and read-only.
+    """
     usable = [known for known, found in FORMATS.items() if not (written and found.depth)]
     if name not in usable:
         hint = " (depth is read only)" if name in FORMATS else ""
@@ -65,7 +71,7 @@ def known_format(name: str, what: str, *, written: bool = False) -> TextureForma
     return FORMATS[name]
 
 
-#: where a tensor's channels stand: before its rows, or last
+#: the position of a tensor's channels: before its rows, or last
 ImageLayout = Literal["nchw", "nhwc"]
 #: the most channels of a picture
 _MOST = 4
@@ -73,7 +79,10 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """A tensor as a picture; ``strides`` are words from one channel, row and column to the next."""
+    """A tensor viewed as a picture.
+
+    ``strides`` are the distances in 32-bit words between neighbouring channels, rows and columns.
+    """
 
     height: int
     width: int
@@ -86,12 +95,13 @@ class Planes:
 
     @property
     def interleaved(self) -> bool:
-        """Whether a pixel's channels lie side by side."""
+        """True if the channels of a pixel are adjacent in memory."""
         return self.channels == 1 or self.strides[0] == 1
 
 
 def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
-    """``fact`` as a picture; :class:`InputError` where it is none."""
+    """Returns ``fact`` viewed as a picture; raises :class:`InputError` if its shape does not
+    fit."""
     last = layout == "nhwc"
     shape = fact.shape if fact.rank != 2 else ((*fact.shape, 1) if last else (1, *fact.shape))
     *batch, a, b, c = shape if len(shape) >= 3 else (1, 1, 0)
@@ -108,12 +118,13 @@ def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
     return Planes(height, width, channels, strides)
 
 
-#: a number, or one for each channel
+#: a number for all channels, or one for each channel
 Numbers = float | Iterable[float]
 
 
 def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
-    """A number for each of four channels: the same for all, or ``count`` that are given."""
+    """Returns a number for each of four channels from one number for all, or from ``count``
+    numbers."""
     numbers = numbers_of(value, what)
     if len(numbers) not in (1, count):
         raise InputError(f"{what}: wanted a number, or {count} for {count} channels, got {value}")
@@ -121,7 +132,7 @@ def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
 
 
 def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
-    """The number, or the numbers, as a tuple."""
+    """Returns a number, or several numbers, as a tuple."""
     given: Any = value
     given = given if np.ndim(given) else (given,)
     return tuple(FINITE.check(number, what) for number in given)
@@ -131,35 +142,36 @@ def checked_layout(value: Any) -> None:
     one_of(get_args(ImageLayout), value, "layout")
 
 
-#: how a texture of another size than the tensor is read
+#: the filter for reading a texture whose size differs from the tensor's
 Resize = Literal["nearest", "bilinear", "area"]
-#: what ``channels`` may name: a texture's own, and the weighted grey of its colours
+#: the letters of ``channels``: a texture's own channels, and ``y``, the weighted grey
 LETTERS = "rgbay"
 
 
 @dataclass(frozen=True)
 class TextureInput:
-    """A texture of the host's as an input of ``Session.run`` or ``FrameScheduler.submit``: read
-    on the GPU when the run begins, without a copy on the host.
+    """A host's texture as an input of ``Session.run`` or ``FrameScheduler.submit``.
 
-    The tensor is ``[1, C, H, W]`` (``[C, H, W]``, ``[H, W]``) with one to four channels, or with
-    ``layout="nhwc"`` ``[1, H, W, C]``. It gets ``number * scale + shift``, where the numbers are
-    what a shader reads of the texture: 0 to 1 of ``unorm``, linear light of ``-srgb``.
+    The texture is read on the GPU when the run begins, without a copy on the host. The tensor is
+    ``[1, C, H, W]`` (``[C, H, W]``, ``[H, W]``) with one to four channels, or ``[1, H, W, C]``
+    with ``layout="nhwc"``. Its values are ``number * scale + shift`` of the numbers that a
+    shader reads from the texture: 0 to 1 for ``unorm``, linear light for ``-srgb``.
 
     Parameters
     ----------
     texture : a 2D ``wgpu.GPUTexture`` of the same device with ``TEXTURE_BINDING``, in one of the
         formats of docs/in_your_engine.md.
     scale, shift : a number, or one for each channel of the tensor.
-    channels : which of the texture's go to the tensor's, as ``"rgb"``, ``"bgr"`` or ``"a"``;
-        ``"y"`` is the grey of its colours. Without it the first ones; where it has one only, that
-        for all.
-    srgb : the network wants colours as a PNG holds them: encode them after reading.
-    resize : ``"nearest"``, ``"bilinear"`` or ``"area"`` (the mean of what a pixel covers) where the
-        texture has another size; without it that is an :class:`InputError`.
-    layer, mip : of an array texture, of a texture with mip levels.
-    at_once : read all of it in one frame, even where that exceeds the budget. Without it a large
-        texture may be read over several frames; one that changes meanwhile is then mixed.
+    channels : the texture's channels in the order of the tensor's, such as ``"rgb"``, ``"bgr"`` or
+        ``"a"``; ``"y"`` is the grey value of its colours. By default the first channels; the only
+        channel of a texture is used for all.
+    srgb : encode the colours after reading, for a network that expects colours as in a PNG.
+    resize : ``"nearest"``, ``"bilinear"`` or ``"area"`` (the mean of the area that a pixel covers)
+        for a texture of another size; by default another size is an :class:`InputError`.
+    layer, mip : the layer of an array texture, and the mip level.
+    at_once : read the whole texture in one frame, even if that exceeds the budget. By default a
+        large texture may be read over several frames; if it changes meanwhile, the tensor mixes
+        both versions.
     """
 
     texture: Any
@@ -187,7 +199,8 @@ class TextureInput:
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")
 
     def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
-        """For each of ``count`` channels of the tensor its letter's number in :data:`LETTERS`."""
+        """Returns the index in :data:`LETTERS` of the texture channel for each channel of the
+        tensor."""
         there = form.channels
         letters = self.channels or (there * count if len(there) == 1 else there[:count])
         if len(letters) != count:
@@ -206,13 +219,13 @@ class TextureInput:
 
 
 def on_device(value: Any) -> bool:
-    """Whether an input lies on the GPU: a texture, or a tensor in a buffer."""
+    """Returns True if an input is on the GPU: a texture, or a tensor in a buffer."""
     return isinstance(value, TextureInput) or hasattr(value, "buffer")
 
 
-#: instead of a tensor's channel
+#: the constants 0 and 1 in place of a tensor's channel
 ZERO, ONE = 4, 5
-#: for each number of a tensor's channels what goes to red, green, blue and alpha
+#: the sources of red, green, blue and alpha, by the tensor's number of channels
 _SPREAD = {
     1: (0, 0, 0, ONE),
     2: (0, 1, ZERO, ONE),
@@ -223,7 +236,7 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class TextureTarget:
-    """The arguments of ``Job.copy_to_texture``, which says what they are."""
+    """The arguments of ``Job.copy_to_texture``; see there."""
 
     texture: Any
     scale: Numbers = 1.0
@@ -246,13 +259,16 @@ class TextureTarget:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the tensor's numbers are the texture's."""
+        """True if the tensor's values are written without conversion."""
         scale, shift = set(numbers_of(self.scale, "scale")), set(numbers_of(self.shift, "shift"))
         return scale == {1.0} and shift == {0.0} and not self.srgb
 
     def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
-        """For each of four channels of a texel the tensor's that goes there. A texture of fewer
-        channels than the tensor takes none; one channel is grey."""
+        """Returns the tensor channel for each of a texel's four channels.
+
+        One channel is written as grey. Raises :class:`InputError` if the texture has fewer
+        channels than the tensor.
+        """
         if len(form.order) < count:
             raise InputError(
                 f"{what}: a tensor of {count} channels does not go into a texture in {form.name}, "
