@@ -62,7 +62,7 @@ class GroupTiming:
 
 
 class FrameExecutor(JobExecutor):
-    """Records jobs into the host's command encoders on one device."""
+    """The executor that records jobs into the host's command encoders on one device."""
 
     max_groups = MAX_GROUPS
 

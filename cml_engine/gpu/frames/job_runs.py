@@ -1,5 +1,5 @@
-"""Tracks runs that are wrong because a frame was never submitted, and the runs that depend on
-them."""
+"""The runs that are wrong because a frame was never submitted, and the runs that read their
+results."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from cml_engine.ir.textures import TextureInput
 
 
 class JobExecutor:
-    """Manages the memory of jobs, from their accepted inputs to their outputs.
+    """The memory management of jobs, from their accepted inputs to their outputs.
 
     Before a job begins, it reserves its network and the memory of its outputs.
     """

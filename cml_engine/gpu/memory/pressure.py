@@ -1,4 +1,4 @@
-"""Frees memory when there is no room: the budget, and the order in which memory is taken back."""
+"""The memory budget, and the order in which memory is freed when there is no room."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A plan on a device: its pipelines and memory, and how it runs."""
+"""Programs: plans on a device with their pipelines and memory, and the code that runs them."""

@@ -1,5 +1,5 @@
-"""What programs of one network at several shapes share: packed weights, and kernels as they were
-read."""
+"""Constants shared by the programs of one network at several shapes: packed weights and kernel
+digests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cml_engine.ir.layout import stored_bytes
 
 _Usage = wgpu.BufferUsage
 TENSOR_USAGE = _Usage.STORAGE | _Usage.COPY_SRC | _Usage.COPY_DST
-#: a limit of bytes to upload that nothing reaches
+#: an upload limit in bytes that is never reached
 EVERYTHING = 1 << 62
 _CHUNK_NUMBERS = 16 << 10
 
@@ -27,8 +27,11 @@ Chunks = Iterator[tuple[int, Array]]
 
 
 class Common:
-    """The constants of a plan and of its plans at other shapes, which no run changes. They are
-    uploaded once, and on the device as long as one program holds them there."""
+    """The constants that a plan shares with the plans of the same network at other shapes.
+
+    No run changes them. They are uploaded once and stay on the device as long as one program
+    uses them.
+    """
 
     def __init__(self, plan: Plan, memory: Allocator) -> None:
         self.name = plan.name
@@ -43,7 +46,7 @@ class Common:
         self._contents: dict[tuple[str, str], str] = {}
 
     def take(self) -> Allocation:
-        """The weights' memory, for a program that does not hold it yet."""
+        """Returns the memory of the weights and counts a new user of it."""
         with self._memory.lock:
             if self._allocation is None:
                 self._allocation = self._memory.allocate(
@@ -54,7 +57,10 @@ class Common:
             return self._allocation
 
     def give_back(self, now: bool) -> None:
-        """A program does not need it any more; ``now`` even while a frame is being encoded."""
+        """Removes a user of the memory and frees it after the last one.
+
+        ``now`` frees it even while a frame is being encoded.
+        """
         with self._memory.lock:
             self._holders -= 1
             if not self._holders:
@@ -63,8 +69,11 @@ class Common:
                 free(allocation, now)
 
     def upload(self, limit: int) -> int:
-        """Upload about so many bytes of the weights, for a program that holds the memory. What is
-        left of the limit; 0 where there may be more of them, and where another thread is at it."""
+        """Uploads about ``limit`` bytes of the weights, for a program that has taken the memory.
+
+        Returns the unused part of the limit. Returns 0 if more weights may remain, or if another
+        thread is uploading them.
+        """
         if self._uploaded:
             return limit
         if not self._uploading.acquire(blocking=limit >= EVERYTHING):
@@ -78,12 +87,15 @@ class Common:
             self._uploading.release()
 
     def step_keys(self, plan: Plan) -> list[Variant]:
-        """The kernel variant of every step, of the files as they were when the first plan was."""
+        """Returns the kernel variant of every step.
+
+        Kernel files that were read for an earlier plan are not read again.
+        """
         return step_keys(plan, self._contents)
 
 
 def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:
-    """All values as ``(byte offset, flat numbers)`` of at most 64 KiB each."""
+    """Yields all values as pairs of a byte offset and at most 64 KiB of flat elements."""
     for offset, array in values.values():
         flat = np.ravel(array)
         for start in range(0, flat.size, _CHUNK_NUMBERS):
@@ -91,7 +103,8 @@ def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:
 
 
 def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
-    """Write the next chunks; what is left of the limit, 0 where there may be more of them."""
+    """Writes chunks up to ``limit`` bytes; returns the unused part of the limit, 0 if more may
+    remain."""
     for offset, numbers in chunks:
         write_numbers(allocation, offset, numbers)
         limit -= numbers.nbytes
@@ -101,7 +114,7 @@ def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
 
 
 def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
-    """Put numbers at a byte offset; truth values become words."""
+    """Writes numbers at a byte offset; Boolean values become 32-bit words."""
     if numbers.size:
         if numbers.dtype == np.bool_:
             numbers = numbers.astype(np.uint32)
@@ -109,7 +122,7 @@ def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
 
 
 def free(allocation: Allocation | Segments, now: bool) -> None:
-    """Give it back, at once or when no frame is being encoded."""
+    """Frees an allocation, either at once or as soon as no frame is being encoded."""
     if now:
         allocation.free_now()
     else:

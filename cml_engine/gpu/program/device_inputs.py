@@ -1,4 +1,4 @@
-"""Inputs that lie on the device already: tensors in buffers, and textures."""
+"""Inputs that are on the device already: tensors in buffers, and textures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cml_engine.gpu.textures.loads import Target, TextureLoad
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.textures import TextureInput, on_device
 
-#: a step before a network's own
+#: a step that runs before a network's own steps
 Load = TextureLoad | NumbersLoad
 
 
 class InputOwner(Protocol):
-    """Whose inputs they are: ``program.ProgramMemory``."""
+    """The interface of the program that receives the inputs: ``program.ProgramMemory``."""
 
     @property
     def plan(self) -> Plan: ...
@@ -35,12 +35,12 @@ class InputOwner(Protocol):
 
 
 def host_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that are to be uploaded."""
+    """Returns the inputs that must be uploaded from the host."""
     return {name: value for name, value in inputs.items() if not on_device(value)}
 
 
 def check_on_device(gpu: Device, name: str, fact: Fact, value: Any) -> None:
-    """:class:`InputError` where a tensor or a texture cannot be that input."""
+    """Raises :class:`InputError` if a tensor or a texture does not fit the input ``name``."""
     if isinstance(value, TextureInput):
         TextureLoad(gpu, name, fact, value)
         return
@@ -61,7 +61,10 @@ def check_on_device(gpu: Device, name: str, fact: Fact, value: Any) -> None:
 
 
 def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
-    """One buffer cannot be copied within itself."""
+    """Raises :class:`InputError` if the tensor is in the program's own arena.
+
+    WebGPU cannot copy within one buffer.
+    """
     arena = program.residency.arena
     if isinstance(value, GpuTensor) and value.owner is None and arena is not None:
         if value.buffer not in arena.buffers:
@@ -73,8 +76,10 @@ def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
 
 
 def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
-    """What textures among the inputs, and tensors that wait to become words, are to a run: in
-    their order."""
+    """Returns the steps that load the inputs before a run, in the order of the inputs.
+
+    These are the textures, and the tensors that must be quantized from a staging copy.
+    """
     loads: list[Load] = []
     for name, value in inputs.items():
         place = plan.inputs[name]
@@ -86,15 +91,17 @@ def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
 
 
 def _waits(value: Any) -> bool:
-    """Whether its numbers cannot be made words of where they lie."""
+    """Returns True if the value must be copied to a staging buffer before it is quantized."""
     return isinstance(value, TextureInput) or (isinstance(value, GpuTensor) and not readable(value))
 
 
 def take_over(
     encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, Any]
 ) -> list[Load]:
-    """Append the copies of tensors into the program's memory; the loads of its textures, which
-    are to come before its first step."""
+    """Appends the copies of tensors into the program's memory.
+
+    Returns the loads of the inputs, which must run before the program's first step.
+    """
     for name, value in inputs.items():
         if on_device(value):
             check_on_device(program.gpu, name, program.plan.inputs[name].fact, value)
@@ -130,7 +137,8 @@ def _bring(
     target: Target,
     binding: Binding,
 ) -> None:
-    """The numbers come there: a tensor's by a copy, a texture's by the next of ``ways``."""
+    """Moves a value to ``binding`` of ``target``: a tensor by a copy, a texture by the next of
+    ``ways``."""
     if isinstance(value, GpuTensor):
         place = target.place(binding)
         encoder.copy_buffer_to_buffer(value.buffer, value.offset, *place, value.fact.nbytes)

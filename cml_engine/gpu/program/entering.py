@@ -1,5 +1,5 @@
-"""Inputs of an integer network that lie on the device as real numbers, on their way into its memory
-as words."""
+"""Quantization of GPU inputs: converts real numbers on the device to the words of an integer
+network."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _WORD = 4
 
 
 def readable(tensor: GpuTensor) -> bool:
-    """Whether a kernel can read the tensor where it lies."""
+    """Returns True if a kernel can read the tensor in its own buffer (usage ``STORAGE``)."""
     return bool(int(tensor.buffer.usage) & wgpu.BufferUsage.STORAGE)
 
 
 class Waiting:
-    """Memory in which numbers wait that cannot be read where they lie; it goes with this."""
+    """A staging copy of a tensor whose own buffer no kernel can read; freed with this object."""
 
     def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
         self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")
         weakref.finalize(self, gpu.memory.later, self._memory.free).atexit = False
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """Whatever the binding: there is one tensor."""
+        """Returns the buffer and byte offset of the only tensor, for any binding."""
         return self._memory.buffer, self._memory.offset
 
 
 class NumbersLoad:
-    """A step before a network's own: it makes words of an input's numbers."""
+    """A step before a network's own steps that quantizes the numbers of one input."""
 
     def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
         assert place.entry is not None
@@ -58,19 +58,19 @@ class NumbersLoad:
             (0, 0),
         )
         words = 4 + block_words(place.layout)
-        #: what it is to a scheduler
+        #: the step's cost for the scheduler
         self.cost: StepWork = step_cost("enter", f"enter '{name}'", self._params, words)
         self._bound: Any = None
         self._from: Any = None
 
     def bind(self, target: Target, source: Target) -> None:
-        """The numbers lie there, and the words are to lie there now."""
+        """Binds the memory of the numbers (``source``) and of the resulting words (``target``)."""
         nbytes = self._place.fact.nbytes
         self._from = source
         self._bind(target, *source.place(Binding("", "", 0, nbytes)), nbytes)
 
     def take(self, target: Target, tensor: GpuTensor) -> None:
-        """As :meth:`bind`, of a tensor that is readable."""
+        """Binds like :meth:`bind`, with a readable tensor as the source."""
         before = tensor.offset % self._gpu.limits.storage_offset_alignment
         nbytes = before + self._place.fact.nbytes
         channels, positions, _, words = self._params.sizes
@@ -81,7 +81,9 @@ class NumbersLoad:
         own, at, size = *target.place(self._place.binding), self._place.binding.nbytes
         kernels = kernels_of(self._gpu)
         with device_errors():
-            kernels.build(self._gpu)  # a job waits until they are built
+            kernels.build(
+                self._gpu
+            )  # only Session.run builds them here: a job waits for them before it begins
             self._bound = kernels.bound(
                 "enter",
                 buffer,
@@ -93,10 +95,10 @@ class NumbersLoad:
             )
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Append workgroups ``[first, first + count)`` of :attr:`cost`."""
+        """Appends workgroups ``[first, first + count)`` of :attr:`cost`."""
         kernels = kernels_of(self._gpu)
         kernels.dispatch(compute, "enter", self._bound, self._params, (first, first + count))
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Append all of it."""
+        """Appends all workgroups."""
         self.encode_range(compute, 0, self.cost.groups)

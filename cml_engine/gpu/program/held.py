@@ -1,4 +1,4 @@
-"""What a program's memory holds of the run before."""
+"""The state that a program's memory retains from the previous run."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from cml_engine.ir.graph import Array
 
 
 class Held:
-    """Whether the results of a whole run lie in the memory of a program: not before there was one,
-    nor while the next is under way, nor when the memory was taken away or used by another.
+    """The validity of the results and inputs in a program's memory.
 
-    Where the plan retains them, inputs that are left out keep their values: those that came from
-    the host are here too, for when the memory is taken away.
+    The results are valid from the end of a run until the next run begins, the memory is evicted, or
+    another program uses it.
+
+    If the plan reuses results, omitted inputs keep their values. Values that came from the host are
+    also kept here, to restore them after an eviction.
     """
 
     def __init__(self, plan: Plan, residency: Residency) -> None:
         self._plan, self._residency = plan, residency
-        #: where the results, and the values of inputs, lie
+        #: the arenas that contain the results and the input values
         self._results: Arena | None = None
         self._inputs: Arena | None = None
-        #: the job that wrote last what lies there
+        #: the job that last wrote to the arena
         self._run: JobRun | None = None
-        #: by input its value, None where it came from the GPU
+        #: each input's value; None if it came from the GPU
         self.values: dict[str, Array | None] = {}
-        #: the same before the latest run began
+        #: ``values`` before the latest run began
         self._before = self.values
-        #: inputs of jobs that were accepted, which may come before others
+        #: inputs of accepted jobs that have not begun
         self.promised: set[str] = set()
 
     @property
     def results(self) -> bool:
-        """Whether they are there."""
+        """True if the memory contains valid results."""
         return self._is_there(self._results)
 
     def _is_there(self, arena: Arena | None) -> bool:
@@ -48,45 +50,49 @@ class Held:
 
     @property
     def built_on(self) -> list[JobRun]:
-        """The run whose values a run that begins now may leave where they are."""
+        """The run whose retained values a run that begins now may read; empty if there is none."""
         run = self._run
         return [] if self._plan.reuse is None or run is None or run.harm else [run]
 
     @property
     def known(self) -> frozenset[str]:
-        """The inputs that may be left out."""
+        """The inputs that may be omitted."""
         return (
             frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
         )
 
     def inherit(self, before: Held) -> None:
-        """The network takes the place of another, which was given these values."""
+        """Copies the input values of the network that this one replaces."""
         self.values, self.promised = dict(before.values), set(before.promised)
 
     def promise(self, names: Collection[str]) -> None:
-        """A job will give these inputs."""
+        """Records inputs that an accepted job will provide."""
         self.promised.update(names)
 
     def lose(self) -> None:
-        """A tool writes what it likes."""
+        """Invalidates results and inputs, because the memory is about to be overwritten."""
         self._results = self._inputs = None
         self._residency.claim()
 
     def take_back(self) -> None:
-        """The frame in which the latest run began never ran."""
+        """Restores the input values of the previous run, because the latest run never ran on the
+        GPU."""
         self.values = self._before
         self.lose()
 
     def spoil(self) -> None:
-        """The results are of no run any more."""
+        """Invalidates the results and keeps the inputs."""
         self._results = None
 
     def begin(
         self, arrays: Mapping[str, Array], from_gpu: Collection[str], run: JobRun | None
     ) -> Mapping[str, Array]:
-        """A run begins on these inputs, ``run`` where it is a job's. Returns the arrays to write:
-        those that are left out too where the memory does not hold them any more.
-        :class:`InputError` where one of these came from the GPU, or never was."""
+        """Begins a run on these inputs and returns the arrays to upload.
+
+        ``run`` is given for a job of a scheduler. The returned arrays include omitted inputs
+        that the memory lost. Raises :class:`InputError` if an omitted input never had a value,
+        or had one from the GPU that was lost.
+        """
         if self._plan.reuse is None:
             self._run = run
             self.lose()
@@ -116,5 +122,5 @@ class Held:
         return {**arrays, **restored}
 
     def end(self) -> None:
-        """A run has been encoded to its end."""
+        """Marks the results as valid, because a run has been encoded to its end."""
         self._results = self._residency.arena

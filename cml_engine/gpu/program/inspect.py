@@ -1,4 +1,4 @@
-"""Looking into a program from outside: for tests, tools and whoever measures. Everything blocks."""
+"""Inspection of a program for tests, tools and benchmarks. All functions block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from cml_engine.ir.graph import Array
 def run_ranges(
     program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> None:
-    """Run ``(step, first, count)`` in this order, a submit for every :data:`RANGE_SLOTS`."""
+    """Runs ranges ``(step, first, count)`` in this order, with one submit per
+    :data:`RANGE_SLOTS`."""
     with program.exclusive():
         _run_ranges(program, inputs, ranges)
 
@@ -36,7 +37,7 @@ def _run_ranges(
 
 
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
-    """A tensor's value now; blocks. Only tensors that still have their memory make sense."""
+    """Returns the current value of a tensor; valid only while its memory is not reused."""
     if place.fact.size == 0:
         return empty(place.fact)
     data = read_bytes(program, place.binding)
@@ -49,13 +50,13 @@ def read_bytes(program: GpuProgram, binding: Binding) -> memoryview:
 
 
 def read_arena(program: GpuProgram) -> Array:
-    """The whole arena as 32-bit words (tests look at what lies between the tensors)."""
+    """Returns the whole arena as 32-bit words, so that tests can check the gaps between tensors."""
     whole = Binding("", "arena", 0, program.residency.arena_bytes)
     return np.frombuffer(read_bytes(program, whole), np.uint32)
 
 
 def fill_arena(program: GpuProgram, word: int) -> None:
-    """Set every word of the arena (tests: what a kernel did not write shows)."""
+    """Sets every word of the arena, so that tests can find elements that no kernel wrote."""
     with program.exclusive():
         program.load()
         program.held.lose()
@@ -69,8 +70,11 @@ def time_steps(
     runs: int,
     steps: Sequence[int] | None = None,
 ) -> Array:
-    """Milliseconds of each of these steps, or of all, ``[runs, steps]``. Each is in a pass of its
-    own, and passes cannot overlap: the sum is somewhat more than an undisturbed run takes."""
+    """Returns the milliseconds of the given steps, or of all, with shape ``[runs, steps]``.
+
+    Each step has its own pass, and passes cannot overlap. The sum is therefore slightly more
+    than an uninstrumented run takes.
+    """
     timer = PassTimer(program.gpu)
     if steps is None:
         steps = range(len(program.plan.steps))

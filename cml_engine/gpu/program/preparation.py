@@ -1,8 +1,9 @@
-"""What a program needs before it can run: weights on the device, pipelines built.
+"""Preparation of a program before it can run: weight upload, pipelines and bind groups.
 
-Either all at once (:meth:`Preparation.finish`, for tools): as many threads as there are cores build
-pipelines while the weights go up. Or a little in every frame: weights go up in chunks, one thread
-builds pipelines and leaves the other cores to the game, bind groups follow.
+:meth:`Preparation.finish` does everything at once: one thread per core builds pipelines while the
+weights are uploaded. :meth:`Preparation.advance` does a part in every frame: weights are uploaded
+in chunks, one thread builds pipelines and leaves the other cores to the game, and the bind groups
+follow.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from cml_engine.ops.common.once import Once
 
 
 class Prepared(Protocol):
-    """What becomes ready: ``program.GpuProgram``."""
+    """The interface of the program to prepare: ``program.GpuProgram``."""
 
     @property
     def name(self) -> str: ...
 
     def upload(self, values: Chunks, limit: int) -> int:
-        """Upload so many bytes: shared weights, then of these; what is left of the limit."""
+        """Uploads ``limit`` bytes: first shared weights, then ``values``.
+
+        Returns the unused part of the limit.
+        """
         ...
 
     def make_launch(self, step: Step, pipeline: Pipeline) -> None: ...
@@ -37,14 +41,14 @@ class Prepared(Protocol):
 
 #: reports the stage of a compilation, the units of it that are done, and their total
 OnProgress = Callable[[str, int, int], None]
-#: bytes of weights uploaded per millisecond of budget: what a slow bus does in a tenth of it
+#: bytes of weights uploaded per millisecond of budget; a slow bus takes a tenth of that time
 UPLOAD_BYTES_PER_MS = 256 << 10
-#: bind groups made in a frame: for a millisecond of its budget, and at least
+#: bind groups created in a frame: per millisecond of its budget, and the minimum
 _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
 
 class Preparation:
-    """The way of one program to being ready, from memory that holds nothing yet."""
+    """The preparation of one program, starting from empty memory."""
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Preparation:
         self._plan = plan
         self._building: Future[None] | None = None
         self._keys = keys
-        #: the device lets go of a pipeline that no program holds
+        #: references that keep the pipelines alive: the device's cache may drop them
         self._pipelines: dict[Variant, Pipeline] = {}
         self._on_progress = on_progress
         self._reporting = Lock()
@@ -71,14 +75,16 @@ class Preparation:
         self.bind_again()
 
     def build_ahead(self) -> list[Future[Pipeline]]:
-        """Begins to build the pipelines on all cores. A kernel that fails is built again, and its
-        error raised, by the run that needs it."""
+        """Starts to build the pipelines on all cores.
+
+        If a kernel fails, the run that needs it builds it again and raises the error.
+        """
         return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self._keys)]
 
     def finish(self, program: Prepared) -> None:
-        """Do all of it now."""
+        """Completes the preparation now; blocks."""
         if self._building is not None:
-            wait([self._building])  # what failed there is tried again here
+            wait([self._building])  # pipelines that failed there are built again here
         building = self.build_ahead()
         self._upload(program, EVERYTHING)
         wait(building)
@@ -88,8 +94,10 @@ class Preparation:
         self._make_launches(program, len(self._keys))
 
     def advance(self, program: Prepared, budget_ms: float) -> None:
-        """Do a frame's worth of it. Raises what building a pipeline raised, once: the next call
-        begins to build anew."""
+        """Does one frame's share of the preparation.
+
+        An error of a pipeline build is raised once; the next call starts to build again.
+        """
         if self._building is None:
             self._building = BUILDER.submit(program.name, self._build_pipelines)
         self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
@@ -102,13 +110,13 @@ class Preparation:
         self._make_launches(program, max(_LEAST_LAUNCHES, int(budget_ms * _LAUNCHES_PER_MS)))
 
     def bind_again(self) -> None:
-        """The tensors lie elsewhere now: the bind groups must be made anew."""
+        """Requires new bind groups, because the tensors have moved to other memory."""
         self._next = 0
         self.done = False
 
     @property
     def waiting_for(self) -> str:
-        """What is missing, in words."""
+        """A description of the missing part."""
         if self._building is None:
             return "its first frame"
         if not self._building.done():
@@ -120,7 +128,7 @@ class Preparation:
         return "its bind groups" if self._uploaded else "its weights' upload"
 
     def _make_launches(self, program: Prepared, count: int) -> None:
-        """Those of the next ``count`` steps."""
+        """Creates the launches of the next ``count`` steps."""
         end = self._next + count
         for step in self._plan.steps[self._next : end]:
             program.make_launch(step, self._pipeline(self._keys[step.index]))
@@ -152,8 +160,10 @@ class Preparation:
 
 
 class Builder:
-    """The one thread that builds the pipelines of all programs while a game runs; it can say what
-    it is doing."""
+    """The single thread that builds the pipelines of all programs while a game runs.
+
+    It can describe its current work.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "cml-pipelines")
@@ -163,7 +173,7 @@ class Builder:
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
-        """Do this when all that was submitted before is done."""
+        """Queues ``work`` behind everything submitted before."""
         with self._lock:
             self._waiting += 1
         return self._thread.submit(self._do, network, work)
@@ -183,17 +193,22 @@ class Builder:
             self._network = self._what = ""
 
     def built(self, network: str) -> None:
-        """All pipelines of the network are there, whoever built them: its error is mended."""
+        """Clears the last error if it belongs to this network, because all of its pipelines
+        exist now."""
         if network == self._failed:
             self._failed = self._error = ""
 
     def now(self, what: str) -> None:
-        """The thread begins with this."""
+        """Records the item that the thread starts to build."""
         self._what, self._since = what, time.perf_counter()
 
     def doing(self) -> str:
-        """What it is at, for how long, what waits for it, and its last error, until that network is
-        built after all; "" where all is done and none failed."""
+        """Describes the current work and its duration, the number of waiting networks, and the last
+        error.
+
+        The error disappears once its network has been built. Returns "" if the thread is idle
+        and nothing failed.
+        """
         said = []
         if self._network:
             seconds = time.perf_counter() - self._since
@@ -210,6 +225,8 @@ BUILDER = Builder()
 
 @Once
 def _builders() -> ThreadPoolExecutor:
-    """The threads that build pipelines where somebody waits for them
-    (docs/design/performance.md)."""
+    """Returns the threads that build pipelines when a caller blocks on them.
+
+    The reason is in docs/design/performance.md.
+    """
     return ThreadPoolExecutor(os.cpu_count() or 1, "cml-pipelines-now")

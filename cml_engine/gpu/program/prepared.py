@@ -1,4 +1,5 @@
-"""A plan made ready on a GPU: pipelines, bind groups and memory made once, then only encoded."""
+"""A prepared plan on a GPU: pipelines, bind groups and memory are created once and then only
+encoded."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from cml_engine.gpu.program.program_memory import ProgramMemory
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.gpu.shaders.steps import Variant
 
-#: frames that a model stays on the device for the job that it was prepared for
+#: frames for which a prepared model is not evicted before its job begins
 _GRACE_FRAMES = 240
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A step made ready: pipeline, bind group, and where its own slice lies in the slots."""
+    """A prepared step: its pipeline, its bind group and the offset of its slice uniform."""
 
     pipeline: Pipeline
     bind_group: wgpu.GPUBindGroup
@@ -40,7 +41,8 @@ class _Launch:
     def dispatch(
         self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
     ) -> None:
-        """So many workgroups of the slice in that slot, in rows of ``width`` at most."""
+        """Dispatches ``count`` workgroups of the slice at offset ``slot``, in rows of at most
+        ``width``."""
         compute.set_pipeline(self.pipeline.pipeline)
         compute.set_bind_group(0, self.bind_group, [slot])
         if count <= width:
@@ -59,7 +61,8 @@ def _group(compute: wgpu.GPUComputePassEncoder, name: str) -> Iterator[None]:
 
 
 class PreparedProgram(ProgramMemory):
-    """What a program needs to be encoded: weights on the device, pipelines, bind groups."""
+    """A program with everything it needs to be encoded: uploaded weights, pipelines, bind
+    groups."""
 
     def __init__(
         self,
@@ -69,30 +72,31 @@ class PreparedProgram(ProgramMemory):
         common: Common | None,
         on_progress: OnProgress | None,
     ) -> None:
-        #: what programs of this network at other shapes are made with
+        #: the constants shared with programs of this network at other shapes
         self.common = Common(plan, gpu.memory) if common is None else common
         super().__init__(plan, gpu, arena, self.common)
         self._uniforms: Uniforms | None = None
-        #: whether it has given its memory back for good
+        #: True once :meth:`close` has freed the memory permanently
         self._closed = False
         self._launches: list[_Launch] = []
         self._width = gpu.limits.max_groups_per_dimension
         self._keys = self.common.step_keys(plan)
         if gpu.debug_kernels:
             self._keys = printing_keys(plan, gpu, self._keys)
-        #: what its kernels print, where any does
+        #: the print buffer; None if no kernel prints
         self.prints: Prints | None = None
         self._preparation = Preparation(plan, gpu, self._keys, on_progress)
-        #: kernels and sizes of bindings that the device takes together
+        #: combinations of a kernel and binding sizes that the device has accepted
         self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
     def common_of(self, plan: Plan) -> Common | None:
-        """Other weights for this program's plan; None where its kernels' files have changed."""
+        """Returns other weights for this program's plan; None if its kernels' files have
+        changed."""
         common = Common(plan, self.gpu.memory)
         return common if common.step_keys(plan) == self._keys else None
 
     def close(self) -> None:
-        """Give all memory back for good. :class:`InputError` while something runs."""
+        """Frees all memory permanently. Raises :class:`InputError` during a run or a job."""
         with self._if_free() as free:
             if not free or self._in_use:
                 raise InputError(f"{self._called} cannot be closed: a run or a job is under way")
@@ -118,11 +122,11 @@ class PreparedProgram(ProgramMemory):
         self._preparation.restart()
 
     def build_ahead(self) -> None:
-        """Begin to build the pipelines, beside whatever else goes on."""
+        """Starts to build the pipelines in the background."""
         self._preparation.build_ahead()
 
     def load(self) -> None:
-        """Have weights, pipelines and bind groups now; at once where they are there already."""
+        """Prepares weights, pipelines and bind groups now; returns at once if they are ready."""
         self.last_used = self.gpu.memory.tick()
         with self.pinned():
             if not self.prepared:
@@ -134,7 +138,7 @@ class PreparedProgram(ProgramMemory):
 
     @property
     def waiting_for(self) -> str:
-        """What it lacks to be ready, in words; "" where it is."""
+        """A description of the missing part, or "" if the program is ready."""
         if self.ready:
             return ""
         if not self.residency.complete:
@@ -143,36 +147,39 @@ class PreparedProgram(ProgramMemory):
 
     @property
     def ready(self) -> bool:
-        """Whether weights are uploaded and pipelines built, and no other thread is running it."""
+        """True if the program is prepared and no other thread is running it."""
         with self._if_free() as free:
             return free and self.prepared
 
     @property
     def prepared(self) -> bool:
-        """Whether weights are uploaded and pipelines built."""
+        """True if the weights are uploaded and the pipelines and bind groups exist."""
         return self._preparation.done and self.residency.complete
 
     def prepare(self, budget_ms: float) -> None:
-        """Take memory, upload some weights, look whether the pipelines are built; never waits.
-        Where others hold the memory, and will give it back, nothing happens until they do, nor
-        while another thread is running it until that has its result."""
+        """Does a part of the preparation within ``budget_ms``; never blocks.
+
+        It takes memory, uploads some weights and checks if the pipelines are built. It does
+        nothing while other models use memory that they will free later, or while another thread
+        runs this program.
+        """
         self.last_used = self.gpu.memory.tick()
         self.stays_until = self.gpu.memory.frame + _GRACE_FRAMES
         with self._if_free() as free:
             if free and self._take_memory():
                 self._preparation.advance(self, budget_ms)
 
-    # --- encoding it
+    # --- encoding
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
-        """The whole step."""
+        """Appends all workgroups of a step."""
         launch = self._launches[step]
         with self._marked(compute, step):
             launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
     def submit_steps(self, steps: Sequence[int]) -> None:
-        """Run these steps whole, in this order, on what lies in the memory, and show what their
-        kernels print."""
+        """Runs these whole steps in order on the current memory and prints their kernels'
+        output."""
         for step in steps:
             if self.prints is not None and step in self.prints:
                 self.prints.run(self.plan.steps[step], self.encode_range)
@@ -186,8 +193,11 @@ class PreparedProgram(ProgramMemory):
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
     ) -> None:
-        """Workgroups ``[first, first + count)`` of a step. At most ``RANGE_SLOTS`` parts of
-        steps may be encoded between two submits; whole steps do not count."""
+        """Appends workgroups ``[first, first + count)`` of a step.
+
+        At most ``RANGE_SLOTS`` partial ranges may be encoded between two submits. Whole steps do
+        not count.
+        """
         launch = self._launches[step]
         slot = launch.slot
         if count != launch.groups:
@@ -199,22 +209,24 @@ class PreparedProgram(ProgramMemory):
     def _marked(
         self, compute: wgpu.GPUComputePassEncoder, step: int
     ) -> contextlib.AbstractContextManager[None]:
-        """In the ``with`` block commands are in a debug group, where these are asked for."""
+        """Puts the commands of the ``with`` block into a debug group, if markers are enabled."""
         if not self.gpu.markers:
             return contextlib.nullcontext()
         return _group(compute, f"{self.name}: {self.plan.steps[step].title}")
 
-    # --- making it
+    # --- preparing
 
     def upload(self, values: Chunks, limit: int) -> int:
-        """Upload so many bytes: weights that are shared, then ``values`` of its own; what is left
-        of the limit, 0 where there may be more."""
+        """Uploads ``limit`` bytes: shared weights first, then ``values`` of this program.
+
+        Returns the unused part of the limit, 0 if more may remain.
+        """
         limit = self.common.upload(limit)
         own = self.residency.own
         return limit if own is None or limit <= 0 else write_chunks(own, values, limit)
 
     def make_launch(self, step: Step, pipeline: Pipeline) -> None:
-        """Make what the next step needs beside its pipeline."""
+        """Creates the bind group and launch of the next step."""
         uniforms = self._uniforms
         assert uniforms is not None
         entries: list[dict[str, Any]] = [
@@ -223,8 +235,8 @@ class PreparedProgram(ProgramMemory):
         ]
         for i, binding in enumerate(step.bindings):
             buffer, offset = self.place(binding)
-            # a device keeps a kernel inside its bindings: one that writes beyond its tensor is
-            # seen only where the guard behind it is bound too
+            # a device keeps a kernel inside its bindings: a write beyond the tensor is visible
+            # only if the guard bytes behind it are bound too
             guard = self.plan.options.get("guard", 0) if binding.space == "arena" else 0
             resource = {"buffer": buffer, "offset": offset, "size": binding.nbytes + guard}
             entries.append({"binding": i + 2, "resource": resource})
@@ -240,8 +252,11 @@ class PreparedProgram(ProgramMemory):
         self._launches.append(launch)
 
     def _rehearse(self, launch: _Launch) -> None:
-        """Encodes a launch and throws it away. What the device has against it, as a binding that is
-        smaller than the kernel's array, fails here and not in the host's frame."""
+        """Encodes a launch and discards it.
+
+        Validation errors, such as a binding smaller than the kernel's array, are thus raised
+        here and not in the host's frame.
+        """
         try:
             encoder = self.gpu.device.create_command_encoder()
             compute = encoder.begin_compute_pass()
@@ -254,8 +269,10 @@ class PreparedProgram(ProgramMemory):
             ) from error
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Give the network's variables their new values. An output may be a variable, and is its
-        value before: copy outputs first."""
+        """Appends the updates of the network's variables.
+
+        An output may be the old value of a variable, so outputs must be copied before.
+        """
         for source, target in self.plan.updates:
             nbytes = min(source.nbytes, target.nbytes)
             encoder.copy_buffer_to_buffer(*self.place(source), *self.place(target), nbytes)

@@ -1,4 +1,4 @@
-"""What kernels print in a run (``CML_PRINT``), on a device that debugs them."""
+"""The output of ``CML_PRINT`` in kernels, on a device with ``debug_kernels``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from cml_engine.gpu.shaders.hlsl import ShaderKey, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown
 from cml_engine.gpu.shaders.steps import Variant
 
-#: lines of one step in one run
+#: the most lines shown per step and run
 _MOST_LINES = 1024
 _log = logging.getLogger(__name__)
 
 
 class Prints:
-    """The buffer that the steps of a program print into, one after the other. The memory is given
-    back when this object goes."""
+    """The buffer that the steps of a program print into, one after the other.
+
+    The memory is freed with this object.
+    """
 
     def __init__(self, plan: Plan, gpu: Device, labels: Mapping[int, list[str]]) -> None:
         self._name, self._gpu, self._labels = plan.name, gpu, labels
@@ -40,7 +42,7 @@ class Prints:
 
     @classmethod
     def of(cls, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> Prints | None:
-        """For the steps whose kernels print; None where none does."""
+        """Returns the buffer for the steps whose kernels print; None if no kernel prints."""
         labels = {
             step.index: print_labels(key)
             for step, key in zip(plan.steps, keys, strict=True)
@@ -62,9 +64,12 @@ class Prints:
     def run(
         self, step: Step, encode: Callable[[wgpu.GPUComputePassEncoder, int, int, int], None]
     ) -> None:
-        """Run the whole step by ``encode(pass, step, first, count)``, and show what it printed. It
-        runs in ranges of workgroups: what the first ones print comes first where there is more than
-        the buffer holds."""
+        """Runs the whole step by ``encode(pass, step, first, count)`` and writes its output to
+        stderr.
+
+        The step runs in ranges of workgroups. If the buffer overflows, the output of the first
+        workgroups is therefore kept.
+        """
         self._memory.write(bytes(4))
         encoder = self._gpu.device.create_command_encoder(label=self._name)
         compute = encoder.begin_compute_pass()
@@ -84,15 +89,17 @@ class Prints:
         sys.stderr.writelines(f"{self._name} {step.title}{place} {line}\n" for line in lines)
 
     def not_in_frames(self) -> None:
-        """A scheduler runs the program: say once that nothing is shown of it."""
+        """Warns once that a program run by a scheduler shows no kernel output."""
         if not self._told:
             self._told = True
             _log.warning("'%s': what kernels print is shown of Session.run only", self._name)
 
 
 def printing_keys(plan: Plan, gpu: Device, keys: Sequence[Variant]) -> list[Variant]:
-    """The variants that print, where kernels name ``CML_PRINT``. :class:`DeviceError` where one
-    binds as many tensors as the device allows."""
+    """Returns the variants with printing enabled for the kernels that use ``CML_PRINT``.
+
+    Raises :class:`DeviceError` if a printing kernel binds more buffers than the device allows.
+    """
     found = [printing(key) if isinstance(key, ShaderKey) else key for key in keys]
     for step, key in zip(plan.steps, found, strict=True):
         if key.tensors > gpu.limits.max_storage_buffers:

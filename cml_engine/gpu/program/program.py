@@ -1,4 +1,4 @@
-"""A plan on a GPU: buffers, bind groups and pipelines made once, then only encoded."""
+"""A plan on a GPU: buffers, bind groups and pipelines are created once and then only encoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cml_engine.ir.graph import Array
 
 
 class Successor(Protocol):
-    """``live.Replacement``."""
+    """The interface of a replacement network: ``live.Replacement``."""
 
     def advance(self, budget_ms: float) -> None: ...
 
@@ -32,13 +32,13 @@ class Successor(Protocol):
 class GpuProgram(PreparedProgram):
     """A plan whose weights are on the device and whose pipelines are built.
 
-    A whole run is one compute pass in one command buffer. :meth:`encode_range` puts any range of
-    workgroups of any step into a pass; ranges may come in any order and in different submits. Runs
-    of several threads wait for each other; a scheduler's job has the arena for itself.
+    A whole run is one compute pass in one command buffer. :meth:`encode_range` appends any range of
+    workgroups of any step to a pass; ranges may come in any order and in different submits. Runs of
+    several threads wait for each other; a scheduler's job has exclusive use of the arena.
 
-    While it is idle its arena and weights may be taken away (:meth:`evict`); they come back when
-    it is next run or prepared. Variables that the network updates would be lost with them, so a
-    network that has some is never evicted.
+    An idle program's arena and weights may be evicted (:meth:`evict`); the next run or preparation
+    restores them. A network that updates variables is never evicted, because the variables would be
+    lost.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class GpuProgram(PreparedProgram):
         super().__init__(plan, gpu, arena, common, on_progress)
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
-        #: whether results of a run can be read from its memory
+        #: the validity of the results in its memory
         self.held = Held(plan, self.residency)
-        #: the job that gave the variables their values, if any did
+        #: the job that last updated the variables, if any
         self._updated_by: JobRun | None = None
-        #: what will take its place
+        #: the network that will replace this one
         self.successor: Successor | None = None
-        #: milliseconds of each step as measured at load, where a frame cannot measure them
+        #: milliseconds of each step measured at load, on a device without timestamps
         self.load_times_ms: tuple[float, ...] = ()
         if deferred:
             self._take_memory()
@@ -72,7 +72,7 @@ class GpuProgram(PreparedProgram):
     # --- running
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Upload, run everything, read back; blocks until the outputs are here."""
+        """Uploads the inputs, runs all steps and returns the outputs; blocks."""
         with self.exclusive(), self._readback.staging(self.gpu) as staging:
             return self._run(inputs, staging)
 
@@ -99,8 +99,10 @@ class GpuProgram(PreparedProgram):
     def begin(
         self, encoder: wgpu.GPUCommandEncoder, inputs: Mapping[str, Any], run: JobRun | None = None
     ) -> tuple[Sequence[int], list[Load]]:
-        """As :meth:`begin_run`, with inputs of every kind. Returns the steps of the run, and the
-        loads that come before them."""
+        """Begins a run like :meth:`begin_run`, with inputs on the host or the device.
+
+        Returns the steps of the run, and the input loads that must run before them.
+        """
         arrays = host_arrays(inputs)
         steps = self.begin_run(arrays, inputs.keys() - arrays.keys(), run)
         try:
@@ -115,9 +117,12 @@ class GpuProgram(PreparedProgram):
         from_gpu: Collection[str] = (),
         run: JobRun | None = None,
     ) -> Sequence[int]:
-        """Put the inputs into the arena for a run, which may be a job's; those that are left out
-        and are not there any more too. ``from_gpu`` are copied there by the caller. Returns the
-        steps that it has to do. :class:`InputError` where the variables are wrong."""
+        """Uploads the inputs of a run into the arena and returns the steps to execute.
+
+        Omitted inputs that the memory lost are uploaded again. The caller copies the inputs
+        named in ``from_gpu``. ``run`` is given for a job of a scheduler. Raises
+        :class:`InputError` if the network's variables are wrong.
+        """
         if self._updated_by is not None and self._updated_by.harm:
             raise InputError(
                 f"the variables of '{self.name}' are wrong: Session.reset() gives them their first "
@@ -129,8 +134,10 @@ class GpuProgram(PreparedProgram):
         return range(len(self.plan.steps)) if steps is None else steps
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Put these of the graph's inputs into the arena (queued before the next submit), for a
-        tool that runs steps as it likes: nothing that lies there is known afterwards."""
+        """Uploads these graph inputs into the arena before the next submit.
+
+        For tools that run steps on their own: all results in the memory become invalid.
+        """
         self.load()
         self.held.lose()
         self._put(inputs)
@@ -144,8 +151,10 @@ class GpuProgram(PreparedProgram):
                 self.residency.arena.write(words, place.binding.offset)
 
     def result_place(self, name: str) -> tuple[wgpu.GPUBuffer, int, TensorPlace]:
-        """Where an output or a kept tensor of the last run lies: buffer, byte offset, and what it
-        is. :class:`InputError` where there is none now."""
+        """Returns the buffer, byte offset and place of an output or a kept tensor of the last run.
+
+        Raises :class:`InputError` if the memory does not contain it.
+        """
         place = self.plan.results.get(name)
         if place is None:
             raise InputError(
@@ -162,53 +171,58 @@ class GpuProgram(PreparedProgram):
     # --- for a frame scheduler
 
     def step_costs(self) -> list[StepWork]:
-        """What each step is and costs per workgroup (``scheduler.Network``)."""
+        """Returns the description and cost per workgroup of each step (``scheduler.Network``)."""
         return self._step_costs
 
     @property
     def retains(self) -> bool:
-        """Whether an input that is left out keeps its value (``scheduler.Network``)."""
+        """True if an omitted input keeps its value (``scheduler.Network``)."""
         return self.plan.reuse is not None
 
     @property
     def built_on(self) -> list[JobRun]:
-        """The jobs whose values a run that begins now may read from variables and retained
-        tensors."""
+        """The jobs whose results a new run may read, through variables and retained tensors."""
         updated_by = [] if self._updated_by is None else [self._updated_by]
         return [*self.held.built_on, *updated_by]
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
-        """Give the network's variables their new values, of a job's ``run`` or a whole one."""
+        """Appends the updates of the network's variables. ``run`` is given for a job of a
+        scheduler."""
         super().encode_updates(encoder)
         if run is not None and self.plan.updates:
             self._updated_by = run
 
     @property
     def known_inputs(self) -> frozenset[str]:
-        """The inputs that may be left out."""
+        """The inputs that may be omitted."""
         return self.held.known
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
-        """The steps of a run that is given these inputs, None for all; ``behind`` another run,
-        whatever the memory holds now (``scheduler.Network``)."""
+        """Returns the steps of a run with these inputs; None for all steps (``scheduler.Network``).
+
+        With ``behind``, another run comes before, so the current content of the memory does not
+        matter.
+        """
         reuse = self.plan.reuse
         if reuse is None or not (behind or self.held.results):
             return None
         return reuse.steps(given)
 
     def inherit(self, before: GpuProgram) -> None:
-        """The network takes the place of another, which was given these values of inputs."""
+        """Copies the input values of the program that this one replaces."""
         self.held.inherit(before.held)
 
     def advance_successor(self, budget_ms: float) -> None:
-        """Prepare what will take its place, for about that long (``scheduler.Network``)."""
+        """Prepares the replacement network for about ``budget_ms`` (``scheduler.Network``)."""
         if self.successor is not None:
             self.successor.advance(budget_ms)
 
     def measure_at_load(self) -> None:
-        """Time every step once by the wall clock, for a device that cannot time its own work in a
-        frame; :attr:`load_times_ms` has the result. Blocks; does nothing where a job is running in
-        the memory."""
+        """Times every step once by the wall clock, on a device that has no timestamps.
+
+        Blocks. The result is :attr:`load_times_ms`. Does nothing while a job is running in the
+        memory.
+        """
         timer = PassTimer(self.gpu)
         with self.pinned():
             if self.residency.busy:
@@ -220,11 +234,13 @@ class GpuProgram(PreparedProgram):
         self.load_times_ms = tuple(times)
 
     def reset(self) -> None:
-        """Give the variables the values that they have in the model's files."""
+        """Sets the variables to their values in the model's files."""
         if not self.plan.updates:
             return
         with self.pinned():
-            self._refuse(bool(self.residency.holders))  # others of its arena have other variables
+            self._refuse(
+                bool(self.residency.holders)
+            )  # programs of a shared arena have separate variables
             self.load()
             self._updated_by = None
             for _, target in self.plan.updates:

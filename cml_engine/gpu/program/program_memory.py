@@ -1,4 +1,4 @@
-"""A program as a tenant of the device's memory: who may use it, and when it may be taken away."""
+"""The device memory of a program: access by one user at a time, and eviction."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from cml_engine.gpu.program.residency import Arena, Residency
 
 
 class ProgramMemory(ABC):
-    """The arena and the weights of a program. One at a time uses them: a run, which others wait
-    for, or a scheduler's job, which refuses runs. While nobody does they may be taken away, unless
-    variables that the network updates would be lost with them."""
+    """The arena and the weights of a program.
+
+    One user at a time has access: a run, which other runs wait for, or a scheduler's job, which
+    rejects runs. The memory may be evicted while it is idle, unless variables that the network
+    updates would be lost.
+    """
 
     def __init__(self, plan: Plan, gpu: Device, arena: str | None, common: Common) -> None:
         self.plan, self.gpu, self.name = plan, gpu, plan.name
         self.residency = Residency(plan, gpu.memory, arena, common)
         self._pins = 0
-        #: the frame until which it stays for the job that it was prepared for
+        #: the frame until which it is not evicted, so that its job can begin
         self.stays_until = 0
-        #: why there was no memory for it when it was last asked for
+        #: why the last allocation of its memory failed
         self.lacking = ""
         self.last_used = gpu.memory.tick()
         gpu.memory.add_tenant(self)
@@ -38,41 +41,41 @@ class ProgramMemory(ABC):
     @property
     @abstractmethod
     def prepared(self) -> bool:
-        """Whether all that it needs to run is there."""
+        """True if everything that a run needs is on the device."""
 
     @abstractmethod
     def _acquire(self) -> None:
-        """Have the memory now; :class:`OutOfGpuMemory` where there is none."""
+        """Allocates the memory; raises :class:`OutOfGpuMemory` if there is not enough."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Let go of what points into the memory, which will be given back."""
+        """Drops all references into the memory, which is about to be freed."""
 
     @property
     def exclusive_group(self) -> str | None:
-        """The shared arena's name: of such a group only one program runs at a time."""
+        """The name of the shared arena, or None. Only one program of a group runs at a time."""
         return None if self.residency.shared is None else self.residency.shared.name
 
     @property
     def evictable(self) -> bool:
-        """Whether it holds memory and may lose it now."""
-        # what waits for the rest of its memory must not make others wait for it
+        """True if the program has memory on the device that can be evicted now."""
+        # a program that waits for the rest of its memory must not block others
         waited_for = self.residency.complete and self.gpu.memory.frame < self.stays_until
         return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
 
     @property
     def passing(self) -> bool:
-        """Whether it holds memory that it cannot lose now but can later."""
+        """True if the program has memory on the device that cannot be evicted now but can later."""
         return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
 
     @property
     def resident_bytes(self) -> int:
-        """Arena and weights that are on the device now."""
+        """The bytes of arena and weights that are on the device now."""
         return self.residency.nbytes
 
     @property
     def resident(self) -> list[Arena]:
-        """The memory of these."""
+        """The allocations of arena and weights that are on the device now."""
         return self.residency.resident
 
     @property
@@ -80,7 +83,8 @@ class ProgramMemory(ABC):
         return bool(self._pins or self.residency.holders)
 
     def evict(self) -> None:
-        """Give arena and weights back now. :class:`InputError` where it must not be."""
+        """Frees arena and weights now. Raises :class:`InputError` if the program cannot be
+        evicted."""
         with self._if_free() as free:
             if not free or self._in_use or self.plan.updates:
                 why = "has variables that would be lost" if self.plan.updates else "is running"
@@ -90,7 +94,7 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """In the ``with`` block it is not evicted, and other threads wait with their runs."""
+        """Prevents eviction, and runs of other threads, during the ``with`` block."""
         with self.residency.lock, device_errors():
             self._pins += 1
             try:
@@ -100,8 +104,11 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """As :meth:`pinned`, and no scheduler has a job running in the memory: what this writes
-        there is nobody else's. :class:`InputError` where one has."""
+        """Pins the memory like :meth:`pinned` and requires that no scheduler's job is running in
+        it.
+
+        Raises :class:`InputError` if a job is running.
+        """
         with self.pinned():
             self._refuse(self.residency.busy)
             yield
@@ -115,7 +122,8 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def _if_free(self) -> Iterator[bool]:
-        """Whether nobody else is at it now, who then waits until the end of the ``with`` block."""
+        """Yields True if no other thread uses the program; others then wait until the block
+        ends."""
         free = self.residency.lock.acquire(blocking=False)
         try:
             with device_errors():
@@ -125,9 +133,11 @@ class ProgramMemory(ABC):
                 self.residency.lock.release()
 
     def hold(self, executor: Any) -> str:
-        """Takes the memory for a job until :meth:`let_go`. Returns "", or what the job has to wait
-        for: a thread that began a run since the network was looked at, or the job of another
-        scheduler. Never waits."""
+        """Reserves the memory for a job until :meth:`let_go`; never blocks.
+
+        Returns "", or a description of what the job must wait for: a run of another thread that
+        began after the program was checked, or the job of another scheduler.
+        """
         with self._if_free() as free:
             if not (free and self.prepared):
                 return "its network, which another thread took just now"
@@ -139,7 +149,7 @@ class ProgramMemory(ABC):
         return ""
 
     def let_go(self, executor: Any) -> None:
-        """The job's last commands have been submitted."""
+        """Ends the reservation, because the job's last commands have been submitted."""
         self.residency.let_go(executor)
 
     @property
@@ -147,7 +157,8 @@ class ProgramMemory(ABC):
         return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
 
     def _take_memory(self) -> bool:
-        """As :meth:`_acquire`, or False where other models must end their jobs first."""
+        """Allocates the memory like :meth:`_acquire`; returns False if other models must end
+        jobs first."""
         try:
             with self.pinned():
                 self._acquire()
@@ -158,7 +169,7 @@ class ProgramMemory(ABC):
         return self.residency.complete
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """The buffer behind a :class:`Binding`, and the byte offset in it."""
+        """Returns the buffer of a :class:`Binding` and the byte offset in it."""
         there = self.residency
         spaces = {"arena": there.arena, "weights": there.weights, "own": there.own}
         found = spaces[binding.space]

@@ -1,4 +1,4 @@
-"""The outputs of a whole run, back on the host."""
+"""The readback of a whole run's outputs to the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cml_engine.ir.graph import Array
 
 
 class Readback:
-    """All outputs of a run, through one mappable buffer that is taken for the run."""
+    """The readback of all outputs of a run through one mappable buffer, which is allocated per
+    run."""
 
     def __init__(self, plan: Plan) -> None:
         self._name = plan.name
@@ -30,7 +31,7 @@ class Readback:
         self._nbytes = end
 
     def staging(self, gpu: Device) -> Allocation:
-        """A mappable buffer for :meth:`encode` and :meth:`read`; free it afterwards."""
+        """Returns a mappable buffer for :meth:`encode` and :meth:`read`; the caller frees it."""
         usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         return gpu.memory.allocate(self._nbytes, usage, owner=self._name, category="staging")
 
@@ -40,14 +41,14 @@ class Readback:
         place_of: Callable[[Binding], tuple[wgpu.GPUBuffer, int]],
         staging: Allocation,
     ) -> None:
-        """Append the copies."""
+        """Appends the copies of the outputs into the mappable buffer."""
         for (_, place), offset in zip(self._places, self._offsets, strict=True):
             source, nbytes = place_of(place.binding), place.binding.nbytes
             encoder.copy_buffer_to_buffer(*source, staging.buffer, staging.offset + offset, nbytes)
 
     @device_errors(RuntimeError)
     def read(self, staging: Allocation) -> dict[str, Array]:
-        """The outputs of the run that was submitted last; waits for it."""
+        """Waits for the last submitted run and returns its outputs."""
         buffer = staging.buffer
         buffer.map_sync(wgpu.MapMode.READ)
         try:

@@ -1,4 +1,4 @@
-"""A program's memory on the device: taken, shared, taken away while it is idle, brought back."""
+"""The residency of a program on the device: allocation, sharing, eviction and restoring."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Arena = Allocation | Segments
 
 
 class SharedArena:
-    """Activation memory for programs of which only one runs at a time: the largest of them.
+    """Activation memory shared by programs of which only one runs at a time.
 
-    When a larger program joins, the others move to the larger memory at their next start; one
-    that is running keeps the old memory until it has ended.
+    It is as large as the largest of them needs. When a larger program joins, the others move to the
+    larger memory at their next run; a running program keeps the old memory until it ends.
     """
 
     def __init__(self, memory: Allocator, name: str) -> None:
         self.name = name
-        #: held by the program of the group that is running
+        #: acquired by the program of the group that is running
         self.lock = RLock()
         self._memory = memory
         self._members: weakref.WeakSet[Residency] = weakref.WeakSet()
         self._current: Allocation | None = None
-        #: who wrote there last
+        #: the program that wrote to the arena last
         self.writer: weakref.ref[Residency] | None = None
         self._users: dict[Allocation, int] = {}
 
     @classmethod
     def named(cls, memory: Allocator, name: str) -> SharedArena:
-        """The device's arena of that name, ``"shared:NAME"``."""
+        """Returns the device's arena named ``"shared:NAME"``, created on first use."""
         if not name.startswith(_PREFIX) or name == _PREFIX:
             raise InputError(f"arena '{name}': wanted '{_PREFIX}NAME', with a name of your own")
         with memory.lock:
@@ -48,22 +48,22 @@ class SharedArena:
             return found
 
     def join(self, member: Residency) -> None:
-        """The member will take its arena here."""
+        """Adds a program that will use this arena."""
         with self._memory.lock:
             self._members.add(member)
 
     @property
     def busy(self) -> bool:
-        """Whether a program of the group has a running job."""
+        """True if a program of the group has a running job."""
         with self._memory.lock:
             return any(member.holders for member in self._members)
 
     def is_current(self, arena: Arena | None) -> bool:
-        """Whether that is the memory which members take now."""
+        """Returns True if ``arena`` is the memory that programs of the group get now."""
         return arena is self._current
 
     def take(self) -> Allocation:
-        """Memory that is large enough for every member alive."""
+        """Returns memory that is large enough for every program of the group."""
         with self._memory.lock:
             needed = max(member.arena_bytes for member in self._members)
             if self._current is None or self._current.nbytes < needed:
@@ -77,7 +77,7 @@ class SharedArena:
             return self._current
 
     def give_back(self, arena: Arena, now: bool) -> None:
-        """A member does not use it any more."""
+        """Removes a user of the memory and frees it after the last one."""
         assert isinstance(arena, Allocation)
         with self._memory.lock:
             self._users[arena] -= 1
@@ -95,8 +95,11 @@ _ARENAS: weakref.WeakKeyDictionary[Allocator, weakref.WeakValueDictionary[str, S
 
 
 class Residency:
-    """The arena and the weights of one program, and who is running it. Weights that programs of
-    other shapes share are there as long as one of them has them."""
+    """The arena and the weights of one program, and the schedulers that run it.
+
+    Weights shared with programs of other shapes stay on the device as long as one of them uses
+    them.
+    """
 
     def __init__(self, plan: Plan, memory: Allocator, arena: str | None, common: Common) -> None:
         self.name = plan.name
@@ -111,37 +114,37 @@ class Residency:
         self._common = common
         self._memory = memory
         self.shared = None if arena is None else SharedArena.named(memory, arena)
-        #: held by who is running it, or another of its group; taken before the allocator's
+        #: acquired while this program or another of its group runs; precedes the allocator's lock
         self.lock = RLock() if self.shared is None else self.shared.lock
         self.arena: Arena | None = None
         self.weights: Allocation | None = None
-        #: what is the program's alone, where there is anything
+        #: memory that only this program uses, if any
         self.own: Allocation | None = None
-        #: frame schedulers that have a job of the program running (forgotten when they are gone)
+        #: frame schedulers that have a job of the program running
         self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
         if self.shared is not None:
             self.shared.join(self)
 
     @property
     def busy(self) -> bool:
-        """Whether a scheduler has a job running in its memory."""
+        """True if a scheduler has a job running in the memory."""
         return self.shared.busy if self.shared is not None else bool(self.holders)
 
     @property
     def wrote_last(self) -> bool:
-        """Whether no other of its group has written to the arena since :meth:`claim`."""
+        """True if no other program of the group has written to the arena since :meth:`claim`."""
         if self.shared is None:
             return True
         return self.shared.writer is not None and self.shared.writer() is self
 
     def claim(self) -> None:
-        """It is about to write to the arena."""
+        """Records that this program is about to write to the arena."""
         if self.shared is not None:
             self.shared.writer = weakref.ref(self)
 
     @property
     def complete(self) -> bool:
-        """Whether all of its memory is there."""
+        """True if all of the program's memory is on the device."""
         return self.arena is not None and self.weights is not None and self._has_own
 
     @property
@@ -150,23 +153,23 @@ class Residency:
 
     @property
     def resident(self) -> list[Arena]:
-        """What of it is there; others may hold some of it too."""
+        """The program's memory that is on the device; other programs may share parts of it."""
         return [part for part in (self.arena, self.weights, self.own) if part is not None]
 
     @property
     def nbytes(self) -> int:
-        """What of it is there, the whole of what is shared included."""
+        """The bytes that are on the device, including all of the shared memory."""
         return sum(part.nbytes for part in self.resident)
 
     @property
     def missing_bytes(self) -> int:
-        """What of it is not there."""
+        """The bytes that are not on the device."""
         missing = 0 if self.weights is not None else self._common.nbytes
         missing += 0 if self._has_own else self._own_bytes
         return missing + (0 if self.arena is not None else self.arena_bytes)
 
     def acquire(self) -> bool:
-        """Take what is missing; whether the arena is another one than before."""
+        """Allocates the missing memory; returns True if the arena is a new one."""
         if self.weights is None:
             self.weights = self._common.take()
         if not self._has_own:
@@ -191,13 +194,13 @@ class Residency:
         )
 
     def let_go(self, executor: Any) -> None:
-        """The executor's job has ended. Where the group has larger memory by now, move there."""
+        """Ends the executor's job; if the group has a larger arena now, drops the old one."""
         self.holders.discard(executor)
         if self.shared is not None and not self.shared.is_current(self.arena):
             self.drop_arena()
 
     def drop_arena(self, now: bool = False) -> None:
-        """Give the arena back and keep the weights."""
+        """Frees the arena and keeps the weights."""
         arena, self.arena = self.arena, None
         if arena is None:
             return
@@ -207,7 +210,7 @@ class Residency:
             free(arena, now)
 
     def release(self, now: bool = False) -> None:
-        """Give everything back; ``now`` even while a frame is being encoded."""
+        """Frees all memory; ``now`` frees it even while a frame is being encoded."""
         self.drop_arena(now)
         weights, self.weights = self.weights, None
         if weights is not None:

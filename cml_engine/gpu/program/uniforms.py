@@ -1,4 +1,4 @@
-"""What kernels read from uniform buffers: their slice of the workgroups, and their parameters."""
+"""The uniform buffers of kernels: their slices of workgroups, and their parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANGE_SLOTS = 256
 
 
 class Slots:
-    """A uniform buffer of slices: one per step for a whole run, then the free ones for ranges."""
+    """A uniform buffer of slices: one per whole step, then a ring of free ones for ranges."""
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
         self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
@@ -32,12 +32,14 @@ class Slots:
         self.memory = _filled(plan, gpu, block)
 
     def step_offset(self, step: int) -> int:
-        """Where the whole step's slice lies, from the start of :attr:`memory`."""
+        """Returns the byte offset of the whole step's slice in :attr:`memory`."""
         return step * self._stride
 
     def take(self, first: int, end: int) -> int:
-        """Write a range into the next free slot; its byte offset. A slot is used again after
-        :data:`RANGE_SLOTS` others, which must be in a later submit."""
+        """Writes a range into the next free slot and returns its byte offset.
+
+        A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
+        """
         offset = (self._steps + self._next) * self._stride
         self._next = (self._next + 1) % RANGE_SLOTS
         self.memory.write(self.data(first, end), offset)
@@ -48,15 +50,17 @@ class Slots:
 
 
 class Uniforms:
-    """Every step's parameters, written once: shapes do not change while a plan lives. The memory
-    is given back when this object goes."""
+    """The parameters of every step, written once because a plan's shapes do not change.
+
+    The memory is freed with this object.
+    """
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
         self.slots = Slots(plan, gpu)
         align = gpu.limits.uniform_offset_alignment
         block = bytearray()
         self._ranges: list[tuple[int, int]] = []
-        known: dict[bytes, tuple[int, int]] = {}  # equal blocks are one
+        known: dict[bytes, tuple[int, int]] = {}  # equal blocks share memory
         for step in plan.steps:
             data = step_params(step)
             if data not in known:
@@ -68,7 +72,7 @@ class Uniforms:
             weakref.finalize(self, gpu.memory.later, memory.free).atexit = False
 
     def params_binding(self, step: Step) -> dict[str, Any]:
-        """The step's parameters as a bind group's resource."""
+        """Returns the step's parameters as a bind group resource."""
         return self._params.binding(*self._ranges[step.index])
 
 

@@ -1,4 +1,4 @@
-"""A run that shows every operator's results when they are there: for tools, slow."""
+"""A slow run for tools that reports the results of every operator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def run_watched(
     inputs: Mapping[str, Any],
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
-    """Run the (optimized) graph node by node, a submit and a readback for each; ``watch`` gets the
-    node and its results, of the nodes that the inputs change. What it raises ends the run."""
+    """Runs the optimized graph node by node, with a submit and a readback for each.
+
+    ``watch`` receives each node and its results. Nodes that do not depend on the given inputs are
+    skipped if their results are retained. An exception in ``watch`` ends the run.
+    """
     if program.plan.bands:
         raise InputError(
             f"'{graph.name}' is computed in bands of rows ({program.plan.bands[0]}), so that no "
@@ -52,7 +55,8 @@ def run_watched(
 
 
 def _submit_loads(program: GpuProgram, inputs: Mapping[str, Any]) -> None:
-    """Brings the inputs into the program's memory, those too that lie on the device already."""
+    """Brings the inputs into the program's memory, including inputs that are on the device
+    already."""
     encoder = program.gpu.device.create_command_encoder()
     _, loads = program.begin(encoder, inputs)
     compute = encoder.begin_compute_pass()
