@@ -168,8 +168,8 @@ def _table(name: str, given: Any) -> tuple[int, ...]:
 
 
 def check_scale(name: str, scale: Fraction) -> None:
-    """Raises :class:`ModelError` if a scale is outside the range that float32 can represent
-    safely."""
+    """Raises :class:`ModelError` unless a scale is from 2^-40 to 2^40; float32 loses digits
+    outside."""
     if not LEAST_SCALE <= scale <= MOST_SCALE:
         raise _wrong(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
 

@@ -161,8 +161,8 @@ def div(making: Making, node: Node) -> list[Value]:
 
 
 def _scales_channels(making: Making, node: Node, name: str) -> bool:
-    """Returns True if a constant has one number or one per channel, and does not broadcast the
-    result."""
+    """Returns True if a constant has one number or one per channel, and the other operand is not
+    broadcast."""
     fact, result = making.graph.facts[name], making.graph.facts[node.outputs[0]]
     others = [n for n in node.inputs if n != name]
     alike = all(making.graph.facts[n] == result for n in others)

@@ -91,8 +91,7 @@ class Estimates:
         return np.asarray(refused | too_many)
 
     def _bytes(self, begin: int, count: int) -> Array:
-        """Returns the bytes alive at the fullest step: those of bands and of tensors beside
-        them."""
+        """Returns the bytes alive at the fullest step: bands and the tensors beside them."""
         first = self.usage.steps[begin][0]
         ends = [end for _, end in self.usage.steps[begin : begin + count]]
         beside = self._begun[ends] - self._ended[first] - self.inside[:count]

@@ -62,7 +62,7 @@ class Item:
 class RunFacts:
     """The nodes by number, the rows that they read, and the tensors that they use.
 
-    ``asked`` maps the last node of a run to the number of bands that the caller requested.
+    ``asked`` maps the last node of a run to the number of bands that the caller requested for it.
     """
 
     chart: Chart
