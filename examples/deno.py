@@ -1,4 +1,4 @@
-"""Deno, which runs the JavaScript player without a browser and fetches packages of npm's."""
+"""Finds Deno, which runs the JavaScript player without a browser and downloads npm packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 
 
 def find_deno() -> str | None:
-    """The program of the `deno` wheel (the extra `players`), or of the path."""
+    """Returns the path of the program in the `deno` wheel (extra `players`), or on the PATH."""
     found = importlib.util.find_spec("deno")
     if found is not None and found.origin is not None:
         import deno

@@ -1,4 +1,4 @@
-"""One run of a network at once and one in slices, and what is to say of both."""
+"""Runs a network at once and in slices, and describes both runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cml_engine import FrameReport, FrameScheduler
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Inputs: TypeAlias = Mapping[str, Array]
 
-#: frames after a job's end in which the last measured times arrive
+#: frames after a job's end until the last measured times have arrived
 _DRAIN = 12
 
 
 @dataclass(frozen=True)
 class Sliced:
-    """A run in frames: its result, its seconds by the wall clock, the frames with parts of it."""
+    """A run in frames: its result, its wall-clock seconds, and the frames that ran parts of it."""
 
     result: Array
     seconds: float
     frames: list[FrameReport]
 
     def __str__(self) -> str:
-        """Frames, seconds, and the GPU time of a frame where it could be measured."""
+        """Returns the frames, the seconds, and the GPU time per frame if it could be measured."""
         text = f"{self.seconds:.2f} s in {len(self.frames)} frames"
         times = sorted(f.measured_ms for f in self.frames if f.measured_ms is not None)
         if not times:
@@ -43,7 +43,7 @@ class Sliced:
 
 
 def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
-    """The one result and the seconds from NumPy to NumPy, of the second of two runs."""
+    """Returns the only output and the seconds from NumPy to NumPy, from the second of two runs."""
     session.run(inputs)
     start = time.perf_counter()
     (result,) = session.run(inputs).values()
@@ -51,7 +51,8 @@ def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
 
 
 def in_slices(gpu: cml.Gpu, session: cml.Session, inputs: Inputs, budget_ms: float) -> Sliced:
-    """The same in frames of a host that draws nothing; two runs, the second is told of."""
+    """Runs the network in frames of a host that draws nothing, and returns the second of two
+    runs."""
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms)
     _run(gpu, scheduler, session, inputs)
     return _run(gpu, scheduler, session, inputs)

@@ -1,4 +1,4 @@
-"""The same cross product twice: composed of twelve operators, and as one of our own.
+"""Computes a cross product in two ways: composed of twelve operators, and as one custom operator.
 
 ``python -m examples.cross_product`` prints operators, dispatches, times and the largest difference.
 """
@@ -23,7 +23,7 @@ MODEL = HERE / "cross_product.nnef"
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute it; times in ms, medians."""
+    """One way to compute the product; times are medians in milliseconds."""
 
     way: str
     operators: int
@@ -33,7 +33,8 @@ class Row:
 
 
 def networks() -> tuple[cml.Graph, cml.Graph]:
-    """The model expanded, and with ``cross`` as one operator: the same file, read twice."""
+    """Returns the model expanded, and with ``cross`` as one operator; both are read from one
+    file."""
     cml.unregister("cross")
     composed = cml.load(MODEL)
     load_file(HERE / "cross.py")
@@ -41,7 +42,7 @@ def networks() -> tuple[cml.Graph, cml.Graph]:
 
 
 def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
-    """Both ways on the same vectors, timed in turns."""
+    """Measures both ways on the same vectors, interleaved."""
     generator = np.random.default_rng(0)
     inputs = {name: generator.standard_normal((1, 3, 32, 32), np.float32) for name in "ab"}
     wanted = np.cross(inputs["a"], inputs["b"], axis=1)
@@ -56,7 +57,7 @@ def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows under a heading, and what is gained."""
+    """Returns the rows under a heading, and the speedup."""
     lines = [f"{'cross product':14s} {'operators':>9s} {'dispatches':>10s} {'GPU time':>12s} "
              f"{'largest error':>14s}"]  # fmt: skip
     for row in rows:

@@ -1,4 +1,4 @@
-"""``cross(a, b)``: the cross product of the 3-vectors that lie along one axis."""
+"""``cross(a, b)``: the cross product of 3-vectors along one axis."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A network beside a game engine on OpenGL, Panda3D: its picture is a texture of the scene.
+"""A network beside a game engine on OpenGL, Panda3D; its picture is a texture of the scene.
 
-Panda3D owns its context, its loop and its frames. The network runs on a device of its own beside
-it; what each result costs on its way (down, up) is measured and told to the scheduler as part of
+Panda3D owns its context, its loop and its frames. The network runs on a separate device. The cost
+of transferring each result (download, upload) is measured and reported to the scheduler as part of
 the frame.
 
-``python -m examples.panda3d_host`` opens a window where there is a display;
-``--frames 120 --screenshot out/panda3d_host.png`` does without. Needs ``pip install panda3d``.
+``python -m examples.panda3d_host`` opens a window if there is a display;
+``--frames 120 --screenshot out/panda3d_host.png`` needs none. Needs ``pip install panda3d``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRAME_MS = 1000 / 60
 
 
 class Scene:
-    """What a Panda3D program has without us: four cards that turn before a camera."""
+    """The scene of a Panda3D program without the engine: four cards that rotate before a camera."""
 
     def __init__(self, offscreen: bool) -> None:
         settings = "audio-library-name null\nwin-size 640 480\nnotify-level-device fatal\n"
@@ -65,18 +65,20 @@ class Scene:
         turned.set_h(heading)
 
     def show(self, picture: np.ndarray[Any, Any]) -> None:
-        """Put the picture ``[1, 3, H, W]`` into the texture: blue first and the lowest row first,
-        as Panda3D wants them."""
+        """Copies the picture ``[1, 3, H, W]`` into the texture.
+
+        Panda3D expects blue first and the lowest row first.
+        """
         texels = np.clip(255 * picture[0, ::-1, ::-1] + 0.5, 0, 255)
         self.texture.set_ram_image(np.moveaxis(texels, 0, -1).astype(np.uint8).tobytes())
 
     def draw(self) -> None:
-        """One frame of the engine's."""
+        """Draws one frame of the game engine."""
         self.box.set_h(30 * time.perf_counter())
         self.base.task_mgr.step()
 
     def save(self, path: Path) -> None:
-        """Write the last frame."""
+        """Writes the last frame to a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         image = PNMImage()
         self.base.win.get_screenshot(image)
@@ -85,7 +87,7 @@ class Scene:
 
 
 class Game:
-    """The scene with a network beside it."""
+    """The scene and a network beside it."""
 
     def __init__(self, offscreen: bool, budget_ms: float) -> None:
         self.scene = Scene(offscreen)
@@ -94,10 +96,10 @@ class Game:
         scheduler = FrameScheduler(self.gpu, frame_ms=FRAME_MS, budget_ms=budget_ms)
         self.network = NetworkBeside(session, "picture", self._inputs, scheduler)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
-        #: the result that the texture shows
+        #: the result in the texture
         self.shown: np.ndarray[Any, Any] | None = None
         self.image = cartoon.image(0.0)
-        #: ms of CPU to put each result into the texture
+        #: CPU milliseconds to copy each result into the texture
         self.uploads: list[float] = []
 
     def _inputs(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -105,7 +107,7 @@ class Game:
         return {"image": self.image}
 
     def frame(self) -> None:
-        """The engine's frame, and the network's part of it."""
+        """Runs one frame: the engine's part and the network's part."""
         start = time.perf_counter()
         self.scene.draw()
         picture = self.network.frame(self.summary)
@@ -115,7 +117,7 @@ class Game:
         self.network.scheduler.frame_took(1e3 * (time.perf_counter() - start))
 
     def cost(self) -> str:
-        """What the way of a result costs, in a line."""
+        """Returns a line about the size, the latency and the upload time of a result."""
         if not self.uploads:
             return "no result has arrived"
         assert self.shown is not None

@@ -1,7 +1,7 @@
 """A network beside an engine that does not render with wgpu: OpenGL, or any other API.
 
-The network has a device of its own, on the same GPU. Its result comes to the CPU some frames later,
-without a wait, and the host makes a texture of it: one copy down and one up. An engine on wgpu or
+The network has a separate device on the same GPU. Its result reaches the CPU some frames later,
+without a wait, and the host uploads it to a texture: one copy down and one up. An engine on wgpu or
 WebGPU needs neither (docs/in_your_engine.md).
 """
 
@@ -21,13 +21,13 @@ Array = np.ndarray[Any, Any]
 
 
 class NetworkBeside:
-    """Runs a network again and again, a little in every frame.
+    """Runs a network repeatedly, a part in every frame.
 
     Parameters
     ----------
-    session : on a :class:`cml_engine.Gpu` of its own.
-    output : the result that the host wants.
-    inputs : makes the inputs of the next run.
+    session : a session on a separate :class:`cml_engine.Gpu`.
+    output : the name of the output that the host uses.
+    inputs : a function that returns the inputs of the next run.
     """
 
     def __init__(
@@ -42,13 +42,15 @@ class NetworkBeside:
         self._device = session.gpu.device
         self.scheduler = scheduler
         self._job: Job | None = None
-        #: frames from the run's end until its result was here, of every run
+        #: for every run, the number of frames from its end until its result arrived
         self.frames_under_way: list[int] = []
         self._done_since = 0
 
     def frame(self, summary: Summary) -> Array | None:
-        """Call it once per frame: the result of a run that has arrived.
-        :class:`cml_engine.CmlError` where the job failed."""
+        """Encodes and submits a frame; returns the result of a run if one has arrived, else None.
+
+        Call it once per frame. Raises :class:`cml_engine.CmlError` if the job failed.
+        """
         if self._job is None:
             self._job = self.scheduler.submit(self._session, self._inputs())
         encoder = self._device.create_command_encoder()
@@ -63,7 +65,7 @@ class NetworkBeside:
         if job.state != "done":
             return None
         self._done_since += 1
-        found = job.read(self._output)  # asks for it, and is None until it is here
+        found = job.read(self._output)  # requests a readback; None until it has arrived
         if found is None:
             return None
         self.frames_under_way.append(self._done_since)
@@ -72,7 +74,7 @@ class NetworkBeside:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Milliseconds of CPU that it takes."""
+    """Returns the CPU milliseconds that the call takes."""
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)

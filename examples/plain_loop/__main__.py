@@ -1,13 +1,13 @@
 """A render loop on plain wgpu that runs a network within its frames.
 
 The host owns the device, the canvas and the one submit of each frame. The engine adopts the
-device; the scheduler appends as much of the network as the budget allows to the host's encoder.
-When a run is done its output is copied into a texture on the GPU and drawn.
+device; the scheduler encodes as much of the network as the budget allows into the host's encoder.
+When a run is done, its output is copied into a texture on the GPU and drawn.
 
-``python -m examples.plain_loop`` opens a window where there is a display;
-``--frames 120 --screenshot out/plain_loop.png`` does without. ``--watch out/cartoon.nnef`` writes
-the network there and runs it from there: edit ``graph.nnef``, and the picture follows.
-``--overlay`` draws what the network does in the frames, and a slider that moves a number of it.
+``python -m examples.plain_loop`` opens a window if there is a display;
+``--frames 120 --screenshot out/plain_loop.png`` needs none. ``--watch out/cartoon.nnef`` writes the
+network to that folder and runs it from there: edit ``graph.nnef``, and the picture follows.
+``--overlay`` shows the network's work in the frames, and a slider that changes one of its numbers.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ struct Size { pixels: vec2<f32> }
 
 
 class Screen:
-    """What a game has without us: a canvas, a pipeline that draws a texture over all of it."""
+    """The rendering of a game without the engine: a canvas, and a pipeline that draws a texture."""
 
     def __init__(self, canvas: Any, device: Any) -> None:
         self.canvas, self.device = canvas, device
         self.context = canvas.get_context("wgpu")
-        # a format without gamma: the network's numbers are the picture's
+        # a format without gamma, because the network's numbers are already encoded
         found = str(self.context.get_preferred_format(device.adapter)).removesuffix("-srgb")
         self.context.configure(device=device, format=found)
         self.texture = device.create_texture(
@@ -93,7 +93,7 @@ class Screen:
         )
 
     def draw(self, encoder: Any) -> Any:
-        """Append the pass that draws the texture; the view that it draws to."""
+        """Encodes the pass that draws the texture and returns the view that it draws to."""
         pixels = np.array(self.canvas.get_physical_size(), np.float32)
         self.device.queue.write_buffer(self._size, 0, pixels)
         view = self.context.get_current_texture().create_view()
@@ -107,7 +107,7 @@ class Screen:
 
 
 class Game:
-    """The loop's body, once per frame."""
+    """The body of the loop, called once per frame."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Game:
     ) -> None:
         self.screen = Screen(canvas, device)
         self.gpu = cml.Gpu(device=device)
-        # nothing is uploaded or built before the first frame: the scheduler does it on the side
+        # deferred: the scheduler uploads weights and builds pipelines during the frames
         self.session = cml.Session(_network(watch, ops, overlay), self.gpu, deferred=True)
         self.reloader = Reloader(self.session, watch, ops) if watch is not None else None
         self.gpu.build_texture_kernels()
@@ -134,11 +134,11 @@ class Game:
             self.overlay = Overlay(canvas, device, self.scheduler, self.session)
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
-        #: the image whose result is in the texture
+        #: the input image of the result in the texture
         self.shown: np.ndarray[Any, Any] | None = None
 
     def frame(self) -> None:
-        """Encode, submit once, collect."""
+        """Encodes a frame, submits once, and collects the measured times."""
         if self.reloader is not None:
             self._reload(self.reloader)
         if self.job is None or self.job.ended:
@@ -171,7 +171,10 @@ class Game:
 
 
 def _network(watch: Path | None, ops: Sequence[Path], overlay: bool) -> cml.Graph:
-    """The cartoon, or the network in the folder that is watched: the cartoon where it is new."""
+    """Returns the cartoon network, or the network in the watched folder.
+
+    A new folder is filled with the cartoon network.
+    """
     if watch is None:
         return cartoon.load(cartoon.SLIDERS if overlay else None)
     for file in ops:
@@ -182,23 +185,24 @@ def _network(watch: Path | None, ops: Sequence[Path], overlay: bool) -> cml.Grap
 
 
 def open_device(timestamps: bool = True) -> Any:
-    """The host's device: the default limits, and the one feature that is worth asking for."""
+    """Returns the host's device, with default limits and optionally timestamp queries."""
     adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     wanted = {"timestamp-query"} if timestamps else set()
     return adapter.request_device_sync(required_features=sorted(wanted & set(adapter.features)))
 
 
 def has_display() -> bool:
-    """Whether a window could be opened."""
+    """Returns True if a window can probably be opened."""
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(named) or sys.platform in ("win32", "darwin")
 
 
 def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
-    """So many frames without a window, sixty per second; the last one's pixels."""
+    """Runs ``frames`` frames without a window, 60 per second, and returns the last frame's
+    pixels."""
     failed: list[Exception] = []
 
-    def once() -> None:  # a canvas logs what its draw function raises and goes on
+    def once() -> None:  # a canvas logs exceptions of its draw function and continues
         try:
             draw()
         except Exception as error:
@@ -216,7 +220,7 @@ def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndar
 
 
 def run_window(canvas: Any, loop: Any, draw: Callable[[], None], frames: int | None) -> None:
-    """Frames until the window is closed, or so many."""
+    """Runs frames until the window is closed, at most ``frames`` if given."""
     left = frames or sys.maxsize
 
     def once() -> None:
@@ -237,7 +241,7 @@ def options_of(
     timestamps: bool,
     more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> argparse.Namespace:
-    """What all host examples understand, and ``more``."""
+    """Parses the options that all host examples share, and those that ``more`` adds."""
     parser = argparse.ArgumentParser(prog=f"python -m examples.{name}")
     more(parser)
     parser.add_argument("--frames", type=int, help="stop after so many")
@@ -257,7 +261,7 @@ def options_of(
 
 
 def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
-    """The frame as a PNG."""
+    """Writes the frame as a PNG file, if a path is given."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)

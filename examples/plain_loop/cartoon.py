@@ -1,7 +1,7 @@
-"""The network of the host examples, and a picture for it.
+"""The network of the host examples, and a test picture.
 
-It turns a picture into a cartoon: smooth areas of few tones, edges in ink. Twelve lines of NNEF
-whose weights are written in the text, so that nothing is downloaded.
+The network turns a picture into a cartoon: smooth areas of few tones, and ink edges. It is twelve
+lines of NNEF with the weights in the text, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ graph cartoon(image) -> (picture)
 """
 
 
-#: what ``--overlay`` lets move
+#: the sliders of ``--overlay``
 SLIDERS = {"least light of ink": cml.Slider("ink.a", 0.0, 1.0, "0 is black")}
 
 
 def write(folder: Path) -> None:
-    """The network as a model folder."""
+    """Writes the network as a model folder."""
     folder.mkdir(parents=True)
     (folder / "graph.nnef").write_text(CARTOON, encoding="utf-8")
 
 
 def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
-    """The network: ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
+    """Returns the network, from ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "cartoon.nnef")
         return cml.load(Path(folder) / "cartoon.nnef", sliders=sliders)
 
 
 def image(time: float) -> np.ndarray[Any, Any]:
-    """Balls that roll about before a gradient, at that time in seconds."""
+    """Returns a picture of balls that move before a gradient, at ``time`` in seconds."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32) / HEIGHT
     picture = np.stack([0.2 + 0.3 * y, 0.3 + 0.2 * x, 0.7 - 0.4 * y])
     for ball in range(3):

@@ -13,7 +13,7 @@ from cml_engine.tools.panel import Panel
 
 
 class Overlay:
-    """What a game that uses imgui has without us, and a panel."""
+    """The imgui renderer of a game, and the engine's panel."""
 
     def __init__(
         self, canvas: Any, device: Any, scheduler: FrameScheduler, session: cml.Session
@@ -24,7 +24,7 @@ class Overlay:
         self.panel = Panel(scheduler, {self._name: session})
 
     def draw(self, encoder: Any, view: Any) -> None:
-        """Append a pass that draws over the picture."""
+        """Encodes a pass that draws over the picture."""
         imgui.set_current_context(self._imgui.imgui_context)
         imgui.new_frame()
         self.panel.draw()
@@ -35,10 +35,10 @@ class Overlay:
         render.end()
 
     def watch(self, report: FrameReport, measured: list[FrameReport]) -> None:
-        """A frame is over."""
+        """Passes the reports of a frame to the panel."""
         self.panel.watch(report, measured)
 
     @property
     def values(self) -> dict[str, float]:
-        """Where the sliders stand."""
+        """The current values of the sliders."""
         return self.panel.values(self._name)

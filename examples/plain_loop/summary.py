@@ -1,4 +1,4 @@
-"""What the frames of an example did, in four lines."""
+"""A summary of an example's frames in four lines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Summary:
         self.times: list[FrameReport] = []
 
     def encoded(self, report: FrameReport) -> None:
-        """What :meth:`FrameScheduler.encode` returned."""
+        """Adds the report returned by :meth:`FrameScheduler.encode`."""
         self.reports.append(report)
 
     def measured(self, reports: Sequence[FrameReport]) -> None:
-        """What :meth:`FrameScheduler.end_frame` returned."""
+        """Adds the reports returned by :meth:`FrameScheduler.end_frame`."""
         self.times += reports
 
     @property
     def runs(self) -> int:
-        """Runs of the network that were finished."""
+        """The number of finished runs of the network."""
         return sum(len(report.finished) for report in self.reports)
 
     def text(self, device: str) -> str:
-        """For people."""
+        """Returns the summary as text."""
         reasons = Counter(report.reason for report in self.reports)
         stopped = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
         return "\n".join(

@@ -1,15 +1,15 @@
 """A network within the frames of an existing engine, pygfx, on a mesh in its scene.
 
-pygfx owns the device, the render loop and the submits. It has no hook that hands out its command
-encoder, but it hands it to effect passes. Here pygfx's plainest one is taken, with the scheduler's
-slices before it, so they travel in a submit that pygfx makes anyway (it makes two per frame by
-itself). In a host without such a place, make an encoder and a submit for the slices.
+pygfx owns the device, the render loop and the submits. It has no hook for its command encoder, but
+it passes the encoder to effect passes. This example uses the simplest effect pass, with the
+scheduler's slices before it, so they are part of a submit that pygfx makes anyway (it makes two per
+frame). In a host without such a hook, create an encoder and a submit for the slices.
 
-pygfx asks for a device without ``timestamp-query``: the budget then rests on times measured when
-the session is loaded and on late frames (docs/in_your_engine.md). ``--timestamps`` asks for it.
+pygfx requests a device without ``timestamp-query``: the budget then rests on times measured when
+the session is loaded and on late frames (docs/in_your_engine.md). ``--timestamps`` requests it.
 
-``python -m examples.pygfx_host`` opens a window where there is a display;
-``--frames 120 --screenshot out/pygfx_host.png`` does without. Needs ``pip install pygfx``.
+``python -m examples.pygfx_host`` opens a window if there is a display;
+``--frames 120 --screenshot out/pygfx_host.png`` needs none. Needs ``pip install pygfx``.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from examples.plain_loop.summary import Summary
 
 
 class CopyAfter(CopyPass):  # type: ignore[misc]
-    """pygfx's pass that copies the picture, after something else in the same encoder."""
+    """The pygfx pass that copies the picture, preceded by other work in the same encoder."""
 
     def __init__(self, before: Callable[[Any], None]) -> None:
         super().__init__()
         self._before = before
 
     def render(self, command_encoder: Any, *textures: Any, **named: Any) -> None:
-        """Called by pygfx once per frame, between drawing the scene and submitting."""
+        """Encodes the other work, then the copy; pygfx calls it once per frame before its
+        submit."""
         self._before(command_encoder)
         super().render(command_encoder, *textures, **named)
 
 
 class Scene:
-    """What a pygfx program has without us: a box that turns before a camera."""
+    """The scene of a pygfx program without the engine: a box that rotates before a camera."""
 
     def __init__(self, canvas: Any) -> None:
         self.canvas = canvas
@@ -67,13 +68,13 @@ class Scene:
         self.camera.look_at((0, 0, 0))
 
     def draw(self) -> None:
-        """A frame; pygfx submits."""
+        """Draws a frame; pygfx submits it."""
         self.box.local.rotation = la.quat_from_euler((0.0, 0.5 * time.perf_counter(), 0.0))
         self.renderer.render(self.scene, self.camera)
 
 
 class Game:
-    """The scene with a network beside it."""
+    """The scene and a network in its frames."""
 
     def __init__(self, canvas: Any, budget_ms: float) -> None:
         self.scene = Scene(canvas)
@@ -84,12 +85,12 @@ class Game:
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
-        #: the image whose result is in the texture
+        #: the input image of the result in the texture
         self.shown: np.ndarray[Any, Any] | None = None
         self.scene.renderer.effect_passes = [CopyAfter(self.encode)]
 
     def encode(self, encoder: Any) -> None:
-        """Append this frame's slices, and the copy of a result into the texture."""
+        """Encodes this frame's slices, and the copy of a result into the texture."""
         if self.job is None or self.job.ended:
             self.image = cartoon.image(time.perf_counter())
             self.job = self.scheduler.submit(self.session, {"image": self.image})
@@ -102,7 +103,7 @@ class Game:
             raise cml.CmlError(self.job.error)
 
     def frame(self) -> None:
-        """pygfx draws and submits, and :meth:`encode` is called on the way."""
+        """Runs one frame: pygfx draws, calls :meth:`encode` and submits."""
         self.scene.draw()
         self.summary.measured(self.scheduler.end_frame())
 

@@ -1,1 +1,2 @@
-"""A custom operator in an integer network: how steep a map is, with the same bits everywhere."""
+"""A custom operator in an integer network: the steepness of a map, bit-identical on every
+machine."""

@@ -1,4 +1,4 @@
-"""``steepness``: of whole numbers it computes whole numbers, and says how large they get."""
+"""``steepness``: an operator from whole numbers to whole numbers, with bounds on its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import cml_engine as cml
 
 
 def steepness(attrs: cml.Attrs, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How much the four neighbours differ, in NumPy."""
+    """Returns the sum of the absolute differences to the four neighbours, with NumPy."""
     wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
     around = wide[..., :-2, 1:-1], wide[..., 2:, 1:-1], wide[..., 1:-1, :-2], wide[..., 1:-1, 2:]
     return np.asarray(sum(np.abs(neighbour - x) for neighbour in around))

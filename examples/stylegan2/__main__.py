@@ -1,4 +1,4 @@
-"""``write`` makes the generator's NNEF folder; ``run`` makes a picture with it and times it."""
+"""``write`` writes the generator as an NNEF folder; ``run`` computes a picture and times it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANK_ROWS = 20
 
 
 def write(options: argparse.Namespace) -> None:
-    """The network with random parameters, as a folder."""
+    """Writes the network with random parameters as a folder."""
     config = Config(options.resolution, channel_base=options.channel_base)
     graph = build(config, random_parameters(config, options.seed))
     cml.save(graph, options.model, overwrite=options.overwrite)
@@ -31,7 +31,7 @@ def write(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """A picture, at once and in slices, and where the time goes."""
+    """Computes a picture at once and in slices, and prints the time of each operator."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     array_files.check_place(options.picture)
     start = time.perf_counter()
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def latent(session: cml.Session, seed: int) -> Array:
-    """A normal vector, of the size that the network wants."""
+    """Returns a normally distributed latent vector of the network's input size."""
     shape = session.inputs["z"].shape
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 

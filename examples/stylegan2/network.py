@@ -32,8 +32,11 @@ _EPSILON = 1e-8
 
 
 def build(config: Config, parameters: Mapping[str, Array]) -> Graph:
-    """The graph ``z [1, latent] -> image [1, 3, resolution, resolution]``, the image in [-1, 1], of
-    parameters by name, as :func:`examples.stylegan2.parameters.random_parameters` makes them."""
+    """Returns the graph ``z [1, latent] -> image [1, 3, resolution, resolution]``.
+
+    The image is in [-1, 1]. The parameters are named as in
+    :func:`examples.stylegan2.parameters.random_parameters`.
+    """
     return _Network(config, parameters).graph()
 
 
@@ -59,13 +62,16 @@ class _Network:
         return self.make.variable(name, values)
 
     def node(self, op: str, name: str, *inputs: str | float, **attrs: object) -> str:
-        """One operator; numbers among its inputs become literals."""
+        """Adds one operator; numbers among its inputs become literals."""
         names = [x if isinstance(x, str) else self.make.literal(x) for x in inputs]
         return self.make.node(op, names, name, **attrs)
 
     def mapping(self, z: str) -> str:
-        """The eight layers from the normalised latent to ``w``. The learning rate's multiplier,
-        1/sqrt(inputs) and the gain are in the stored weights."""
+        """Adds the eight layers from the normalised latent to ``w``.
+
+        The multiplier of the learning rate, 1/sqrt(inputs) and the gain are part of the stored
+        weights.
+        """
         square = self.node("mean_reduce", "z_square", self.node("sqr", "z_sqr", z), axes=[1])
         norm = self.node("rsqrt", "z_norm", self.node("add", "z_safe", square, _EPSILON))
         x = self.node("mul", "z_unit", z, norm)
@@ -76,18 +82,18 @@ class _Network:
         return x
 
     def linear(self, name: str, result: str, x: str, gain: float) -> str:
-        """A layer whose weights are of variance 1, scaled to keep the variance of ``x``."""
+        """Adds a linear layer; weights of variance 1 are scaled to keep the variance of ``x``."""
         values = self.parameters[f"{name}.weight"]
         weight = self.variable(f"{name}.weight", values * (gain / sqrt(values.shape[1])))
         bias = self.variable(f"{name}.bias", self.parameters[f"{name}.bias"][None] * gain)
         return self.node("linear", result, x, weight, bias)
 
     def style(self, name: str, w: str, gain: float = 1.0) -> str:
-        """``[1, channels]``: the affine layer of ``w`` that scales a convolution's inputs."""
+        """Adds the affine layer of ``w`` that scales a convolution's inputs: ``[1, channels]``."""
         return self.linear(f"{name}.affine", f"{name}.style", w, gain)
 
     def layer(self, name: str, x: str, w: str, up: bool) -> str:
-        """A modulated 3x3 convolution with noise, bias and activation."""
+        """Adds a modulated 3x3 convolution with noise, bias and activation."""
         weight = self.parameters[f"{name}.weight"]
         style = self.style(name, w)
         square = self.node("sqr", f"{name}.style2", style)
@@ -104,7 +110,7 @@ class _Network:
         return self.node("leaky_relu", name, normal, alpha=0.2)
 
     def statistics(self, name: str, square: str, weight: Array, bias: Array) -> tuple[str, str]:
-        """The mean and the variance that make a normalization of division and bias."""
+        """Returns a mean and a variance with which a normalization divides and adds the bias."""
         squares = self.variable(f"{name}.squares", np.square(weight).sum((2, 3)))
         variance = self.node("linear", f"{name}.variance", square, squares, 0.0)
         safe = self.node("add", f"{name}.safe", variance, _EPSILON)
@@ -117,8 +123,11 @@ class _Network:
         return self.node("conv", f"{name}.conv", x, filter, 0.0, padding=[(1, 1), (1, 1)])
 
     def upsampled(self, name: str, x: str, weight: Array) -> str:
-        """Twice the resolution: ``deconv``, whose filter is (in, out, …), then the filter [1,3,3,1]
-        on each channel."""
+        """Adds an upsampling to twice the resolution.
+
+        This is a ``deconv``, whose filter is (in, out, …), then the filter [1,3,3,1] on each
+        channel.
+        """
         filter = self.variable(f"{name}.weight", weight.swapaxes(0, 1))
         padding = [(0, 0), (0, 0)]
         x = self.node("deconv", f"{name}.deconv", x, filter, 0.0, stride=[2, 2], padding=padding)
@@ -127,7 +136,10 @@ class _Network:
         return self.node("conv", f"{name}.smooth", x, smooth, 0.0, padding=padding, groups=0)
 
     def filter(self, channels: int) -> str:
-        """[1,3,3,1] on both axes for so many channels, its sum 4: of four values three are new."""
+        """Returns the filter [1,3,3,1] on both axes for ``channels`` channels.
+
+        Its sum is 4, because upsampling inserts three zeros for every value.
+        """
         if channels not in self.filters:
             row = np.array([1, 3, 3, 1]) / 4
             filter = np.tile(np.outer(row, row), (channels, 1, 1, 1))
@@ -135,7 +147,7 @@ class _Network:
         return self.filters[channels]
 
     def to_rgb(self, name: str, x: str, w: str, image: str) -> str:
-        """The block's RGB, added to the image so far at twice its resolution."""
+        """Adds the block's RGB image to the upsampled image so far."""
         values = self.parameters[f"{name}.weight"]
         style = self.style(name, w, gain=1 / sqrt(values.shape[1]))
         weight = self.variable(f"{name}.weight", values)

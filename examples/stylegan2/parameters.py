@@ -1,4 +1,4 @@
-"""What the generator is made of: its sizes, and parameters with the statistics of a fresh network.
+"""The sizes of the generator, and parameters with the statistics of an untrained network.
 
 Architecture: Karras et al., *Analyzing and Improving the Image Quality of StyleGAN* (2020), with
 skip connections, as *Training Generative Adversarial Networks with Limited Data* (StyleGAN2-ADA,
@@ -16,16 +16,16 @@ import cml_engine as cml
 
 Array = np.ndarray[Any, Any]
 
-#: of the noise beside a layer's values of variance 1, and of a style about its mean of 1
+#: standard deviations: of the noise (a layer's values have variance 1), of a style (mean 1)
 _NOISE, _STYLE = 0.1, 0.7
-#: what the 4x4 block gives to RGB, so that few pixels are clipped, and what each finer block gives
-#: in proportion to the one before: a picture has less in its details
+#: the weight of the 4x4 block in RGB, small enough to clip few pixels, and the ratio of each finer
+#: block to the one before, because a picture has less contrast in its details
 _RGB, _FINER = 0.25, 0.9
 
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's sizes. ``resolution`` is a power of two from 8 to 1024."""
+    """The sizes of the paper; ``resolution`` is a power of two from 8 to 1024."""
 
     resolution: int = 1024
     latent: int = 512
@@ -42,22 +42,25 @@ class Config:
 
     @property
     def resolutions(self) -> tuple[int, ...]:
-        """Those of the blocks: 4, 8, … up to the picture's."""
+        """The resolutions of the blocks: 4, 8, … up to the picture's."""
         return tuple(2**k for k in range(2, self.resolution.bit_length()))
 
     def channels(self, resolution: int) -> int:
         return min(self.channel_base // resolution, self.channel_most)
 
     def layers(self, resolution: int) -> dict[str, int]:
-        """The 3x3 layers of a block, in order, each with its input channels."""
+        """Returns the 3x3 layers of a block in order, each with its number of input channels."""
         own = {"conv1": self.channels(resolution)}
         return own if resolution == 4 else {"conv0": self.channels(resolution // 2), **own}
 
 
 def random_parameters(config: Config, seed: int) -> dict[str, Array]:
-    """Parameters by name, float32. Weights are of variance 1 (the network scales them), styles
-    vary about 1; where a fresh network has zeros (noise strengths, biases), small values stand, so
-    that nothing is left out of a picture or a comparison."""
+    """Returns random float32 parameters by name.
+
+    Weights have variance 1 (the network scales them); styles vary about 1. Parameters that are
+    zero in an untrained network (noise strengths, biases) are small here, so that every operator
+    affects the picture.
+    """
     draw = _Draw(np.random.default_rng(seed), config.latent)
     made: dict[str, Array] = {}
     for i in range(config.mapping_layers):
@@ -90,7 +93,7 @@ class _Draw:
         return np.asarray(drawn, np.float32) * np.float32(scale)
 
     def modulated(self, name: str, ins: int, outs: int, window: int) -> dict[str, Array]:
-        """A convolution whose input channels are scaled by a style."""
+        """Returns the parameters of a convolution whose input channels are scaled by a style."""
         return {
             f"{name}.weight": self.normal(outs, ins, window, window),
             f"{name}.bias": self.normal(outs, scale=0.1),

@@ -1,5 +1,7 @@
-"""``draw`` makes a map and its picture, ``frames`` runs the network in slices of frames,
-``compare`` shows that the backends agree with ONNX Runtime."""
+"""``draw`` computes a map and its picture, ``frames`` runs the network in slices of frames.
+
+``compare`` checks that the backends agree with ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,12 @@ from examples.terrain_diffusion.picture import shaded
 from examples.upscale.assets import AssetError, fetch
 
 OUT = Path(__file__).resolve().parents[2] / "out"
-#: how far backends may be apart, of the largest value
+#: the largest difference between backends, relative to the largest value
 _MOST_APART = 1e-4
 
 
 def draw(options: argparse.Namespace) -> None:
-    """A map, and its picture."""
+    """Computes a map and writes its picture."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     array_files.check_place(options.picture)
     denoise = _denoise(_session(options.backend))
@@ -49,7 +51,7 @@ def draw(options: argparse.Namespace) -> None:
 
 
 def frames(options: argparse.Namespace) -> None:
-    """One square at once and in slices: the same bits."""
+    """Computes one square at once and in slices, and checks that both are bit-identical."""
     session = _session("gpu")
     assert session.gpu is not None
     inputs = _square(options)
@@ -63,7 +65,7 @@ def frames(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """One square by each backend and by ONNX Runtime: how far apart, and how long."""
+    """Computes one square on each backend and with ONNX Runtime; prints differences and times."""
     inputs = _square(options)
     wanted = _timed("ONNX Runtime", _onnxruntime(), inputs)
     for backend in ("cpu", "gpu"):
@@ -81,7 +83,7 @@ class _Timed:
 
 
 def _timed(name: str, denoise: Denoise, inputs: dict[str, Array]) -> _Timed:
-    """The second of two runs: the first one makes what is made once."""
+    """Returns the second of two runs, because the first one includes set-up."""
     denoise(inputs)
     start = time.perf_counter()
     result = denoise(inputs)
@@ -96,7 +98,7 @@ def _square(options: argparse.Namespace) -> dict[str, Array]:
 
 
 def _session(backend: str) -> cml.Session:
-    """The network on a backend; says how long that took."""
+    """Returns the network on a backend, and prints the time that this took."""
     start = time.perf_counter()
     graph = cml.load(MODEL.path, shapes=SHAPES)
     loaded = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The network: its file out of the published package, and a terrain of any size from it.
+"""The network file from the published package, and terrain of any size computed with it.
 
 The network is a consistency model: one step from noise to heights, for squares of 128. A larger
-map is one canvas of noise seen through squares that overlap, whose results are blended.
+map is one canvas of noise, cut into overlapping squares whose results are blended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from examples.upscale.assets import Asset, Wheel
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-#: what the network computes: ``{"noisy", "sigma", "difficulty"}`` to ``denoised``
+#: the network as a function from ``{"noisy", "sigma", "difficulty"}`` to ``denoised``
 Denoise: TypeAlias = Callable[[dict[str, Array]], Array]
 
 MODEL = Asset(
@@ -41,7 +41,8 @@ _LEAST_WEIGHT = 1e-3
 
 
 def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
-    """What the network takes for a square of noise; ``difficulty`` is 1 (calm) to 100 (rough)."""
+    """Returns the network's inputs for a square of noise; ``difficulty`` is 1 (calm) to 100
+    (rough)."""
     label = (difficulty - 1) / (_DIFFICULTIES - 1)
     return {
         "noisy": np.ascontiguousarray(noisy, np.float32),
@@ -51,15 +52,20 @@ def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
 
 
 def canvas(shape: tuple[int, int], seed: int) -> Array:
-    """Noise for a map of that height and width: of at least one square, as the package draws it."""
+    """Returns the noise for a map of that height and width, at least one square.
+
+    The random numbers are drawn as in the published package.
+    """
     height, width = (max(extent, SIZE) for extent in shape)
     noise = np.random.default_rng(seed).standard_normal((1, 1, height, width), np.float32)
     return noise * _SIGMA
 
 
 def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int) -> Array:
-    """Heights in metres, the lowest one 0: the same map as the package makes of these numbers,
-    of at least one square."""
+    """Returns heights in metres, the lowest of which is 0, for at least one square.
+
+    The map equals that of the published package for the same arguments.
+    """
     noise = canvas(shape, seed)
     total, weights = np.zeros_like(noise[0, 0]), np.zeros_like(noise[0, 0])
     weight = _weight()
@@ -71,26 +77,26 @@ def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int
 
 
 def squares(height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """The places of the squares, row by row."""
+    """Yields the slices of the squares, row by row."""
     for y in _starts(height):
         for x in _starts(width):
             yield slice(y, y + SIZE), slice(x, x + SIZE)
 
 
 def _starts(length: int) -> list[int]:
-    """Where squares begin along one side; the last one ends with it."""
+    """Returns the starts of the squares along one side; the last square ends at its end."""
     last = length - SIZE
     return [*range(0, last, SIZE - _OVERLAP), last]
 
 
 def _weight() -> Array:
-    """How much a square counts at each place: most in its middle."""
+    """Returns the blending weight of each place in a square, largest in the middle."""
     line = np.maximum(np.hanning(SIZE).astype(np.float32), np.float32(_LEAST_WEIGHT))
     return np.outer(line, line)
 
 
 def heights(denoised: Array) -> Array:
-    """Metres from what the network gives."""
+    """Converts the network's output to metres; the lowest height is 0."""
     unit = np.clip((denoised + 1) / 2, 0, 1)
     metres = _LINEAR * np.sinh(unit * np.arcsinh(_HIGHEST / _LINEAR))
     return np.asarray(metres - metres.min(), np.float32)

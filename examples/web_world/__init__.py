@@ -1,1 +1,1 @@
-"""The demo game's world in a browser: a flight over tiles that networks make on the way."""
+"""The demo game's world in a browser: a flight over tiles that networks compute on the way."""

@@ -1,6 +1,6 @@
 """``python -m examples.web_world FOLDER`` writes a page that flies over the demo game's world.
 
-With ``?integer=1`` it is the integer world: whole numbers that are the same on every machine.
+With ``?integer=1`` the page shows the integer world, which is identical on every machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import READ, READS_TILE, Chain, load_chain
 from demo_game.world.tile import TileId
 
-#: what is drawn of a tile, and whose output it is
+#: the layers of a tile that are drawn, and the session that outputs each
 _SHOWN = {"heights": "upres", "albedo": "texture", "density": "population"}
-#: the same of the integer world, whose upres says only what it adds to the land
+#: the same for the integer world, where upres outputs only an offset to the land
 _EXACT_SHOWN = {**_SHOWN, "heights": "ground"}
 _HERE = Path(__file__).parent
 _PLAYER = Path(__file__).parents[2] / "players" / "web"
 
 
 def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:
-    """The page, the player and the cooked networks; any web server can serve them."""
+    """Writes the page, the player and the cooked networks; any web server can serve them."""
     write_networks(folder, profiles)
     write_networks(folder / "integer", profiles, integer=True)
     write_player(folder, "cml.js", "tiles.js")
@@ -34,7 +34,7 @@ def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")
 
 
 def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False) -> None:
-    """The cooked networks of a tile, and which of them takes what from whom."""
+    """Writes the cooked networks of a tile, and a description of the connections between them."""
     chain = load_chain(integer=integer)
     shown = _EXACT_SHOWN if integer else _SHOWN
     digested = [(READ[name], name) for name in chain.digested(TileId(0, 0, 0))] if integer else []
@@ -54,7 +54,7 @@ def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False)
 
 
 def _needed(chain: Chain, wanted: set[str]) -> list[str]:
-    """These sessions and all whose outputs they take, in the chain's order."""
+    """Returns these sessions and all sessions whose outputs they use, in the chain's order."""
     for name in reversed(list(chain.sources)):
         if name in wanted:
             wanted = wanted | {taken.session for taken in chain.sources[name].values()}
@@ -62,14 +62,14 @@ def _needed(chain: Chain, wanted: set[str]) -> list[str]:
 
 
 def write_player(folder: Path, *names: str) -> None:
-    """Files of the player, and what makes tiles with it."""
+    """Writes files of the player, and the script that computes tiles with it."""
     for name in names:
         source = _HERE if name == "tiles.js" else _PLAYER
         write_atomically(folder / name, (source / name).read_bytes())
 
 
 def main() -> None:
-    """Write the page."""
+    """Writes the page."""
     parser = argparse.ArgumentParser(prog="python -m examples.web_world", description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -19,7 +19,7 @@ OUT = HERE.parents[1] / "out"
 
 
 def grid(size: int, cells: float) -> np.ndarray:
-    """A plane through space, slightly tilted: ``[1, 3, size, size]``."""
+    """Returns the points of a slightly tilted plane through space: ``[1, 3, size, size]``."""
     y, x = np.meshgrid(*2 * [np.linspace(0, cells, size, dtype=np.float32)], indexing="ij")
     return np.stack([x, y, np.float32(0.25) * (x + y)])[None]
 

@@ -1,8 +1,8 @@
-"""``worley(points, seed)``: distance from each point to the nearest feature point, in 3-D.
+"""``worley(points, seed)``: the distance from each point to the nearest feature point, in 3-D.
 
-Space is a lattice of unit cells with one feature point in each, placed by a hash. Of the 27 cells
-around a point most cannot hold the nearest feature: the loop skips those, and ends where no
-cell can be nearer than what is found. No standard operator can do either.
+Space is a lattice of unit cells with one feature point in each, placed by a hash. Most of the 27
+cells around a point cannot contain the nearest feature: the loop skips these, and ends when no
+remaining cell can be nearer than the current minimum. No standard operator can do either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def infer(attrs: cml.Attrs, points: cml.Fact) -> cml.Fact:
 
 
 def mix(x: Array) -> Array:
-    """A 32-bit hash."""
+    """Returns a 32-bit hash of each value."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     mixed: Array = x ^ (x >> np.uint32(16))
@@ -33,7 +33,7 @@ def mix(x: Array) -> Array:
 
 
 def feature(cell: Array, seed: int) -> Array:
-    """The feature point of each cell ``[..., 3]``, in [0, 1) of it."""
+    """Returns the feature point of each cell ``[..., 3]``, relative to the cell, in [0, 1)."""
     x, y, z = (cell[..., i].astype(np.int32).view(np.uint32) for i in range(3))
     h = mix(x + mix(y + mix(z + np.uint32(seed))))
     parts = [h & np.uint32(1023), (h >> np.uint32(10)) & np.uint32(1023), h >> np.uint32(22)]
