@@ -148,8 +148,7 @@ def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
 
 
 def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
-    """If a job must wait for memory, the frame is planned again and keeps the jobs that have
-    begun."""
+    """If a job must wait for memory, the frame is planned again and keeps the begun jobs."""
     small, short = network("small", 0.1, group=None), network("short", group=None)
     loop = Loop(small, short)
     loop.device.short.add("short")
@@ -163,8 +162,7 @@ def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_a_host_does_only_one_holds_the_memory(seed):
-    """At most one job uses the memory under random submits, cancels, pauses, slots and abandoned
-    frames."""
+    """At most one job uses the memory under random host actions."""
     rng = random.Random(seed)
     nets = [network(name, rng.uniform(1, 20)) for name in "abcd"]
     loop = Loop(*nets, policy=rng.choice([least_laxity, fair_share, by_priority]))

@@ -320,8 +320,7 @@ NOTES = ["end_job", "end_frame", "take_losses", "let_go"]
 
 
 def plant(device, stage, bad, monkeypatch):
-    """Makes the device fail in ``stage``, only for the network ``bad`` if the stage names its
-    network."""
+    """Makes the device fail in ``stage``, for the network ``bad`` alone if it knows the network."""
     bad.broken = stage
     if stage == "one slice":
 
@@ -496,8 +495,7 @@ def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(sc
 
 
 def test_times_of_frames_that_never_were_change_nothing():
-    """Frame times have no effect before the first frame, twice for a frame, or for an abandoned
-    frame."""
+    """Frame times before the first frame, after an abandoned one, or given twice have no effect."""
     made = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
     for _ in range(5):
         made.frame_took(900.0)

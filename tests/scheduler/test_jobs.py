@@ -117,8 +117,7 @@ def test_three_models_hold_every_feasible_deadline():
 
 
 def test_nobody_starves_for_an_hour():
-    """In an hour of overload, jobs with unreachable deadlines do not starve a job without a
-    deadline."""
+    """In an overloaded hour, unreachable deadlines do not starve a job without a deadline."""
     greedy, humble = network("greedy", 300.0), network("humble", 40.0)
     requests = [
         Arrival(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
@@ -166,8 +165,7 @@ def test_shares_follow_priority():
 
 
 def test_a_job_of_no_priority_has_what_is_left():
-    """A job of priority 0 gets no time in a full frame, and the rest of a frame that is not
-    full."""
+    """A job of priority 0 gets only the time that other jobs leave in a frame."""
     big, idle, small = network("big", 400.0), network("idle", 40.0), network("small", 1.0)
     loop = Loop(big, idle, small)
     first, last = loop.submit(big), loop.submit(idle, priority=0)

@@ -225,8 +225,7 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
 
 
 def test_a_dropped_scheduler_goes_at_once():
-    """A dropped scheduler is freed without the garbage collector, which cannot see device
-    memory."""
+    """A dropped scheduler is freed without the garbage collector, which ignores device memory."""
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     made.record()
     job = made.submit(network("n"), {})

@@ -9,10 +9,9 @@ STEPS, FRAME_MS = 10, 1000 / 60
 
 
 def measured_frames(max_groups, clock_source="timestamps", frames=8):
-    """Returns the first report and all measured reports of a network of ten steps that fit in one
-    frame.
+    """Returns the first report and all measured ones of a network that fits in one frame.
 
-    The steps cost 1 to 10 times 0.01 ms, on a device twice as slow as the cost model believes.
+    Its ten steps cost 1 to 10 times 0.01 ms, on a device twice as slow as the cost model believes.
     """
     steps = [SimStep(f"k{i}", 10, 0.002 * (i + 1)) for i in range(STEPS)]
     model = CostModel()
@@ -57,10 +56,9 @@ def test_without_timestamps_slices_are_not_timed():
 
 
 def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
-    """Known steps share one timing per job to save device time, and are timed singly every 16
-    frames.
+    """Known steps share one timing per job, and are timed singly every 16 frames.
 
-    Single timings show when one operator alone has become slower.
+    Each timing costs device time, but only single ones show that one operator became slower.
     """
     steps = [SimStep(f"k{i}", 4, 0.02) for i in range(3)]
     gpu = SimGpu()

@@ -11,8 +11,7 @@ from tests.scheduler.test_queues import POLICIES, eventful_run
 
 
 def decided_frames(monkeypatch, policy=least_laxity, seed=3):
-    """Returns the state, its JSON before planning, and the plan of each frame of an eventful
-    run."""
+    """Returns the state, its JSON before planning, and the plan of each frame of a run."""
     seen = []
 
     def remembered(state):

@@ -40,8 +40,7 @@ def scheduler_for(nets, policy, seed=0):
 
 
 def eventful_run(policy, seed, other=None, frames=220, record=False):
-    """Runs random host actions and returns the decisions, the jobs' final states and the
-    recording."""
+    """Runs random host actions; returns decisions, final job states and the recording."""
     chance, nets, jobs, decided = random.Random(seed), networks(), [], []
     s = scheduler_for(nets, policy, seed)
     recording = s.record() if record else None
@@ -97,8 +96,7 @@ def test_an_eventful_run_replays_exactly():
 
 
 def calls(work):
-    """Returns the number of Python function calls in ``work``, which is the same on every
-    machine."""
+    """Returns the number of Python calls in ``work``, which is the same on every machine."""
     count = 0
 
     def saw(frame, event, arg):

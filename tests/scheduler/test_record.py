@@ -19,8 +19,7 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 
 def eventful_run(frames=400):
-    """Runs jobs with noise, deadlines, a dependency, a slot, pauses, a cancellation, a late
-    network."""
+    """Runs jobs with noise, deadlines, a dependency, a slot, pauses and a cancellation."""
     clock = VirtualClock(123.0)
     gpu = SimGpu(Noise.of_tail(2.0), seed=4)
     scheduler = FrameScheduler(gpu, budget_ms=3.0, clock=clock)
@@ -152,8 +151,7 @@ def test_a_replay_without_timestamps_decides_the_same(tmp_path):
 
 @pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
 def test_what_a_recording_without_timestamps_holds_matters(lost):
-    """The replay decides otherwise if any value recorded for a device without timestamps is
-    missing."""
+    """The replay decides otherwise if any value recorded without timestamps is missing."""
     recording, _ = run_by_wall_clock()
     if lost == "share":
         recording, _ = run_with_margin()
@@ -171,8 +169,7 @@ def test_what_a_recording_without_timestamps_holds_matters(lost):
 
 
 def run_with_margin():
-    """Runs a noisy device, where the allowed share of frames over budget decides the safety
-    margin."""
+    """Runs a noisy device, where the allowed share of frames over budget sets the margin."""
     clock = VirtualClock()
     scheduler = FrameScheduler(
         SimGpu(Noise.of_tail(2.0), seed=1), budget_ms=2.0, over_share=0.05, clock=clock

@@ -1,5 +1,4 @@
-"""Tests on the virtual clock of tuning in frames: the chosen options, the saved records, the
-budget."""
+"""Tests on the virtual clock of tuning in frames: chosen options, saved records, the budget."""
 
 import time
 from dataclasses import dataclass, field

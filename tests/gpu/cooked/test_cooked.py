@@ -242,8 +242,7 @@ def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):
 
 
 def test_code_of_a_stranger_that_is_no_code_is_an_error_of_ours(model, gpu):
-    """Untrusted WGSL that does not compile, or that binds other resources, raises a
-    ``CmlError``."""
+    """Untrusted WGSL that does not compile or binds other resources raises a ``CmlError``."""
     data = cook(model, ["software"], golden=False)
     for text in ("fn main( {", "@compute @workgroup_size(1) fn main() { var x: i32 = 1.5; }",
                  "@group(0) @binding(0) var t: texture_2d<f32>; @compute @workgroup_size(1) "

@@ -1,5 +1,4 @@
-"""Tests of the golden pair: inputs over the network's ranges and a tolerance for its
-conditioning."""
+"""Tests of the golden pair: inputs over the network's ranges and a matching tolerance."""
 
 from __future__ import annotations
 

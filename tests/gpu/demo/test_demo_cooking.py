@@ -1,5 +1,4 @@
-"""Tests of the demo's networks as cooked files: when they are used, and which process builds
-them."""
+"""Tests of the demo's cooked networks: their use, and the process that builds them."""
 
 from __future__ import annotations
 

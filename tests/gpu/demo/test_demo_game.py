@@ -1,4 +1,4 @@
-"""Tests of the game without a window: its world depends only on the seed, and memory stays
+"""Tests of the game without a window: its world depends on the seed only, its memory is
 constant."""
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
     as_trained = weights.read_bytes()
 
     def follow(changed: str, end: str, weight: bytes = b"") -> str:
-        """Writes the files, runs frames in place until a message ends with ``end``, and hashes
-        the world."""
+        """Writes the files and returns the world's hash after the message ``end`` appears."""
         graph.write_text(changed, encoding="utf-8")
         weights.write_bytes(weight or as_trained)
         until = time.perf_counter() + 300
@@ -285,8 +284,7 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
 
 
 def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
-    """A frame on hardware has one submit and no wait; a software driver is treated as hardware
-    here."""
+    """A frame on hardware, which a software driver imitates here, has one submit and no wait."""
     coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
     worlds = []
     for kind in ("as it is", "as a GPU"):
@@ -318,8 +316,7 @@ def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
 
 
 def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> None:
-    """Drawing gets a smaller time limit while tiles are missing; a fast GPU draws the same
-    within it."""
+    """Drawing gets a smaller time limit while tiles are missing."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
@@ -341,8 +338,7 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> No
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cpu: bool) -> None:
-    """A tile's memory is released only after its copies are submitted, since others may reuse
-    it."""
+    """A tile's memory, which others may reuse, is released after its copies are submitted."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))

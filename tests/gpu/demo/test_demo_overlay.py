@@ -1,5 +1,4 @@
-"""Tests that the overlay draws all its data, obeys the mouse and creates no GPU object in a
-frame."""
+"""Tests that the overlay draws all data, obeys the mouse and creates no GPU object in a frame."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ def red(tile: TileId, seed: int) -> Made:
 
 
 def is_land(picture: Any) -> Any:
-    """Returns a mask of the pixels that show red land; the sky and the clear colour are not
-    land."""
+    """Returns a mask of the pixels that show red land."""
     return picture[..., 0] > picture[..., 2] + 40
 
 
@@ -121,8 +120,7 @@ def test_picture_is_the_golden_one(screen: Screen) -> None:
 
 
 def is_golden(picture: np.ndarray[Any, Any]) -> bool:
-    """Returns True if the picture equals the golden one up to the drivers' blending and
-    rounding."""
+    """Returns True if the picture equals the golden one up to blending and rounding."""
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     if picture.shape != golden.shape:
         return False

@@ -62,10 +62,10 @@ graph net(image) -> (result)
 
 
 def same_bits(graph, gpu, share, **options):
-    """Checks that a banded session within ``share`` of the whole's memory is bit-identical to the
-    whole.
+    """Checks that a session in bands is bit-identical to the whole network.
 
-    Returns the session, its inputs and the expected outputs.
+    The bands use at most ``share`` of the whole's memory. Returns the session, its inputs and the
+    expected outputs.
     """
     whole = cml.Session(graph, gpu, cml.CompileOptions(**options))
     limit = int(share * whole.plan.memory.peak)

@@ -51,8 +51,7 @@ class Memory:
     values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
 
     def run(self, given: dict[str, float], done: bool) -> float:
-        """Returns the output of a job with these inputs; a job that is done also updates the
-        variable."""
+        """Returns a job's output; a job that is done also updates the variable."""
         self.values |= given
         x, z, s = (np.float32(self.values[name]) for name in "xzs")
         t = np.float32(max(x * np.float32(0.5), z - np.float32(8)) + s * np.float32(self.decay))
@@ -174,8 +173,7 @@ class Trial:
         return all(job.state == "done" for job in jobs)
 
     def settle(self) -> set[str]:
-        """Runs frames until all jobs have ended and every loss is noticed. Returns the jobs'
-        errors."""
+        """Runs frames until all jobs have ended and all losses are noticed; returns the errors."""
         self.until(*(entry.job for entry in self.entries))
         for _ in range(14):
             self.frame()

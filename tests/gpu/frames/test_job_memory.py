@@ -164,8 +164,7 @@ def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3, 4])
 def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames):
-    """A scheduler dropped in any phase of a readback releases its memory, and the buffer is
-    reusable.
+    """A scheduler dropped during a readback releases its memory, and the buffer is reusable.
 
     The copy was only encoded, its mapping was requested, or its data has arrived.
     """

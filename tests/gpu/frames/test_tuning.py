@@ -37,8 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def net(layers=2, channels=8, size=12):
-    """Returns x [1,channels,size,size] -> y: equal 3x3 convolutions, a depthwise one, a sum over
-    all."""
+    """Returns a graph of equal 3x3 convolutions, a depthwise one and a sum over all of them."""
     rng = np.random.default_rng(0)
     facts = {"x": Fact("scalar", (1, channels, size, size))}
     constants, nodes, at = {}, [], "x"
@@ -87,8 +86,7 @@ def test_a_session_can_ignore_the_table(gpu):
 
 
 def test_a_node_alone_is_the_node_in_the_plan(gpu):
-    """A node planned alone has the same key, kernels, parameters and layouts as in the whole
-    plan."""
+    """A node planned alone has the key, kernels, parameters and layouts of the whole plan."""
     session = cml.Session(net(), gpu)
     bench = Bench(session)
     keys = {choice.key for choice in session.plan.choices}
@@ -262,8 +260,7 @@ void kernel(uint thread) {
 
 
 def test_a_game_s_own_operator_takes_part(gpu, rng):
-    """A choice stated by an operator's ``lower`` is measured by the tuner, and all its options
-    are right."""
+    """The tuner measures a choice stated by an operator's ``lower``; all its options are right."""
 
     def lower_scale(op):
         size = op.inputs[0].size

@@ -1,5 +1,4 @@
-"""Tests that the host examples draw the network's output: a bit-identical texture, a similar
-picture."""
+"""Tests that the host examples draw the network's output: the same texture, a similar picture."""
 
 from __future__ import annotations
 

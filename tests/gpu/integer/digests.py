@@ -46,8 +46,7 @@ def digests(backend: str | cml.Gpu, names: Sequence[str]) -> dict[str, str]:
 
 
 def on_driver(icd: Path | None, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Returns the device's name and the digests from a process that uses only this Vulkan
-    driver."""
+    """Returns the device's name and the digests from a process with this Vulkan driver only."""
     more = {} if icd is None else {"VK_ICD_FILENAMES": str(icd), "VK_DRIVER_FILES": str(icd)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.integer.digests", "--here", *names],

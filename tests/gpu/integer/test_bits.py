@@ -38,8 +38,7 @@ def test_no_bit_differs(family, gpu):
 
 
 def forced(graph, inputs, gpu, kernel):
-    """Runs a network with ``kernel`` in all nodes that allow it; returns the outputs and these
-    choices."""
+    """Runs a network with ``kernel`` wherever possible; returns the outputs and the choices."""
     choices = cml.Session(graph, gpu, deferred=True).plan.choices
     picks = {c.key: Pick(o) for c in choices for o in c.options if o.startswith(kernel)}
     options = PlanOptions(variants=VariantTable(picks), guard=256)
@@ -106,8 +105,7 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
 
 
 def test_rounding_is_done_by_the_conv(gpu):
-    """Requantization is the epilogue of the conv's kernel, and its maps are stored in packed
-    blocks."""
+    """Requantization is an epilogue of the conv, whose maps are stored in packed blocks."""
     graph, _ = net_of(8)
     plan = cml.Session(graph, gpu).plan
     fused = {step.title: step.fused for step in plan.steps if step.op == "conv"}

@@ -39,8 +39,7 @@ def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
 
 @pytest.mark.parametrize("how", [{"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}])
 def test_words_are_the_same_whoever_makes_them(how, gpu):
-    """Inputs packed by the host, by a kernel from a buffer or a copy, or by a step are
-    identical."""
+    """Inputs packed by the host, by a kernel, by a copy or by a step are identical."""
     graph, x = network(**how), numbers()
     (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
     assert len(np.unique(wanted)) > 50

@@ -1,5 +1,4 @@
-"""Tests of whole integer networks: one digest on both backends, and the location of a
-difference."""
+"""Tests of whole integer networks: equal digests on both backends, the location of a difference."""
 
 import re
 

@@ -44,8 +44,7 @@ def test_in_no_form_of_a_network(number, gpu, tmp_path):
 
 
 def quantized(lines):
-    """Returns the integer network of ``lines`` with a convolution or matrix product, and a
-    sample."""
+    """Returns the integer network of ``lines`` and a sample of its input."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((8, 64)).astype(np.float32)
     filters = rng.standard_normal((8, 4, 3, 3)).astype(np.float32)

@@ -116,8 +116,7 @@ def forced(kernel, graph, limits, layouts):
 
 
 def test_every_variant_has_an_example():
-    """Every variant has an example here, except those for integer networks
-    (``tests/gpu/integer``)."""
+    """Every variant has an example here, except those tested in ``tests/gpu/integer``."""
     without = {v.name for v in CONV.variants if not (v.examples or v.alone)}
     assert without == {"dot4 tile", "dot4 row tile"}
 
@@ -180,8 +179,7 @@ def test_channels_of_any_number(inside, out, layouts, gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_the_one_meant(kernel, gpu):
-    """The node named after a kernel runs on that kernel, so the other tests cover the kernel
-    they name."""
+    """The node named after a kernel runs on that kernel."""
     variant = KERNELS[kernel][0]
     graph, _ = graph_with(kernel, [], np.random.default_rng(0))
     plans = []
@@ -236,8 +234,7 @@ def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):
-    """A large image is processed in rounds that reuse one scratch buffer and may end inside an
-    image."""
+    """A large image is processed in rounds, even inside an image, that reuse one scratch buffer."""
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
     graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
@@ -246,8 +243,7 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
 
 
 def test_winograd_where_it_would_not_gain(gpu, monkeypatch):
-    """Winograd is right for every declared border, padding and size, even if another kernel is
-    faster."""
+    """Winograd is right for every declared case, even if another kernel is faster."""
     for least in ("_LEAST_CHANNELS", "_SHARED_LEAST_CHANNELS", "_SOFTWARE_LEAST_CHANNELS"):
         monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, least, 1)
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_LEAST_TILES", 1)

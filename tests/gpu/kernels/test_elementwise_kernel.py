@@ -59,8 +59,7 @@ def test_sizes_around_the_workgroup(size, gpu):
 
 
 def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
-    """More workgroups than a dimension allows (65535, or 7 here) use further dimensions of the
-    dispatch."""
+    """More workgroups than a dimension allows (7 here) use further dimensions of the dispatch."""
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_groups_per_dimension=7))
     graph, _ = case_graph("neg", Case(((65535 * 4,),)))
     (step,) = lower(graph, gpu.limits).steps

@@ -65,8 +65,7 @@ def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monk
 
 
 def test_an_option_is_what_runs():
-    """The tables of this sweep take effect: every option of a plain convolution gives another
-    plan."""
+    """The tables of this sweep take effect: every option of a convolution gives another plan."""
     graph, _ = graph_of("conv", lookup("conv").cases[0])
     (choice,) = choices_of("conv", lookup("conv").cases[0], True)
     plans = set()

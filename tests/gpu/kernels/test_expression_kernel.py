@@ -17,8 +17,7 @@ MIX = "fragment mix(x: tensor<scalar>, y: tensor<scalar>, k: scalar = 0.5) -> (z
 
 @pytest.fixture
 def soft():
-    """Registers one operator with a float4 expression and one without, since its sine takes
-    scalars."""
+    """Registers an operator with a float4 expression, and one whose sine allows scalars only."""
     cml.register(cml.OpSpec("soft", signature=SOFT, expression="x < 0 ? {alpha} * x : tanh(x) + x"))
     cml.register(cml.OpSpec("mix", signature=MIX, expression="x != 0 ? x + {k} * sin(y) : y"))
     yield
@@ -65,7 +64,7 @@ def test_in_a_chain(gpu, rng):
 
 @pytest.mark.parametrize("expression", ["x > 1 ? 1 : x", ""])
 def test_in_the_place_of_ours(expression, gpu, rng):
-    """A replacement of an engine's operator is fused if it is an expression, and not if it is a
+    """A replacement of an engine's operator is fused if it is an expression, but not as a
     kernel."""
     source = "void kernel(uint thread) { y[thread] = min(x[thread], 1.0); }"
     made = {"expression": expression} if expression else {

@@ -1,5 +1,4 @@
-"""Tests that a group normalization exported with reshapes becomes a normalization of the whole
-map."""
+"""Tests that a group normalization exported with reshapes becomes one of the whole map."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
 
 
 def test_far_from_zero_nothing_cancels():
-    """The result is accurate if channels differ widely and their spread is small against their
-    mean."""
+    """The result is accurate if the spread of a group is small against its mean."""
     net, y = normalized((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)

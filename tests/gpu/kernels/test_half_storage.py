@@ -44,8 +44,7 @@ def run(graph, layouts, gpu, inputs, **options):
 
 
 def copied(values, source, target, gpu):
-    """Returns values and their copy by a kernel that reads layout ``source`` and writes
-    ``target``."""
+    """Returns values and their copy by a kernel from layout ``source`` to ``target``."""
     x = np.resize(values, (1, 4, 8, -(-values.size // 32))).astype(np.float32)
     facts = {"x": Fact("scalar", x.shape), "y": Fact("scalar", x.shape)}
     graph = Graph(
@@ -113,10 +112,9 @@ def test_the_twin_notices_what_is_not_rounded(gpu):
 
 
 def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
-    """Winograd's error in 16 bits is below a direct kernel's, because its filter is stored as int16
-    steps.
+    """Winograd's error in 16 bits is below a direct kernel's.
 
-    Filters stored as float16 would lose three times as much.
+    Its filter is stored as int16 steps; float16 would lose three times as much.
     """
     filter = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float32)
     x = rounded(rng.uniform(-1, 1, (1, 64, 48, 48)).astype(np.float32))

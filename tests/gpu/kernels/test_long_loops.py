@@ -86,8 +86,8 @@ def test_area_downsample(shape, gpu):
 
 
 def window(size, **more):
-    """Returns the attributes of a window smaller than the input; a full one would become a
-    reduction."""
+    """Returns a window's attributes; it must be smaller than the input, or a reduction replaces
+    it."""
     attrs = {"border": "ignore", "padding": [(0, 0)] * len(size), "stride": [], "dilation": []}
     return {"size": list(size), **attrs, **more}
 
@@ -145,8 +145,7 @@ def test_conv_of_many_channels(n, gpu, rng):
 
 
 def test_convs_of_many_taps_and_channels(gpu, rng):
-    """Large filters are right in groups, blocked, depthwise, transposed and with computed
-    weights."""
+    """Large filters are right in groups, blocked, depthwise, transposed and computed."""
     x = rng.uniform(-1, 1, (2, 8, 67, 70)).astype(np.float32)
     filter = rng.uniform(-1, 1, (8, 4, 66, 67)).astype(np.float32)
     case = Case((x, filter, np.float32(0.5)), whole(x.shape, groups=2))
@@ -241,8 +240,7 @@ def test_samples_of_a_region(mode, gpu, rng):
     + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
 )
 def test_convs_that_one_launch_does(op, taps, gpu):
-    """The longest filters of a single dispatch stay below the bound, including their nested
-    loops."""
+    """The longest filters of a single dispatch, with their nested loops, stay below the bound."""
     x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
     filter = np.ones((1, 1, *taps), np.float32)
     attrs = whole(x.shape) | ({"output_shape": []} if op == "deconv" else {})
@@ -265,7 +263,6 @@ def test_areas_that_one_launch_does(factor, gpu):
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 5, 2, 5, 2, 4), (2, 8, 2, 8, 2, 8, 2, 1)])
 def test_softmax_over_axes_apart(shape, gpu):
-    """A softmax over non-adjacent axes stays below the bound, although each element's index is a
-    loop."""
+    """A softmax over non-adjacent axes, which loops for each index, stays below the bound."""
     check("softmax", [np.ones(shape, np.float32)], {"axes": [1, 3, 5, 7]}, gpu)
     check("softmax", [np.ones(shape, np.float32)], {"axes": [0, 2, 4, 6]}, gpu)

@@ -77,8 +77,7 @@ def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -
 
 
 def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, dict[str, Array]]:
-    """Returns a graph of the producer, a normalization, a leaky ReLU and a channel factor, and
-    its inputs."""
+    """Returns a graph of the producer, its normalization and two operators, and its inputs."""
     _, shape, build = PRODUCERS[producer]
     net, computed = Net(*shape), list[str]()
     h = build(net)
@@ -204,10 +203,9 @@ def test_fused_operators_bind_no_more_than_every_device_does():
 
 
 def test_constants_behind_an_activation_leave_nothing_to_compute():
-    """A constant normalization after an activation becomes elementwise operators with a constant
-    factor.
+    """A constant normalization after an activation becomes elementwise operators.
 
-    It cannot be folded into the weights.
+    It cannot be folded into the weights, but its factor is a constant.
     """
     net = Net(1, 8, 9, 11)
     graph = net.graph(net.batch_norm(net.op("relu", net.conv("x", 12))))

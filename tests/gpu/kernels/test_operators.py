@@ -45,8 +45,7 @@ def test_operator_in_every_layout(op, case, gpu):
 
 
 def operands_of(case):
-    """Returns the values of ``constants`` to test: both, if the case has operands besides the
-    input."""
+    """Returns the values of ``constants``: both if the case has more inputs than one."""
     return (False, True) if len(case.inputs) > 1 else (False,)
 
 

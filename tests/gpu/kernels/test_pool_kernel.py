@@ -18,8 +18,7 @@ IN_SUITE = ("box", "max_pool", "debox")
 
 
 def with_even_channels(case):
-    """Returns the case with eight input channels and, if the window allows it, eight output
-    channels."""
+    """Returns the case with eight channels in and, if the window allows it, out."""
     shape = case.inputs[0].shape
     attrs = dict(case.attrs)
     if attrs.get("output_shape"):

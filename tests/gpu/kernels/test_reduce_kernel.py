@@ -30,8 +30,7 @@ def driver(request, gpu, monkeypatch):
 @pytest.mark.parametrize(("shape", "axes"), LONG)
 @pytest.mark.parametrize("op", VALUES)
 def test_long_reductions(op, shape, axes, driver):
-    """Long reductions of values with a nonzero mean are right; cancelling sums would lose digits
-    anyway."""
+    """Long reductions are right; the mean is not 0, since a cancelling sum keeps few digits."""
     check_on_gpu(op, Case((Random(shape, -0.5, 1.0),), {"axes": axes}), driver)
 
 
@@ -80,8 +79,7 @@ def test_one_value_decides(op, driver):
 @pytest.mark.parametrize("axes", [[2, 3], [1], [1, 2], [0], [0, 1, 2, 3], [1, 3]])
 @pytest.mark.parametrize("op", VALUES)
 def test_blocked_channels(op, axes, driver):
-    """A blocked input works, with a blocked result if its channels remain (index results stay
-    plain)."""
+    """A blocked input works; the result is blocked if it keeps its channels and is no index."""
     keeps = op == "softmax" or (1 not in axes and not op.startswith("arg"))
     layouts = {"x0": C4} | (dict.fromkeys(["y0", "y1"], C4) if keeps else {})
     for shape in ((2, 8, 3, 5), (1, 4, 20, 21)):
@@ -107,8 +105,7 @@ def test_the_first_of_equals_wins_across_stages(driver):
     ("shape", "axes"), [((1, 1, 4096, 4096), [0, 1, 2, 3]), ((1, 1 << 20, 4), [1]), ((4, 900), [1])]
 )
 def test_a_workgroup_never_takes_much(op, shape, axes, software):
-    """The elements per workgroup in the plan are bounded, so that the scheduler can stop between
-    slices."""
+    """The elements per workgroup are bounded, so that the scheduler can stop between slices."""
     graph, _ = case_graph(op, Case((Random((1,)),), {"axes": [0]}))
     fact = dataclasses.replace(graph.facts["x0"], shape=shape)
     reduced = tuple(1 if a in axes else n for a, n in enumerate(shape))

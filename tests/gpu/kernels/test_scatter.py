@@ -45,8 +45,7 @@ def test_the_way_goes_by_what_is_known(op, gpu):
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
 def test_ranges_of_slots(op, software, gpu, monkeypatch):
-    """If there are more slots than threads, each thread handles a range, even if they divide
-    unevenly."""
+    """If there are more slots than threads, each thread handles a range of uneven length."""
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
     attrs = {"reduction": "add"} | ({"axis": 0} if op == "scatter_elements" else {})
     indices = Random((99, 3) if op == "scatter_elements" else (99, 1), -5001, 5001, "integer")

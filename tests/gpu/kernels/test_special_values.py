@@ -132,10 +132,10 @@ def test_a_value_and_itself(op, twice, gpu):
 
 
 def behind(producer, op, x):
-    """Returns a graph with the operator as epilogue of a product or conv by 1, its input, and its
-    case.
+    """Returns a graph with the operator as epilogue of a product or conv by 1.
 
-    The product is [n, 1] by [1, 1], and the conv has four channels.
+    The product is [n, 1] by [1, 1], and the conv has four channels. The graph's input and the
+    graph of the operator alone follow.
     """
     maps = producer == "conv"
     shape = (1, 4, 1, x.size) if maps else (x.size, 1)
@@ -162,8 +162,7 @@ def behind(producer, op, x):
 
 
 def operators_behind():
-    """Yields the (producer, operator) pairs; in the suite those at risk and those of two
-    operands."""
+    """Yields (producer, operator) pairs; in the suite only those at risk or with two operands."""
     few = {*BETWEEN, "add", "sub", "mul", "div", "prelu"}
     for name, row in ROWS.items():
         if row.fusable and not row.custom:

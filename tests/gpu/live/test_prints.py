@@ -149,8 +149,7 @@ def key_of(folder: Path, text: str) -> ShaderKey:
 
 @pytest.mark.parametrize("main", MAINS)
 def test_kernels_of_the_engine_and_what_they_include_print(tmp_path: Path, main: str) -> None:
-    """Engine kernels and their includes can print; a kernel without ``CML_PRINT`` is the same in
-    all builds."""
+    """Engine kernels and their includes can print; one that does not is the same in all builds."""
     silent = key_of(tmp_path, f"{main} T1[i] = 2 * T0[i]; }}")
     assert printing(silent) == silent
     assert "CML_PRINT" not in resolved_source(silent)

@@ -189,8 +189,7 @@ class Followed:
         self.reloader = Reloader(session, model, clock=lambda: self.now, **options)
 
     def settle(self, *changed: Path, wait: bool = True) -> str:
-        """Changes these files and returns the reloader's message once the network has loaded or
-        failed."""
+        """Changes these files and returns the message after the load has ended."""
         for file in changed:
             os.utime(file, ns=(int(self.now * 1e9), int(self.now * 1e9) + 7))
         for _ in range(4):

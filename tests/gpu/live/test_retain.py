@@ -181,8 +181,7 @@ def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
 
 
 def test_a_texture_is_kept_like_any_input() -> None:
-    """A retained texture keeps its values from the job that gave it; later changes have no
-    effect."""
+    """A retained texture keeps its values from the job that gave it."""
     own = cml.Gpu()
     usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
     texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)

@@ -564,8 +564,7 @@ class _Pool:
 
 
 class HostMemory:
-    """An engine's allocator with a large buffer per usage and separate buffers for mapped
-    memory."""
+    """An engine's allocator: a large buffer per usage, separate buffers for mapped memory."""
 
     def __init__(self, device, nbytes=4 * MIB):
         self.device, self.nbytes, self.pools, self.owners = device, nbytes, {}, []

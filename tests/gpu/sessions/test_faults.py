@@ -102,8 +102,7 @@ def test_another_device_goes_on(gpu, image):
 
 @within(60)
 def test_an_exhausted_device_fails_the_job_that_wants_more(image):
-    """A job that finds no memory fails and names the owners of the memory; running jobs are
-    unharmed."""
+    """A job that finds no memory fails and names the memory's owners; running jobs go on."""
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]

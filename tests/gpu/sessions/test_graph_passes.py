@@ -28,7 +28,7 @@ ON_THE_GPU = ("chains", "views")
 
 
 def close(got, wanted, why, largest=1.0):
-    """Asserts that results agree; folded weights are rounded once more, by 2^-24 of the largest
+    """Asserts that results agree up to the rounding of folded weights, 2^-24 of the largest
     term."""
     for name in wanted:
         largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
@@ -212,8 +212,7 @@ def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
 
 
 def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
-    """A rule can add an integer constant; this one replaces ``abs(x)`` by ``x`` with reversed
-    rows."""
+    """A rule can add an integer constant; this one reverses rows instead of ``abs(x)``."""
     net = Net(2, 3)
     graph = net.graph(net.op("abs", "x"))
 

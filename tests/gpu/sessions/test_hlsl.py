@@ -1,5 +1,4 @@
-"""Tests of HLSL to SPIR-V: the disk cache, one compilation per source, errors that show the
-line."""
+"""Tests of HLSL to SPIR-V: disk cache, one compilation per source, errors that show the line."""
 
 import errno
 import os
@@ -89,8 +88,7 @@ def test_an_include_is_followed_however_it_is_written(kernel, compiled, include)
 
 
 def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
-    """An include behind a macro is refused, since the cache would not notice changes of the
-    file."""
+    """An include behind a macro is refused, since the cache would not notice its changes."""
     text = '#define FILE "half.hlsli"\n#include FILE'
     kernel.write_text(GOOD.replace('#include "half.hlsli"', text))
     with pytest.raises(ShaderCompileError, match=r"scale\.hlsl reads .*half\.hlsli.*#include"):
@@ -339,8 +337,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(kernel, monkeypatch):
 
 
 def test_a_second_process_compiles_nothing(tmp_path):
-    """A second process with the same small model compiles nothing and does not load the
-    compiler."""
+    """A second process with the same model compiles nothing and does not load the compiler."""
     script = """
 import numpy as np, sys
 import cml_engine as cml

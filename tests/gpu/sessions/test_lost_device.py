@@ -1,4 +1,4 @@
-"""Tests that every call on a lost device raises the same error."""
+"""Tests that calls on a lost device raise the same error, or succeed if they need no device."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ def sessions(gpu, count, **options):
 
 @within(60)
 def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
-    """Slowly prepared networks all give right results although some are evicted or dropped
-    meanwhile."""
+    """Slowly prepared networks give right results although some are evicted or dropped."""
     wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):

@@ -88,8 +88,7 @@ def equal(got, wanted):
 
 
 class Counted:
-    """Counts the files opened, kernels compiled, pipelines built and bytes uploaded in a
-    ``with`` block."""
+    """Counts opened files, compiled kernels, pipelines and uploads in a ``with`` block."""
 
     watching = None
 

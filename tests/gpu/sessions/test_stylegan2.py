@@ -1,5 +1,4 @@
-"""Tests that the StyleGAN2 example's files load, fit device limits, and give equal results
-everywhere."""
+"""Tests that the StyleGAN2 example's files load, fit device limits, and run alike everywhere."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ def together(*calls):
 
 
 def slow(program, monkeypatch):
-    """Delays a run between its upload and its commands, so that another run's upload could
-    interfere."""
+    """Delays a run between its upload and its commands, so that another upload could interfere."""
     write = program.write_inputs
 
     def slowly(inputs):

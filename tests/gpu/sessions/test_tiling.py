@@ -1,5 +1,4 @@
-"""Tests that large pictures computed in tiles are bit-identical to whole runs, as call and as
-jobs."""
+"""Tests that pictures computed in tiles, by a call or by jobs, are bit-identical to whole runs."""
 
 from __future__ import annotations
 

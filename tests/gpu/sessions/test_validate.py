@@ -89,8 +89,7 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
 
 
 def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
-    """The tolerance of a sum that cancels depends on its terms: 4e-6 of half a million, and no
-    more."""
+    """The tolerance of a sum that cancels depends on its terms: 4e-6 of half a million."""
     spec, right = lookup("mean_reduce"), lookup("mean_reduce").cpu
     x = np.linspace(-1e6, 1e6, 64, dtype=np.float32).reshape(1, 64)
     graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))

@@ -296,8 +296,7 @@ def test_a_bare_name_may_be_one_of_the_engine_s_files():
 
 
 def plan_of(lower=None, kernel=None, op="twice", nodes=1):
-    """Returns the plan of a chain of ``nodes`` nodes of ``op``, next to an unrelated ``neg``
-    node."""
+    """Returns the plan of a chain of ``nodes`` nodes of ``op`` next to an unrelated node."""
     kernel = kernel or cml.Kernel(source=KERNEL, lower=lower)
     cml.register(spec(kernel=kernel))
     facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}

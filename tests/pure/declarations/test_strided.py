@@ -10,8 +10,8 @@ from cml_engine.ops.movement.strided import Copy, Dim, box, collapse, strides
 
 
 def moves(copy, width=1):
-    """Returns the (source, target) index of every 32-bit word of a copy of items of ``width``
-    words."""
+    """Returns the (source, target) index of every word that a copy of ``width``-word items
+    moves."""
     pairs = []
     for at in product(*(range(d.extent) for d in copy.dims)):
         src = copy.src_offset + sum(i * d.src for i, d in zip(at, copy.dims, strict=True))

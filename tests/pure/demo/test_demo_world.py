@@ -1,5 +1,5 @@
-"""Tests of the world's geometry: consistent noise, matching tile edges, a quadtree without
-holes."""
+"""Tests of the world's geometry: consistent noise, matching tile edges, no holes in the
+quadtree."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) 
 
 
 def test_halves_to_even_are_found() -> None:
-    """The comparison above can fail: its cases contain ties, where rounding half to even
-    differs."""
+    """The comparison above can fail: its cases contain ties, which other rules round otherwise."""
     tie, by = 5, rule.Multiplier(1 << 14, 15)
     assert exactly(tie, by, -127, 127) == 3 != half_to_even(tie, by, -127, 127)
     assert {way(tie, by, -127, 127) for way in WAYS} == {3}
@@ -145,8 +144,7 @@ def test_words_of_real_numbers() -> None:
 
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
-    """Partial sums stay below 2^24 for any weights and inputs, any order of addition, and byte
-    parts."""
+    """Partial sums stay below 2^24 for any inputs, any order of addition, and byte parts."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
     words = data.draw(st.sampled_from([Range(-127, 127), Range(0, 255), Range(-32767, 32767)]))
@@ -248,8 +246,7 @@ def test_denormals_cannot_matter(seed: int, power: int) -> None:
 
 
 def test_denormals_of_other_scales_would_matter() -> None:
-    """The test above can fail: flushed denormals change results of scales outside the allowed
-    range."""
+    """The test above can fail: flushed denormals change results of scales out of range."""
     x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
     assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0
     assert arrays.numbers_of(np.ones(1), np.float32(2.0**-127)) > 0

@@ -122,8 +122,7 @@ def test_a_pool_takes_halves_where_it_slides_over_positions(size, half):
 
 
 def test_random_networks_have_halves_to_try():
-    """Most maps of the random networks in tests/gpu/kernels/test_half_storage.py are stored in
-    16 bits."""
+    """Most maps of the random networks of the GPU test of the same name are stored in 16 bits."""
     chosen = [layouts_for(optimize(random_maps(seed)[0]), "half") for seed in range(16)]
     assert sum(list(layouts.values()).count(C4H) for layouts in chosen) > 80
 

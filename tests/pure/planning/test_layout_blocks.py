@@ -21,8 +21,7 @@ def conv(source, target, filters):
 
 
 def network(*middle, channels):
-    """Returns a graph: x -> conv -> a (8 channels), x -> conv -> b (4), ``middle``, m -> conv ->
-    y."""
+    """Returns two convs of x (8 and 4 channels), ``middle`` of both, and a conv of the result."""
     shapes = {"w1": (8, 3, 3, 3), "w2": (4, 3, 3, 3), "w3": (4, channels, 3, 3), "zero": ()}
     constants = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     nodes = (conv("x", "a", "w1"), conv("x", "b", "w2"), *middle, conv("m", "y", "w3"))

@@ -51,8 +51,7 @@ def test_a_chain_takes_two_tensors():
 
 
 def test_a_u_net_stays_within_five_percent():
-    """The arena of an encoder and decoder with skip connections is within 5 % of the lower
-    bound."""
+    """The arena of a U-Net with skip connections is within 5 % of the lower bound."""
     sizes = [64 << 20 >> (2 * level) for level in range(5)]
     tensors, step = [], 0
     ends = 2 * len(sizes)
@@ -84,8 +83,7 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
 
 
 def test_what_lives_long_among_others_is_found_a_place_for():
-    """The arena of the demo's colour network, which has long-lived tensors, is within 2 % of the
-    bound.
+    """The arena of the demo's colour network, with long-lived tensors, is within 2 % of the bound.
 
     Each entry is (size in units of 16 bytes, first step, last step).
     """

@@ -1,5 +1,4 @@
-"""Tests that a plan refilled with other weights equals a new plan, and that other changes are
-found."""
+"""Tests that a plan refilled with other weights equals a new plan; other changes are refused."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ load_families()
 
 
 def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
-    """Returns the graph with new values for the constants ``of``, or for about half of all
-    constants."""
+    """Returns the graph with new values for ``of``, or for about half of its constants."""
     rng = np.random.default_rng(seed)
     constants = dict(graph.constants)
     for name in of or [name for name in constants if rng.random() < 0.5]:
@@ -34,8 +32,7 @@ def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
 
 
 def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[Plan | None, Plan]:
-    """Returns the plan of ``other`` refilled from the plan of ``graph``, and its plan made
-    directly."""
+    """Returns the plan of ``other`` refilled from that of ``graph``, and its direct plan."""
     limits = Limits(subgroup_size=32)
     before, after = optimize(graph), optimize(other)
     sibling = Sibling(before, plan_of(before, limits, storage))

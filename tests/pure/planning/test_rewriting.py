@@ -1,5 +1,4 @@
-"""Tests of the rewriting passes: the graphs that each one changes and those that it must not
-change."""
+"""Tests of the rewriting passes: graphs that each one changes, and graphs that it must keep."""
 
 import re
 
@@ -378,8 +377,7 @@ TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def channels_last(between):
-    """Returns a graph: conv, transpose to channels last, ``between(net, h)``, transpose back,
-    conv."""
+    """Returns conv, transpose to channels last, ``between(net, h)``, transpose back, conv."""
     net = Net(2, 3, 6, 5)
     h = net.op("transpose", net.conv("x", 4), axes=TO_LAST)
     h = net.op("transpose", between(net, h), axes=TO_FIRST)

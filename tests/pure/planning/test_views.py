@@ -26,8 +26,7 @@ def found(graph, alignment=32):
 
 
 def items_of(graph, layouts):
-    """Returns the lifetime of every computed tensor: its size and the first and last node that
-    uses it."""
+    """Returns the size and the first and last using node of every computed tensor."""
     lives = dict.fromkeys(graph.inputs, (-1, -1))
     for i, node in enumerate(graph.nodes):
         for name in (*node.reads, *node.outputs):
@@ -67,8 +66,7 @@ def test_a_concat_is_written_by_its_producers(extra):
 
 
 def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
-    """A tensor joined to a reshape of itself is copied, since it cannot lie at two offsets at
-    once."""
+    """A tensor joined to a reshape of itself is copied, since it has one offset only."""
     net = Net(1, 8, 3, 4)
     a = net.op("exp", "x")
     same = net.op("reshape", net.op("reshape", a, shape=[8, 12]), shape=[1, 8, 3, 4])

@@ -17,8 +17,7 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def chain(*hows, weights=8):
-    """Returns a chain of convs of eight channels, one for each set of storage options in
-    ``hows``."""
+    """Returns a chain of convs of eight channels, one for each set of options in ``hows``."""
     net, rng = IntegerNet(), np.random.default_rng(0)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)
@@ -87,8 +86,7 @@ def test_parts_of_any_channels_are_joined_in_blocks():
 
 
 def test_the_multipliers_of_channels_lie_behind_the_bias():
-    """A conv's multipliers share a constant with its bias, because a constant occupies an
-    aligned slot."""
+    """A conv's multipliers share a constant with its bias, which saves an aligned slot."""
     net, rng = IntegerNet(), np.random.default_rng(2)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     scales = [[[[0.0625 * (4 + i)]]] for i in range(6)]
@@ -124,8 +122,7 @@ def test_what_is_saved_is_said():
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_pixel_shuffle_is_one_operator_of_packed_maps(rounded):
-    """Reshape, transpose and reshape become one pixel shuffle, except if the transpose rounds
-    its result."""
+    """Reshape, transpose and reshape become a pixel shuffle, except if the transpose rounds."""
     net, rng = IntegerNet(), np.random.default_rng(1)
     t = net.input("x", (1, 3, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)

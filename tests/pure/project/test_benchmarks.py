@@ -34,8 +34,7 @@ def result(key, *turns, device="x"):
 
 
 def test_ratio_is_taken_within_each_round():
-    """The ratio is the median of the rounds' ratios, so a round that is slow for both does not
-    count."""
+    """The ratio is taken per round, so a round that is slow for both does not count."""
     slow = result("ours-gpu", [2.0], [200.0], [300.0])
     fast = result("ncnn-vulkan", [1.0], [100.0], [100.0])
     assert slow.ratio_to(fast) == 2.0
@@ -178,7 +177,7 @@ def test_the_bench_has_every_network_that_is_promised():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_transformer_is_attention_and_causal_where_it_says_so(causal, tmp_path):
-    """A transformer in ncnn's format loads, and a later token changes earlier ones unless it is
+    """A transformer in ncnn's format loads; later tokens change earlier ones unless it is
     causal."""
     small = Transformer(5, 8, 2, causal=causal, blocks=1)
     small.write(tmp_path / "t.param", tmp_path / "t.bin")
@@ -225,8 +224,7 @@ def winograd():
 
 
 def test_winograds_stages_count_what_they_do(winograd):
-    """The Winograd product counts a quarter of the direct work, and each transform its memory
-    traffic.
+    """The Winograd product counts a quarter of the direct work.
 
     36 products replace 16 results of nine products each. Both transforms move 36 values for 16.
     """

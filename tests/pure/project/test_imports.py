@@ -60,8 +60,7 @@ def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
 
 
 def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[Path, ...] = ()) -> list[str]:
-    """Returns ``file:line imports module`` for every import of a forbidden module outside
-    ``allowed``."""
+    """Returns a ``file:line`` message for every forbidden import outside ``allowed``."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         place = path.relative_to(ROOT)
@@ -160,8 +159,7 @@ OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
 
 
 def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
-    """Types are checked with the dev extra alone, so mypy's overrides must list all other
-    packages."""
+    """Mypy's overrides list every package that the dev extra does not install."""
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
     foreign = {
@@ -213,8 +211,7 @@ def named_modules(
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Returns the import cycles: sorted lists of modules that import each other, even
-    indirectly."""
+    """Returns the import cycles: sorted lists of modules that import each other."""
 
     def reached(start: str) -> set[str]:
         found: set[str] = set()

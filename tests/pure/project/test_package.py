@@ -84,8 +84,7 @@ def test_wheel_has_one_top_level_package(unpacked):
 
 
 def run(code, unpacked, *more, cwd):
-    """Returns the output of a fresh Python that sees the unpacked wheel and the folders
-    ``more``."""
+    """Runs code in a fresh Python that sees the wheel and the folders ``more``."""
     path = os.pathsep.join(map(str, (*more, unpacked)))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env={**os.environ, "PYTHONPATH": path},

@@ -22,8 +22,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """Yields the path and the source of every program in the examples, the demo and the
-    documents."""
+    """Yields the path and the source of every program in examples, demo and documents."""
     for folder in ("examples", "demo_game"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")

@@ -13,8 +13,7 @@ import tasks
 
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
-    """Makes ``tasks`` use an empty folder as environment and returns the list of recorded
-    commands."""
+    """Makes ``tasks`` use an empty environment and returns the list of recorded commands."""
     calls: list[list[str]] = []
     monkeypatch.setattr(tasks, "VENV", tmp_path)
     monkeypatch.setattr(tasks, "PYTHON", tmp_path / "python")

@@ -14,8 +14,7 @@ BUDGET = 4.0
 
 
 def network(seed=0, steps=20):
-    """Returns a network whose operators take 0.02 ms to 200 ms, most of them longer than the
-    budget."""
+    """Returns a network of operators of 0.02 ms to 200 ms, most of them longer than the budget."""
     rng = random.Random(seed)
     return SimNetwork(
         f"net{seed}",
@@ -72,8 +71,7 @@ def test_exact_costs_never_exceed_the_budget_and_use_it():
     ],
 )  # fmt: skip
 def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common, seed):
-    """The budget holds under the noise of a shared two-core machine, whose P99 is 2.3 times its
-    median."""
+    """The budget holds under a shared two-core machine's noise (P99 is 2.3 times the median)."""
     net = network(seed)
     noise = Noise.of_tail(2.3, common)
     options = {"budget_ms": BUDGET, "noise": noise, "seed": seed}
@@ -88,8 +86,7 @@ def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common
 
 
 def test_hitches_that_do_not_depend_on_the_work_are_left_room():
-    """If two frames in a hundred take 2 ms longer whatever they run, half of the budget is still
-    used."""
+    """If any two frames in a hundred take 2 ms longer, about half of the budget is still used."""
     noise = Noise(0.03, 0.03, hitch_ms=2.0, hitch_share=0.02)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]

@@ -145,8 +145,7 @@ def rests_of(slack, frame):
 
 
 def test_rests_are_counted_in_frames_that_ran():
-    """A repeated call and an abandoned frame leave the number of frames without inference
-    unchanged."""
+    """Repeated calls and abandoned frames do not count as frames without inference."""
     slack = learned([9.0] * 300 + [16.0] * 3)
     for frame in range(303, 308):
         assert rests_of(slack, frame), "none of them ran"

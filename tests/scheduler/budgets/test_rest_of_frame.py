@@ -91,8 +91,7 @@ def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then
 
 
 def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
-    """An excess as long as the frame decays in frames without inference, which could not measure
-    its end."""
+    """A frame-long excess is forgotten in frames without inference, which cannot measure it."""
     rest = learned(100)
     for _ in range(15):
         rest.begin_frame(8.0, FRAME_MS - 8.0)

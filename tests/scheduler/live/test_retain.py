@@ -15,8 +15,7 @@ X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})
 
 
 def network(**reuse):
-    """Returns an encoder of two steps and a decoder of one, 1 ms each; ``z`` changes only the
-    decoder."""
+    """Returns an encoder of two steps and a decoder of one, which alone depends on ``z``."""
     steps = [SimStep(f"s{i}", 10, 0.1, title=f"step {i}") for i in range(3)]
     made = SimNetwork("net", steps, retains=True)
     made.reuse = {BOTH: None, X: (0, 1, 2), Z: (2,), frozenset(): ()}
