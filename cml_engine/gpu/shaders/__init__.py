@@ -1,1 +1,1 @@
-"""HLSL -> SPIR-V and WGSL: sources, compiler, cache on disk."""
+"""Compilation of HLSL to SPIR-V and WGSL: sources, compiler, disk cache."""

@@ -1,9 +1,9 @@
-"""Compiled shaders on disk: a file each, checked before it is used, else made again.
+"""The disk cache of compiled shaders: one file each, verified before use and recompiled if invalid.
 
-A file is one line that says what it holds (the format, the kind of code, the compiler that made
-it, the code's SHA-256), then the code. Its name is the digest of everything that went into the
-shader but the compiler, which the file states itself: with another compiler than that it is made
-again, and on a machine without one it serves as it is.
+A file is a header line (format, type of code, compiler version, SHA-256 of the code), then the
+code. The file name is the digest of everything that determines the shader except the compiler,
+which the header states. A different compiler version recompiles the shader; a machine without a
+compiler uses the file as it is.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from pathlib import Path
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.folders import cache_folder
 
-#: SPIR-V, or the text of WGSL
+#: SPIR-V as bytes, or WGSL as text
 Code = bytes | str
 _FORMAT = 1
-#: more than any first line
+#: larger than any header line
 _HEADER_BYTES = 4096
 
 
 def shader_file(digest: str) -> Path:
-    """Where the shader of this digest lies."""
+    """Returns the path of the shader with this digest."""
     return cache_folder() / "shaders" / f"{digest}.shader"
 
 
 def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Code:
-    """The code of the shader ``digest``: from its file, else from ``compile()``, which is kept.
+    """Returns the code of the shader ``digest`` from its file, else from ``compile()``, and stores
+    it.
 
-    ``compiler`` is the name and version of the one that is here, ``None`` where none is: then
-    whatever the file holds is right. A file that is cut off, changed, foreign or of another
-    compiler counts as missing and is replaced; one that cannot be written is only slower.
+    ``compiler`` is the name and version of the installed compiler. If it is ``None``, code of
+    any version is accepted. A file that is truncated, changed, foreign or from another compiler
+    counts as missing and is replaced. If the file cannot be written, the code is still returned.
     """
     file = shader_file(digest)
     code = _read(file, compiler)
@@ -55,7 +56,7 @@ def _content(code: Code, compiler: str | None) -> bytes:
 
 
 def _hash(kind: str, body: bytes) -> str:
-    """Of the code and of what it is to be read as."""
+    """Returns the SHA-256 of the code and its type, in hexadecimal."""
     return hashlib.sha256(kind.encode() + b"\n" + body).hexdigest()
 
 

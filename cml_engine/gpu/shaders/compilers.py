@@ -1,8 +1,8 @@
-"""Who compiles: one compiler in this process, and some beside it while several sources wait.
+"""A pool of HLSL compilers: one in this process, more in child processes if several sources wait.
 
-Two sessions of the compiler in one process take turns at nearly everything, so threads gain
-nothing; processes do. The first source goes to the one in this process; a process is started only
-when a source comes while every compiler there is works. They end with this process.
+Two compiler sessions in one process block each other almost all the time, so threads gain nothing
+and processes do. The first source goes to the compiler in this process. A process is started only
+if a source arrives while all compilers are busy. The processes end with this one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cml_engine.ops.kernel_files import KERNEL_FOLDER
 
 _LIBRARY_PATTERNS = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
 _PACKAGE = "slangpy"
-#: what every source is compiled with; part of every digest
+#: compiler options of every source; part of every digest
 OPTIONS = ("-lang", "hlsl", "-O2", "-matrix-layout-row-major", "-fp-mode", "precise")
 _PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
 
 
 class CompilerError(Exception):
-    """The compiler's own words on a source that it refused."""
+    """The compiler's diagnostics for a source that it rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Request:
 
     Parameters
     ----------
-    source : the whole text; ``path`` is the file that it comes from, beside which its includes lie.
+    source : the whole text; ``path`` is the file that it comes from, whose folder has its includes.
     target : ``"spirv"``, or another of the compiler's targets.
     stage : ``"compute"``, ``"vertex"`` or ``"fragment"``.
     entry : the name of the function.
@@ -59,7 +59,7 @@ class Request:
 
 @functools.cache
 def version() -> str | None:
-    """Name and version of the compiler that is here; ``None`` without one. Loads nothing."""
+    """Returns name and version of the installed compiler, ``None`` without one. Loads nothing."""
     try:
         return f"{_PACKAGE}-{metadata.version(_PACKAGE)}"
     except metadata.PackageNotFoundError:
@@ -67,8 +67,11 @@ def version() -> str | None:
 
 
 def compile(request: Request) -> bytes:
-    """The request's code. :class:`CompilerError` with the compiler's words where it refuses,
-    :class:`DeviceError` where there is no compiler."""
+    """Compiles a request and returns the code.
+
+    Raises :class:`CompilerError` with the diagnostics if the source is rejected, and
+    :class:`DeviceError` if there is no compiler.
+    """
     with tempfile.TemporaryDirectory(prefix="cml-hlsl-") as folder:
         file = Path(folder, f"{request.path.stem}.hlsl")
         file.write_text(request.source, encoding="utf-8")
@@ -85,7 +88,7 @@ def compile(request: Request) -> bytes:
 
 
 def _check(request: Request, files: set[Path]) -> None:
-    """The files that the compiler read are those that the digest knows of."""
+    """Raises :class:`CompilerError` if the compiler read a file that the digest does not cover."""
     unknown = files - set(included(request.source, request.path.parent))
     if unknown:
         names = ", ".join(sorted(str(file) for file in unknown))
@@ -103,10 +106,10 @@ class _Compiler(Protocol):
 
 
 class _Process:
-    """A compiler in a process of its own."""
+    """A compiler in a separate process."""
 
     def __init__(self, python: str, library: str) -> None:
-        # isolated: neither the site's packages nor this folder's modules are looked at
+        # isolated: no site packages, and no modules of this folder
         self._process = subprocess.Popen(
             [python, "-I", "-S", slang.__file__, library],
             stdin=subprocess.PIPE,
@@ -115,7 +118,10 @@ class _Process:
         )
 
     def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
-        """As :meth:`slang.Slang.compile`; ``EOFError`` or ``OSError`` where the process is gone."""
+        """Compiles like :meth:`slang.Slang.compile`.
+
+        Raises ``EOFError`` or ``OSError`` if the process has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         slang.write_message(self._process.stdin, arguments)
@@ -126,12 +132,12 @@ class _Process:
         return code, answer["files"]
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what was left to write goes nowhere
+        with contextlib.suppress(OSError):  # unwritten data is discarded
             self._process.communicate()
 
 
 class CompilerPool:
-    """At most ``most`` compilers, each made when it is first needed."""
+    """A pool of at most ``most`` compilers, each created when it is first needed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -141,7 +147,7 @@ class CompilerPool:
         self._changed = threading.Condition()
 
     def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
-        """As :meth:`slang.Slang.compile`, by a compiler that nobody else uses."""
+        """Compiles like :meth:`slang.Slang.compile`, with a compiler that no other thread uses."""
         compiler = self._take()
         try:
             found = compiler.compile(arguments)
@@ -149,17 +155,17 @@ class CompilerPool:
             self._give(compiler)
             raise
         except (EOFError, OSError):
-            # a process that died is not replaced: what killed it may do so again
+            # a process that died is not replaced: the next one may die for the same reason
             self._lose(most=1)
             return self.compile(arguments)
-        except BaseException:  # interrupted: nobody knows where it stopped
+        except BaseException:  # interrupted: the compiler's state is unknown
             self._lose()
             raise
         self._give(compiler)
         return found
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the compiler processes."""
         for process in self._processes:
             process.close()
 
@@ -186,7 +192,7 @@ class CompilerPool:
             self._changed.notify()
 
     def _lose(self, most: int | None = None) -> None:
-        """There is one less; and ``most`` at a time from now on."""
+        """Removes one compiler; ``most`` is the new limit of the pool, if given."""
         with self._changed:
             self._count -= 1
             self._most = self._most if most is None else most
@@ -199,7 +205,7 @@ class CompilerPool:
 
 
 def _here() -> slang.Slang:
-    """The compiler in this process."""
+    """Returns a compiler in this process; raises :class:`DeviceError` if it cannot be loaded."""
     file = library()
     try:
         return slang.Slang(file)
@@ -213,14 +219,17 @@ def _here() -> slang.Slang:
 @Once
 def _pool() -> CompilerPool:
     pool, process = CompilerPool(_most()), os.getpid()
-    # what is forked has the list of what is done at exit, and other processes' pipes to wait for
+    # a forked child inherits this handler and must not wait for its parent's processes
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool
 
 
 def _most() -> int:
-    """As many as there are cores, or ``CML_COMPILERS``; one where this program is no plain Python,
-    which is all that can be started again as one."""
+    """Returns the maximum number of compilers: ``CML_COMPILERS``, by default the number of cores.
+
+    Returns 1 if the program is not a plain Python interpreter, because only that can be started
+    again as a compiler process.
+    """
     asked = os.environ.get("CML_COMPILERS", "")
     if not Path(sys.executable or "").stem.lower().startswith("python"):
         return 1
@@ -229,7 +238,7 @@ def _most() -> int:
 
 @functools.cache
 def library() -> str:
-    """The compiler's file. :class:`DeviceError` where there is none."""
+    """Returns the path of the compiler's library; raises :class:`DeviceError` if there is none."""
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in _LIBRARY_PATTERNS:

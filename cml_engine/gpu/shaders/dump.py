@@ -1,15 +1,15 @@
-"""A kernel variant in files, to look at: what the compiler saw, and what became of it.
+"""The dump of kernel variants to files: the compiler's input and its output, for inspection.
 
-``Gpu.dump_kernels = folder`` (or ``CML_DUMP_KERNELS``, or ``--dump-kernels``) writes, for every
-pipeline that is built from then on:
+``Gpu.dump_kernels = folder`` (or ``CML_DUMP_KERNELS``, or ``--dump-kernels``) writes these files
+for every pipeline built from then on:
 
 - ``NAME.hlsl``: the resolved source, complete in itself: defines, parameters, accessors, includes;
-- ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V that wgpu gets of the engine's kernels, and its text;
-- ``NAME.wgsl``: what it gets of a game's;
+- ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V for the engine's kernels, and its text;
+- ``NAME.wgsl``: the WGSL for a game's kernels;
 - ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler writes it for
-  other platforms. wgpu's own translation cannot be had; this is close to it.
+  other platforms. wgpu's own translation is not accessible; this is close to it.
 
-``kernels.txt`` says which variant each name is.
+``kernels.txt`` lists the variant of each name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import file_below, file_stem
 
-#: the compiler's names of its targets, and the files that they become
+#: the compiler's targets and the suffixes of their files
 _TARGETS = {
     "spirv-asm": "spvasm",
     "wgsl": "wgsl",
@@ -39,8 +39,10 @@ _one_by_one = threading.Lock()
 
 
 def dump_kernel(key: Variant, folder: str | Path) -> Path:
-    """Write one variant's files; the path of its HLSL, or of its code where it was cooked.
-    :class:`InputError` where the folder cannot be written."""
+    """Writes one variant's files and returns the path of its HLSL, or of its code if it was cooked.
+
+    Raises :class:`InputError` if the folder cannot be written.
+    """
     dump = _dump if isinstance(key, ShaderKey) else _dump_code
     try:
         with _one_by_one:
@@ -56,7 +58,7 @@ def _dump_code(key: KernelCode, folder: Path) -> Path:
     suffix = "wgsl" if isinstance(code, str) else "spv"
     stem = file_stem(
         PurePath(key.label.partition(" ")[0]).stem
-    )  # a stranger's file may say anything
+    )  # a label from a foreign cooked file is untrusted
     return _write(folder, f"{stem}-{key.content[:8]}.{suffix}", code)
 
 
@@ -82,7 +84,8 @@ def _write(folder: Path, name: str, content: bytes | str) -> Path:
 
 
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
-    """The kernel for every target; the compiler's words where it has no translation."""
+    """Returns the kernel for every target, or the compiler's diagnostics if there is no
+    translation."""
     found: dict[str, bytes] = {}
     for target, suffix in _TARGETS.items():
         request = compilers.Request(source, key.path, target)
@@ -94,7 +97,7 @@ def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
 
 
 def _list(key: ShaderKey, hlsl: Path) -> None:
-    """Add the variant to the index, once."""
+    """Adds the variant to the index unless it is listed already."""
     index = hlsl.with_name(INDEX)
     checks = "without naga's checks" if key.trusted else "with naga's checks"
     line = f"{hlsl.stem}  {key.path}  {checks}  {' '.join(f'{k}={v}' for k, v in key.defines)}\n"

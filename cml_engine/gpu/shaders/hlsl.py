@@ -1,8 +1,8 @@
-"""A kernel variant's HLSL source -> SPIR-V, compiled once per machine.
+"""Compilation of a kernel variant's HLSL source, cached on disk.
 
-What is compiled is a generated prelude (slice, parameters, tensors) before the kernel's own file.
-The result is kept on disk under a digest of everything that goes into it: source, included files,
-defines, prelude and the compiler's options. A second process compiles nothing.
+The compiled text is a generated prelude (slice, parameters, tensors) followed by the kernel's own
+file. The result is stored on disk under a digest of everything that determines it: source, included
+files, defines, prelude and compiler options. A second process compiles nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cml_engine.ops.declaration.defines import WGSL_ONLY
 from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
 from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file
 
-#: SPIR-V's numbers of the instructions that is_misread looks at
+#: SPIR-V opcodes that is_misread checks
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
 
 _SHUFFLE = "subgroupShuffle("
@@ -42,7 +42,7 @@ _PRELUDE = """\
 
 @dataclass(frozen=True)
 class ShaderKey:
-    """Everything that makes one kernel variant: equal keys are the same pipeline."""
+    """Everything that determines one kernel variant: equal keys share a pipeline."""
 
     path: Path
     params: str
@@ -51,11 +51,11 @@ class ShaderKey:
     trusted: bool
     #: generated HLSL that declares the tensors and the entry point
     interface: str = ""
-    #: the kernel's HLSL, where it is not what stands in ``path``
+    #: the kernel's HLSL, if it is not the content of ``path``
     inline: str = ""
-    #: digest of the kernel's HLSL and of what that includes
+    #: digest of the kernel's HLSL and its includes
     content: str = ""
-    #: whether its CML_PRINTs write, into a buffer that counts as the last of the tensors
+    #: True if CML_PRINT writes to a buffer, which counts as the last tensor
     prints: bool = False
 
     @property
@@ -65,16 +65,16 @@ class ShaderKey:
 
     @property
     def params_bytes(self) -> int:
-        """Bytes of the parameter block."""
+        """The size of the parameter block in bytes."""
         return 16 * parse_params(self.params).vectors
 
     @property
     def wgsl_only(self) -> bool:
-        """Whether naga's reader of SPIR-V lacks something that it uses."""
+        """True if the kernel uses a feature that naga cannot read from SPIR-V."""
         return any(name == WGSL_ONLY for name, _ in self.defines)
 
     def code(self) -> Code:
-        """What wgpu gets, compiled where it is not in the cache."""
+        """Returns the code for wgpu, compiled if it is not in the cache."""
         return compile_kernel(self)
 
 
@@ -89,8 +89,10 @@ def shader_key(
     inline: str = "",
     content: str = "",
 ) -> ShaderKey:
-    """The key of a variant; a bare file name is looked up in ``shaders_hlsl/``. ``content`` is
-    :func:`kernel_content`, where it is known already."""
+    """Returns the key of a variant; a bare file name is looked up in ``shaders_hlsl/``.
+
+    ``content`` is the result of :func:`kernel_content`, if it is known already.
+    """
     file = Path(path) if inline else resolve(path)
     return ShaderKey(
         file,
@@ -105,13 +107,13 @@ def shader_key(
 
 
 def kernel_content(path: str | Path, inline: str = "") -> str:
-    """A digest of the kernel's HLSL and of what that includes, as the files are now."""
+    """Returns a digest of the kernel's HLSL and its includes, as the files are now."""
     file = Path(path) if inline else resolve(path)
     return digest_of(inline or read_source(file), file.parent)
 
 
 def resolve(path: str | Path) -> Path:
-    """The kernel's file: one of ours (``conv/conv.hlsl``), else the caller's."""
+    """Returns the kernel's file: one of the engine's (``conv/conv.hlsl``), else the caller's."""
     found = kernel_file(path) or Path(path)
     if not found.is_file():
         raise InputError(f"kernel source '{path}' not found (nor in {KERNEL_FOLDER})")
@@ -119,7 +121,8 @@ def resolve(path: str | Path) -> Path:
 
 
 def resolved_source(key: ShaderKey) -> str:
-    """What the compiler sees: defines, prelude, and the kernel's file with its line numbers."""
+    """Returns the compiler's input: defines, prelude, and the kernel's file with its line
+    numbers."""
     source = _source(key)
     return prints.with_prints(source, key.path.parent) if key.prints else source
 
@@ -129,12 +132,13 @@ def _source(key: ShaderKey) -> str:
 
 
 def printing(key: ShaderKey) -> ShaderKey:
-    """The variant whose CML_PRINTs write; the key itself where the kernel has none."""
+    """Returns the variant with CML_PRINT enabled, or the key itself if the kernel does not use
+    it."""
     return replace(key, tensors=key.tensors + 1, prints=True) if _names_print(key) else key
 
 
 def print_labels(key: ShaderKey) -> list[str]:
-    """The labels of its CML_PRINTs, behind their numbers."""
+    """Returns the labels of the kernel's CML_PRINT calls; a label's index is its number."""
     return prints.labels_of(_source(key), key.path.parent)
 
 
@@ -155,12 +159,13 @@ def _prelude(key: ShaderKey) -> str:
 
 
 def own_source(key: ShaderKey) -> str:
-    """The kernel's own HLSL."""
+    """Returns the kernel's own HLSL, without the prelude."""
     return key.inline or read_source(key.path)
 
 
 def _tensors(key: ShaderKey) -> list[str]:
-    """``T0``, ``T1``, …: a binding for each, or for each of its parts."""
+    """Returns the declarations of ``T0``, ``T1``, …, with one binding per tensor or part of a
+    tensor."""
     lines, defines, bound = list[str](), dict(key.defines), 0
     tensors = key.tensors - key.prints
     for i in range(tensors):
@@ -174,7 +179,8 @@ def _tensors(key: ShaderKey) -> list[str]:
 
 
 def _first_line(key: ShaderKey) -> int:
-    """Where an inline source begins in the Python file that has it; 1 where it is not found."""
+    """Returns the line at which an inline source begins in its Python file; 1 if it is not
+    found."""
     if not key.inline or not key.path.is_file():
         return 1
     before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
@@ -182,13 +188,14 @@ def _first_line(key: ShaderKey) -> int:
 
 
 def compile_kernel(key: ShaderKey) -> Code:
-    """What wgpu gets: SPIR-V of the engine's own kernels, WGSL of a game's.
+    """Compiles a variant for wgpu: SPIR-V for the engine's own kernels, WGSL for a game's.
 
-    naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), which
-    is what the compiler makes of ``continue``: wrong numbers and no message. Our kernels are
-    written without; a game's go by way of WGSL, which is read right. What WGSL lacks (atomics on
-    plain buffers) still goes as SPIR-V, if nothing in it can be misread. Products of bytes go as
-    WGSL too: naga does not read them in SPIR-V.
+    naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), and
+    gives wrong numbers without a message. The compiler emits such branches for ``continue``. The
+    engine's kernels avoid it; a game's kernels are compiled to WGSL, which naga reads correctly.
+    A kernel that needs a feature missing in WGSL (atomics on plain buffers) is compiled to
+    SPIR-V if nothing in it can be misread. Kernels with packed byte products also use WGSL,
+    because naga cannot read these instructions in SPIR-V.
     """
     if key.wgsl_only:
         return for_naga(compile_wgsl(key))
@@ -198,7 +205,7 @@ def compile_kernel(key: ShaderKey) -> Code:
 
 
 def _portable(key: ShaderKey) -> Code:
-    """WGSL, or SPIR-V that is read right."""
+    """Returns WGSL, or SPIR-V that naga reads correctly."""
     try:
         text = _wgsl(key)
     except ShaderCompileError as refused:
@@ -213,8 +220,10 @@ def _portable(key: ShaderKey) -> Code:
 
 
 def compile_wgsl(key: ShaderKey) -> str:
-    """WGSL of the variant as the standard has it, from the cache if it is there.
-    :class:`ShaderCompileError` where WGSL lacks something."""
+    """Returns standard WGSL of the variant, from the cache if possible.
+
+    Raises :class:`ShaderCompileError` if WGSL lacks a feature that the kernel uses.
+    """
     code = cached(digest(key, "wgsl, unsigned lanes"), compilers.version(), lambda: _wgsl(key))
     assert isinstance(code, str)
     return code
@@ -225,18 +234,22 @@ def _wgsl(key: ShaderKey) -> str:
 
 
 def for_naga(wgsl: str) -> str:
-    """WGSL as naga takes it: it has subgroups, and refuses the line that asks for them."""
+    """Adapts WGSL to naga, which supports subgroups and rejects the line that enables them."""
     return with_unsigned_lanes(wgsl.replace("enable subgroups;", ""))
 
 
 def with_unsigned_lanes(wgsl: str) -> str:
-    """The standard has lanes with a sign and without one; naga takes only these."""
+    """Converts the lane arguments of subgroup shuffles to ``u32``.
+
+    The standard allows signed lanes too; naga accepts only unsigned ones.
+    """
     first, *calls = wgsl.split(_SHUFFLE)
     return first + "".join(_SHUFFLE + _with_unsigned_lane(call) for call in calls)
 
 
 def _with_unsigned_lane(call: str) -> str:
-    """What follows ``subgroupShuffle(``, the second argument made a ``u32``."""
+    """Returns the text behind ``subgroupShuffle(`` with the second argument converted to
+    ``u32``."""
     depth, comma = 1, -1
     for at, letter in enumerate(call):
         depth += (letter in "([") - (letter in ")]")
@@ -250,7 +263,7 @@ def _with_unsigned_lane(call: str) -> str:
 
 
 def compile_spirv(key: ShaderKey) -> bytes:
-    """SPIR-V of the variant, from the cache if it is there."""
+    """Returns SPIR-V of the variant, from the cache if possible."""
     code = cached(digest(key, "spirv"), compilers.version(), lambda: _spirv(key))
     assert isinstance(code, bytes)
     return code
@@ -267,8 +280,11 @@ def _spirv(key: ShaderKey) -> bytes:
 
 
 def is_misread(spirv: bytes) -> bool:
-    """Whether SPIR-V has a ``switch`` of one case inside a loop: the compiler's way to write
-    ``continue``, out of which the loop is left by a branch that naga takes for the switch's own."""
+    """Returns True if the SPIR-V has a ``switch`` with a single case inside a loop.
+
+    The compiler emits it for ``continue``. naga mistakes the branch that leaves the loop for one
+    that leaves the switch.
+    """
     words = memoryview(spirv).cast("I")
     at, open_loops = 5, set[int]()
     while at < len(words):
@@ -293,13 +309,13 @@ def _compile(key: ShaderKey, target: str) -> bytes:
 
 
 def digest(key: ShaderKey, target: str) -> str:
-    """Changes with everything that goes into the variant's code for this target."""
-    # not the file's place, nor a line's: the same kernel elsewhere is the same
+    """Returns a digest of everything that determines the variant's code for this target."""
+    # without paths and line numbers: the same kernel in another folder has the same digest
     source = _prelude(key) + own_source(key)
     parts = (compilers.OPTIONS, target, digest_of(source, key.path.parent))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def standalone_source(key: ShaderKey) -> str:
-    """The resolved source with its includes in their places: one text that any compiler takes."""
+    """Returns the resolved source with its includes inlined, for use with any compiler."""
     return with_includes(resolved_source(key), key.path.parent)

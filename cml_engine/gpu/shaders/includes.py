@@ -1,8 +1,8 @@
-"""What an HLSL source includes: found, hashed, and put in its place.
+"""The includes of an HLSL source: finding, hashing and inlining them.
 
-Which files a shader is made of must be known without the compiler, which is slow and may not even
-be installed. So includes name their files, in quotes or angle brackets; where the compiler reads a
-file that was not found this way, the shader is refused.
+The files of a shader must be known without the compiler, which is slow and may not be installed.
+Includes therefore name their files in quotes or angle brackets. If the compiler reads a file that
+was not found this way, the shader is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INCLUDE_LINE = re.compile(_INCLUDE.pattern + r".*$", re.MULTILINE)
 
 
 def read_source(file: Path) -> str:
-    """A source's text, read again only when the file has changed."""
+    """Returns the text of a source file; reads it again only if the file has changed."""
     stat = file.stat()
     return _read(file, stat.st_mtime_ns, stat.st_size)
 
@@ -32,8 +32,11 @@ def _read(file: Path, _changed: int, _size: int) -> str:
 
 
 def included(source: str, folder: Path) -> dict[Path, str]:
-    """Every file that the source includes, directly or not, and its text. Includes are looked for
-    beside the file that has them, in ``folder``, then among the engine's own."""
+    """Returns the path and text of every file that the source includes, directly or indirectly.
+
+    Includes are searched for in the folder of the including file, in ``folder``, then among the
+    engine's own.
+    """
     found: dict[Path, str] = {}
     _collect(source, folder, folder, found)
     return found
@@ -53,7 +56,7 @@ def _find(name: str, *folders: Path) -> Path | None:
 
 
 def digest_of(source: str, folder: Path) -> str:
-    """Changes with the source and with every file that it includes."""
+    """Returns a digest of the source and of every file that it includes."""
     hasher = hashlib.sha256()
     for text in (source, *included(source, folder).values()):
         encoded = text.encode()
@@ -62,7 +65,7 @@ def digest_of(source: str, folder: Path) -> str:
 
 
 def with_includes(source: str, folder: Path) -> str:
-    """The source with its includes in their places: one text that any compiler takes."""
+    """Returns the source with its includes inlined, for use with any compiler."""
     return _expanded(source, folder, folder, set())
 
 

@@ -1,8 +1,8 @@
-"""A kernel's parameters: declared once as text, packed here, read in HLSL by generated accessors.
+"""The parameters of a kernel: declared as text, packed here, read in HLSL by generated accessors.
 
-``"n:u shape:u8 alpha:f"`` is a uint, an array of eight uints and a float. All of them are 32-bit
-words in one uniform block, laid out in the declared order without gaps; so no packing rule of any
-API can disagree with another.
+``"n:u shape:u8 alpha:f"`` declares a uint, an array of eight uints and a float. All of them are
+32-bit words in one uniform block, in the declared order without gaps, so that the packing rules of
+different APIs do not matter.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ParamBlock:
 
     @property
     def vectors(self) -> int:
-        """Its size in ``uint4``; at least one, for an empty uniform block is not legal."""
+        """The size in ``uint4``; at least 1, because an empty uniform block is not legal."""
         return max(1, -(-self.words // 4))
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """The block's bytes; short arrays are filled up with zeros."""
+        """Returns the block's bytes; short arrays are padded with zeros."""
         block = np.zeros(4 * self.vectors, np.uint32)
         if unknown := set(values) - {f.name for f in self.fields}:
             raise ValueError(f"parameters {sorted(unknown)} are not declared by the kernel")
@@ -62,7 +62,7 @@ class ParamBlock:
         return block.tobytes()
 
     def hlsl(self) -> str:
-        """Accessors: ``alpha`` for a single value, ``shape(i)`` for an array."""
+        """Returns HLSL accessors: ``alpha`` for a single value, ``shape(i)`` for an array."""
         lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
         for f in self.fields:
             at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"
@@ -77,7 +77,7 @@ class ParamBlock:
 
 @lru_cache
 def parse_params(declaration: str) -> ParamBlock:
-    """``"n:u shape:u8"`` as a :class:`ParamBlock`."""
+    """Parses a declaration such as ``"n:u shape:u8"``."""
     fields = []
     offset = 0
     for word in declaration.split():

@@ -1,10 +1,10 @@
-"""``CML_PRINT("label", value)`` in kernels: what it means in a debug build, and elsewhere.
+"""The implementation of ``CML_PRINT("label", value)`` in kernels.
 
-Only sources that name it get a definition, so the digests of all others know nothing of it. It
-means nothing there, unless the variant is one that prints. Then labels become numbers, and every
-call appends a record of :data:`RECORD` words to a buffer behind the tensors: the label with the
-value's type, workgroup, thread, and up to four numbers. A thread's own records are in the order of
-its calls.
+Only sources that use it get a definition, so the digests of all other kernels do not change. The
+definition is empty unless the variant prints. In a printing variant labels become numbers, and
+every call appends a record of :data:`RECORD` words to a buffer behind the tensors: the label with
+the value's type, workgroup, thread, and up to four numbers. The records of one thread are in the
+order of its calls.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.shaders.includes import included, with_includes
 
 _NAME = "CML_PRINT"
-#: what a kernel that does not print makes of it
+#: the definition in a kernel that does not print
 NOTHING = f"#define {_NAME}(label, value)"
-#: the function that calls become
+#: the function that replaces the calls
 _FUNCTION = "cml_print"
 RECORD = 7
-#: records that there is room for
+#: the buffer's capacity in records
 ROOM = 16384
 NBYTES = 4 * (1 + RECORD * ROOM)
-#: types as records number them, each in four sizes; and how their bits become words
+#: value types in the order of their numbers in records (each has four vector sizes), with their
+#: conversions to 32-bit words
 _TYPES = {"float": "asuint", "int": "asuint", "uint": "asuint", "bool": "uint{n}"}
 _NUMPY = (np.float32, np.int32, np.uint32, np.bool_)
 _TOKENS = re.compile(
-    r"//[^\n]*|/\*.*?\*/"  # comments are left as they are
+    r"//[^\n]*|/\*.*?\*/"  # skips comments
     rf'|\b{_NAME}\b(?:\s*\(\s*(?:"(?P<label>(?:[^"\\\n]|\\.)*)"\s*,)?)?',
     re.DOTALL,
 )
@@ -53,12 +54,12 @@ void cml_print_record(uint head, uint4 words) {{
 
 
 def names_print(source: str, folder: Path) -> bool:
-    """Whether the source, or what it includes, names it."""
+    """Returns True if the source or one of its includes contains ``CML_PRINT``."""
     return _NAME in source or any(_NAME in text for text in included(source, folder).values())
 
 
 def declarations(binding: int) -> str:
-    """HLSL of the buffer bound there, and of the functions that write to it."""
+    """Returns HLSL for the print buffer at ``binding`` and for the functions that write to it."""
     lines = [_HLSL.format(binding=binding, room=ROOM, words=RECORD)]
     for kind, (name, bits) in enumerate(_TYPES.items()):
         for n in range(1, 5):
@@ -72,8 +73,11 @@ def declarations(binding: int) -> str:
 
 
 def with_prints(source: str, folder: Path) -> str:
-    """A whole source as one that prints: calls have numbers for labels, and ``main`` notes who
-    calls. :class:`ShaderCompileError` where a label is no text."""
+    """Returns a whole source with printing enabled.
+
+    Calls get numbers instead of labels, and ``main`` stores its workgroup and thread. Raises
+    :class:`ShaderCompileError` if a label is not a string literal.
+    """
     _check(source)
     for file, text in included(source, folder).items():
         _check(f'#line 1 "{file.as_posix()}"\n{text}')
@@ -101,7 +105,7 @@ def _check(source: str) -> None:
 
 
 def explained(refusal: str) -> str:
-    """The compiler's words; where it finds no function for a value, without those that it has."""
+    """Shortens the compiler's diagnostics if ``CML_PRINT`` has a value of an unsupported type."""
     if _FUNCTION not in refusal:
         return refusal
     said = refusal.partition("\nnote")[0]
@@ -111,12 +115,13 @@ def explained(refusal: str) -> str:
 
 
 def labels_of(source: str, folder: Path) -> list[str]:
-    """The labels behind the numbers of :func:`with_prints`, of the same source."""
+    """Returns the labels of the source, in the order of their numbers in :func:`with_prints`."""
     return _labels(_flat(source, folder))
 
 
 def _flat(source: str, folder: Path) -> str:
-    """The source with its includes, where they print: elsewhere its lines stay where they are."""
+    """Returns the source with its includes inlined if they print, else unchanged to keep its
+    lines."""
     in_files = any(_NAME in text for text in included(source, folder).values())
     return with_includes(source, folder) if in_files else source
 
@@ -127,7 +132,7 @@ def _labels(source: str) -> list[str]:
 
 
 def _main(match: re.Match[str]) -> str:
-    """The entry point, which notes the workgroup and the thread and calls what it was."""
+    """Returns an entry point that stores the workgroup and thread and calls the original one."""
     params = match[1]
     names = {semantic: name for name, semantic in _SEMANTIC.findall(params)}
     given = ", ".join(names.values())
@@ -142,10 +147,10 @@ def _main(match: re.Match[str]) -> str:
 
 
 def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]) -> Iterator[str]:
-    """A line for each record of a buffer, by workgroup, thread and the order of its calls."""
+    """Yields a line for each record of a buffer, sorted by workgroup, thread and order of calls."""
     count = min(int(words[0]), ROOM)
     records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
-    for i in np.lexsort(records[:, 2:0:-1].T):  # which leaves equal ones as they are
+    for i in np.lexsort(records[:, 2:0:-1].T):  # a stable sort
         head, group, thread = (int(word) for word in records[i, :3])
         label, kind, size = head // 16, head // 4 % 4, head % 4 + 1
         values = [_value(word, kind) for word in records[i, 3 : 3 + size]]

@@ -1,10 +1,10 @@
-"""HLSL -> SPIR-V by the Slang compiler, through its C interface and without a device.
+"""The Slang compiler for HLSL, called through its C interface and without a device.
 
 The compiler is a shared library inside the ``slangpy`` wheel, whose Python module is never
-imported. A session of the compiler takes half a second to make and compiles one source at a time.
+imported. Creating a compiler session takes half a second; a session compiles one source at a time.
 
-This file imports nothing of ours: run as a program with the library's path it is a compiler in a
-process of its own (``cml_engine/gpu/shaders/compilers.py``).
+This file imports nothing of the engine. Run as a program with the library's path, it is a compiler
+in a separate process (``cml_engine/gpu/shaders/compilers.py``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import IO
 
 
 class SlangError(Exception):
-    """The compiler's own words on a source that it refused."""
+    """The compiler's diagnostics for a source that it rejected."""
 
 
 class Slang:
-    """One compiler session; :meth:`compile` may be called from any thread, one at a time."""
+    """One compiler session. Threads may call :meth:`compile`; the calls run one at a time."""
 
     def __init__(self, library: str) -> None:
         self._lib = ctypes.CDLL(library)
@@ -33,12 +33,15 @@ class Slang:
         self._session = self._lib.spCreateSession(None)
         if not self._session:
             raise SlangError(f"the Slang compiler in {library} gave no session")
-        # a session is some 150 MB; the end of the process gives them back quicker
+        # a session takes some 150 MB, which the end of the process frees faster
         weakref.finalize(self, self._lib.spDestroySession, self._session).atexit = False
 
     def compile(self, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
-        """The code of what the command line ``arguments`` asks for, and the files that were read
-        for it. Raises :class:`SlangError` with the compiler's diagnostics."""
+        """Runs the compiler with command-line ``arguments`` and returns the code and the files it
+        read.
+
+        Raises :class:`SlangError` with the compiler's diagnostics.
+        """
         with self._lock:
             request = self._lib.spCreateCompileRequest(self._session)
             try:
@@ -61,7 +64,7 @@ class Slang:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """C signatures of the functions used (slang-deprecated.h, Slang 2026)."""
+    """Declares the C signatures of the functions used (slang-deprecated.h, Slang 2026)."""
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("spCreateSession", pointer, [text]),
@@ -79,17 +82,18 @@ def _declare(lib: ctypes.CDLL) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-# ------------------------------------------------------------------ as a process of its own
+# ------------------------------------------------------------------ the compiler process
 
 
 def write_message(stream: IO[bytes], head: object, body: bytes = b"") -> None:
-    """A line of JSON, which says how many bytes follow it, and those."""
+    """Writes a message: a line of JSON with ``head`` and the size of ``body``, then ``body``."""
     stream.write(json.dumps([head, len(body)]).encode() + b"\n" + body)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
-    """What :func:`write_message` wrote. :class:`EOFError` where the other side is gone."""
+    """Reads a message of :func:`write_message`; raises :class:`EOFError` if the other process
+    ended."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError("the other process is gone")
@@ -101,8 +105,8 @@ def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
 
 
 def _serve(library: str) -> None:
-    """Compile what comes in, until nobody asks any more."""
-    # what a library prints must not come between the answers
+    """Compiles requests from standard input until it is closed."""
+    # the library's own output must not mix with the answers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     compiler = Slang(library)

@@ -1,4 +1,4 @@
-"""Vertex, fragment and compute shaders of the host's own renderer: HLSL -> SPIR-V, cached."""
+"""Shaders of the host's own renderer (vertex, fragment, compute): HLSL to SPIR-V, cached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StageKey:
 
 
 def compile_stage(key: StageKey) -> bytes:
-    """SPIR-V of the stage; its entry point is called ``main``."""
+    """Returns SPIR-V of the stage; its entry point is called ``main``."""
     if key.stage not in STAGES:
         raise InputError(f"unknown stage '{key.stage}'; one of {', '.join(STAGES)}")
     if not key.path.is_file():
@@ -60,7 +60,7 @@ def _defines(key: StageKey) -> str:
 
 
 def _digest(key: StageKey) -> str:
-    """Changes with everything that goes into the stage's SPIR-V."""
+    """Returns a digest of everything that determines the stage's SPIR-V."""
     content = digest_of(_defines(key) + read_source(key.path), key.path.parent)
     parts = (compilers.OPTIONS, key.stage, key.entry, content)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a plan's steps are run with: the variant of each kernel, and its parameters as bytes."""
+"""The kernel variants of a plan's steps, and their packed parameters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from cml_engine.errors import OperatorError
 from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
 from cml_engine.gpu.shaders.params import parse_params
 
-#: what a pipeline is built of: HLSL, or code from a cooked file
+#: the source of a pipeline: HLSL, or code from a cooked file
 Variant = ShaderKey | KernelCode
 
 
 def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[Variant]:
-    """The kernel variant of every step, of the files as they are now; ``contents`` has the digests
-    of those that were read already."""
+    """Returns the kernel variant of every step, with the files as they are now.
+
+    ``contents`` caches the digests of files that were read already.
+    """
     contents = {} if contents is None else contents
     return [
         step.finished.kernel if step.finished else step_key(step, contents) for step in plan.steps
@@ -21,7 +23,7 @@ def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) ->
 
 
 def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
-    """The kernel variant of a step that is made from HLSL."""
+    """Returns the kernel variant of a step that is compiled from HLSL."""
     kernel = str(step.path), step.inline
     if kernel not in contents:
         contents[kernel] = kernel_content(*kernel)
@@ -38,10 +40,14 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
 
 
 def step_params(step: Step) -> bytes:
-    """The step's parameter block."""
+    """Returns the step's packed parameter block."""
     if step.finished is not None:
         return step.finished.params
     try:
         return parse_params(step.params_layout).pack(step.params)
-    except (ValueError, TypeError, OverflowError) as error:  # what a lower gave
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ) as error:  # invalid parameters from an operator's lowering
         raise OperatorError(f"{step.title}: {error}", step.source) from error
