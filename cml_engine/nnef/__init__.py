@@ -1,4 +1,4 @@
-"""NNEF 1.0.5 models: text and files <-> :class:`cml_engine.ir.graph.Graph`.
+"""Reads NNEF 1.0.5 models into a :class:`cml_engine.ir.graph.Graph`, and writes graphs as NNEF.
 
 ``load`` reads a model (lexer -> parser -> build/lower/evaluate -> weights), ``save`` writes one.
 """
@@ -50,24 +50,24 @@ __all__ = [
 
 
 class NnefModel:
-    """A model's text and weights in memory, which graphs of any shapes are made of.
+    """A model's text and weights in memory; makes graphs for any input shapes.
 
     Parameters
     ----------
     model : a folder with ``graph.nnef``, such a file itself, a ``.tgz`` of such a folder or the
         bytes of one, or a source of such files.
-    native : whether the engine has an operator of its own; all others are expanded.
-    infer : ``infer(node, facts)`` gives the facts of a node's outputs; with it a graph comes
-        with the shapes of all tensors, without it with those of inputs and constants only.
-    declarations : what registered operators take and give, as NNEF fragment declarations by name,
+    native : returns True for the operators that the engine implements; all others are expanded.
+    infer : ``infer(node, facts)`` returns the facts of a node's outputs. With it a graph has the
+        shapes of all tensors, without it those of inputs and constants only.
+    declarations : the signatures of registered operators, as NNEF fragment declarations by name,
         for models that do not declare them.
-    weights : where all variables have their values, instead of tensor files.
+    weights : the values of all variables, instead of tensor files.
     random : makes the values that are missing.
 
     Raises
     ------
     ModelError
-        for everything that can be wrong with a model, with file, line and column.
+        if anything in the model is invalid, with file, line and column.
     """
 
     def __init__(
@@ -95,8 +95,11 @@ class NnefModel:
         self._kept: dict[str, Kept] = {}
 
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
-        """The graph where inputs have these shapes, by name, and else those in the text. The
-        weights' files are read at the first call and no more."""
+        """Returns the graph at the given input shapes, by name; other inputs have the text's
+        shapes.
+
+        The weights' files are read at the first call only.
+        """
         with load_budget(), _collector_paused(), self._depth_checked():
             document, source, library = self._document, self._source, self._library
             built = DocumentBuilder(document, source, library, self._infer, shapes).build()
@@ -136,12 +139,12 @@ def load(
     infer: Infer | None = None,
     declarations: Mapping[str, str] | None = None,
 ) -> Graph:
-    """The graph of a model with the shapes in its text: :class:`NnefModel` says of what."""
+    """Returns the graph of a model with the shapes in its text; see :class:`NnefModel`."""
     return NnefModel(model, native, infer, declarations).graph()
 
 
 def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
-    """A graph without variables from its text; ``file`` is what errors call it."""
+    """Returns the graph of a text without variables; ``file`` is its name in errors."""
     source, library = SourceText(text, file), Library(native)
     document = parse_document(source)
     prepare(document, source, library)
@@ -150,7 +153,10 @@ def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer)
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A large model is a million small objects and no garbage: to look for it doubles the time."""
+    """Pauses the garbage collector.
+
+    A large model is a million small objects without garbage, and collections would double the time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""Syntax trees <-> graphs: evaluation, expansion of fragments, operators' signatures."""
+"""Converts syntax trees to graphs and back: evaluation, fragment expansion, operator signatures."""

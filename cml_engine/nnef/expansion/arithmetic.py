@@ -1,7 +1,7 @@
 """Operators on plain values, at compile time (NNEF 1.0.5, A.2.2).
 
-Python's numbers have no bounds; a model's have: integers stay in 64 bits, and the elements of
-arrays and strings are charged to the load's budget.
+Unlike Python's numbers, a model's integers are limited to 64 bits, and the elements of arrays
+and strings are charged to the load's budget.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def binary(op: str, left: Value, right: Value) -> Value:
-    """``left op right`` for anything but tensors."""
+    """Computes ``left op right`` for values other than tensors."""
     if op in ("&&", "||"):
         return _logical(op, left, right)
     if op == "in":
@@ -41,7 +41,7 @@ def binary(op: str, left: Value, right: Value) -> Value:
 
 
 def unary(op: str, value: Value) -> Value:
-    """``op value`` for anything but tensors."""
+    """Computes ``op value`` for values other than tensors."""
     if op == "!":
         if not isinstance(value, bool):
             raise ValueProblem(f"'!' wants a logical, got {kind_of(value)}")
@@ -52,7 +52,8 @@ def unary(op: str, value: Value) -> Value:
 
 
 def convert(kind: str, value: Value) -> Value:
-    """The built-in functions ``integer()``, ``scalar()``, ``logical()`` and ``string()``."""
+    """Computes the built-in functions ``integer()``, ``scalar()``, ``logical()`` and
+    ``string()``."""
     if kind_of(value) not in ("integer", "scalar", "logical", "string"):
         raise ValueProblem(f"{kind}() wants a number, logical or string, got {kind_of(value)}")
     try:
@@ -62,7 +63,7 @@ def convert(kind: str, value: Value) -> Value:
 
 
 def checked_length(value: Value) -> Value:
-    """The value, whose elements are charged to the budget."""
+    """Charges the value's elements to the budget and returns the value."""
     _charge(element_count(value))
     return value
 
@@ -143,7 +144,7 @@ def _arithmetic(op: str, left: Any, right: Any) -> int | float:
 
 
 def _divide(left: Any, right: Any) -> int | float:
-    """Integers divide to an integer, towards zero."""
+    """Divides; integers give an integer, rounded towards zero."""
     if isinstance(left, float):
         return left / float(right)
     quotient = abs(left) // abs(right)

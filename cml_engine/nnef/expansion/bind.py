@@ -1,7 +1,7 @@
-"""Arguments -> parameters: by position and name, defaults filled in, types checked (A.2.3).
+"""Binds arguments to parameters by position and name, fills in defaults, checks types (A.2.3).
 
-Lenient where files need it: an integer is taken for a scalar (``alpha = 1``), an attribute may be
-positional and a tensor named. Nothing else is converted.
+It accepts what existing files contain: an integer in place of a scalar (``alpha = 1``),
+positional attributes and named tensors. Nothing else is converted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from cml_engine.nnef.text.ast import Type
 
 
 class Mismatch(Exception):
-    """Arguments that do not fit a signature; the caller adds the place."""
+    """Arguments do not fit a signature; the caller adds the source position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call's values by parameter, in the order of declaration, and what ``?`` stands for."""
+    """A call's values by parameter, in the order of declaration, and the type that ``?`` stands
+    for."""
 
     values: Mapping[str, Value]
     dtype: str | None
@@ -34,7 +35,7 @@ def bind(
     named: Mapping[str, Value],
     generic: str | None,
 ) -> Bound:
-    """Match a call's arguments with the parameters of ``sig``."""
+    """Binds a call's arguments to the parameters of ``sig``."""
     given = _given(sig, positional, named)
     dtype = _dtype(sig, given, generic)
     values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
@@ -63,7 +64,11 @@ def _unknown_parameter(sig: Signature, name: str) -> str:
 
 
 def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> str | None:
-    """What ``?`` stands for: the generic argument, a tensor's type, a literal's, the default."""
+    """Returns the type that ``?`` stands for.
+
+    It is that of the generic argument, of a tensor argument, the default, or that of a literal,
+    in this order.
+    """
     if not sig.generic:
         if generic is not None:
             raise Mismatch(f"{sig.name} takes no <{generic}>: remove it")
@@ -111,7 +116,7 @@ def _wanted(kind: Type, dtype: str | None) -> str:
 
 
 def coerce(kind: Type, value: Value, dtype: str | None) -> Value:
-    """The value as a parameter of this type holds it, or :class:`Mismatch`."""
+    """Converts a value to a parameter's type; raises :class:`Mismatch` if it does not fit."""
     return _COERCE[kind.kind](kind, value, dtype)
 
 
@@ -143,7 +148,7 @@ def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
 
 
 def _literal(wanted: str | None, value: Value) -> Value:
-    """A number in place of a tensor."""
+    """Converts a number that is given for a tensor."""
     got = kind_of(value)
     if got == "tuple":
         raise Mismatch("declare it as a variable or a constant")

@@ -1,4 +1,4 @@
-"""Document -> Graph: what only the graph's own body may do (NNEF 1.0.5, 3.1 and 4.1)."""
+"""Converts a document to a graph: the operations allowed in the graph's body only (3.1 and 4.1)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A ``variable`` of the graph, whose values are still in its file."""
+    """A ``variable`` of the graph, whose values are not read yet."""
 
     name: str
     fact: Fact
@@ -59,14 +59,16 @@ class Built:
 
 
 def prepare(document: Document, text: SourceText, library: Library) -> None:
-    """What is done once for a document: its extensions are checked, its fragments known."""
+    """Checks a document's extensions and registers its fragments, once per document."""
     _check_extensions(document, text)
     library.add_fragments(document.fragments, text)
 
 
 class DocumentBuilder:
-    """One graph on its way from syntax to nodes; ``shapes`` are those of inputs that shall not be
-    as the text says."""
+    """The conversion of one document to a graph.
+
+    ``shapes`` replace the shapes of inputs that the text states.
+    """
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class DocumentBuilder:
             seen.add(name.id)
 
     def _finish_output(self, name: Name) -> None:
-        """An output is a tensor of its own name: an alias or a literal is copied into one."""
+        """Copies an output that is an alias or a literal into a tensor of the output's name."""
         if name.id not in self._scope.names:
             message = f"graph output '{name.id}' is never assigned: assign it in the graph's body"
             raise self._error(NnefSyntaxError, message, name)
@@ -211,7 +213,7 @@ class DocumentBuilder:
             raise site.error(ShapeError, message)
 
     def _own_name(self, op: str, site: Site) -> str:
-        """The name that an ``external`` or ``variable`` is assigned to."""
+        """Returns the name that an ``external`` or ``variable`` is assigned to."""
         self._at_graph_level(op, site)
         if not isinstance(site.target, Exact):
             raise site.error(NnefSyntaxError, f"assign {op}(...) to a name of its own")
@@ -241,7 +243,7 @@ def _fact(bound: Bound, site: Site) -> Fact:
 
 
 def _datum_type(text: str, site: Site) -> str:
-    """What tract's name of a type is here: numbers of all sizes are one type each."""
+    """Returns the NNEF type for tract's name of a type; the number of bits is ignored."""
     kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
     if kind is None:
         wanted = "f32, i64, bool and the like"
@@ -260,7 +262,7 @@ def _filled(fact: Fact, values: Sequence[Any], site: Site) -> Array:
 
 
 def rule_version(document: Document) -> int:
-    """The version of the rule that an integer network names, or 0."""
+    """Returns the version of the rule that an integer network names, or 0."""
     return RULE_VERSION if any(n.id.startswith(INTEGER) for n in document.extensions) else 0
 
 

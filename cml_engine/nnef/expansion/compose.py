@@ -1,4 +1,4 @@
-"""Graph -> syntax tree: what ``build`` does, backwards. Calls take their canonical form."""
+"""Converts a graph to a syntax tree, the inverse of ``build``; calls get their canonical form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What a model's files hold."""
+    """The contents of a model's files."""
 
     document: Document
     tensors: Mapping[str, Array]
@@ -53,12 +53,12 @@ class Composed:
 
 
 def compose(graph: Graph, declarations: Mapping[str, str]) -> Composed:
-    """The syntax tree of a graph, and its tensor files by label."""
+    """Returns the syntax tree of a graph and its tensor files by label."""
     return _Composer(graph, declarations).compose()
 
 
 def expression(value: Any) -> Expr:
-    """A plain value as a literal, or an array or tuple of them."""
+    """Returns a plain value as a literal, or as an array or tuple of literals."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def expression(value: Any) -> Expr:
 
 @dataclass
 class _Names:
-    """Identifiers that NNEF accepts, one for each tensor name of the graph."""
+    """The NNEF identifiers of a graph's tensor names."""
 
     reserved: set[str]
     given: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class _Composer:
 
     @property
     def _quantized(self) -> list[str]:
-        """The constants that are stored integers of real numbers."""
+        """Returns the constants that are stored as quantised integers."""
         if not self._graph.integer:
             return []
         quantization = self._graph.quantization
@@ -201,7 +201,7 @@ class _Composer:
         return found
 
     def _operands(self, sig: Signature, node: Node) -> dict[str, Expr]:
-        """The flat inputs, as the parameters take them."""
+        """Groups a node's flat inputs by the parameters of the signature."""
         shapes = [param.type for param in sig.tensors]
         groups = _regroup(node, shapes, node.inputs, "inputs")
         return {
@@ -234,15 +234,18 @@ class _Composer:
     # -- constants ------------------------------------------------------------------------------
 
     def _is_literal(self, name: str, values: Array) -> bool:
-        """A literal when it was read, or nothing but a number: written where it is used."""
+        """Returns True if a constant is written as a literal where it is used."""
         graph = self._graph
         if values.ndim or name in graph.labels or name in graph.outputs or not _fits_text(values):
             return False
         return name == literal_name(values) or not is_identifier(name)
 
     def _label(self, name: str, values: Array) -> str:
-        """A label for a tensor file that no other values have. Stored integers that two lines of
-        ``graph.quant`` read differently are two tensors by now."""
+        """Returns a tensor file's label, different from those of other values.
+
+        Stored integers that two lines of ``graph.quant`` read differently are two tensors at
+        this point.
+        """
         label = self._graph.labels.get(name)
         if label is None:
             return self._new_label(self._names.of(name), values)
@@ -279,7 +282,7 @@ def _all_names(graph: Graph) -> Iterable[str]:
 def _regroup(
     node: Node, types: Sequence[Type], names: Sequence[str], what: str
 ) -> list[str | list[str]]:
-    """Flat names as single tensors and at most one array of them."""
+    """Groups flat names as single tensors and at most one array of tensors."""
     arrays = [kind for kind in types if kind.kind == "array"]
     rest = len(names) - (len(types) - len(arrays))
     if rest < 0 or len(arrays) > 1 or (not arrays and rest):
@@ -305,7 +308,7 @@ def _attr(param: Param, node: Node) -> Any:
 
 
 def _typed(kind: Type, value: Any) -> Any:
-    """Lists and tuples, integers and floats as the declaration has them."""
+    """Converts lists and tuples, integers and floats to the declared types."""
     if kind.kind == "array":
         return [_typed(kind.items[0], item) for item in value]
     if kind.kind == "tuple":
@@ -326,7 +329,7 @@ def _fits_text(values: Array) -> bool:
 
 
 def _plain(value: Any) -> bool | int | float:
-    """A NumPy number as Python's, a float with as few digits as tell it apart."""
+    """Converts a NumPy number to Python's; a float gets the fewest digits that identify it."""
     if isinstance(value, (np.floating, float)):
         return float(str(np.float32(value)))
     plain: bool | int = np.asarray(value).item()

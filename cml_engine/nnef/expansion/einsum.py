@@ -1,6 +1,7 @@
-"""``einsum`` -> transpose, reshape and matmul: NNEF cannot say it, but each call of it can be said.
+"""Expands ``einsum`` to transpose, reshape and matmul.
 
-The fragment's body is written for the call's equation and shapes, two operands at a time.
+No NNEF fragment can express it in general, so a fragment is written for each call's equation and
+shapes. It combines two operands at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ _FORM = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*(->[A-Za-z]*)?")
 
 
 class EquationProblem(Exception):
-    """An equation that cannot be done; the caller adds the place."""
+    """An equation is invalid or not supported; the caller adds the source position."""
 
 
 def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
-    """A fragment that computes the equation of tensors of these shapes."""
+    """Returns the text of a fragment that computes the equation for operands of these shapes."""
     terms, result = _parse(equation)
     writer = _Writer(_extents(terms, shapes))
     name, labels = "inputs[0]", terms[0]
@@ -35,7 +36,7 @@ def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _parse(equation: str) -> tuple[list[str], str]:
-    """The labels of each operand and of the result."""
+    """Returns the labels of each operand and of the result."""
     text = equation.replace(" ", "")
     if not _FORM.fullmatch(text):
         raise EquationProblem(f"equation '{equation}', wanted letters as in 'bct,bcs->bts'")
@@ -66,7 +67,7 @@ def _extents(terms: list[str], shapes: Sequence[Sequence[int]]) -> dict[str, int
 
 @dataclass
 class _Writer:
-    """The lines of a body; every step names its result."""
+    """The lines of a fragment's body; every step names its result."""
 
     extents: dict[str, int]
     lines: list[str] = field(default_factory=list)
@@ -77,7 +78,7 @@ class _Writer:
         return name
 
     def summed(self, name: str, labels: str, keep: str) -> tuple[str, str]:
-        """The sum over every index that nothing needs."""
+        """Sums over every index that no other operand and no result has."""
         axes = [i for i, label in enumerate(labels) if label not in keep]
         if axes:
             name = self.step(f"squeeze(sum_reduce({name}, axes = {axes}), axes = {axes})")
@@ -89,14 +90,16 @@ class _Writer:
         return self.step(f"transpose({name}, axes = {[labels.index(x) for x in wanted]})")
 
     def shaped(self, name: str, labels: str, groups: Sequence[str]) -> str:
-        """Neighbouring indices as one axis each, or axes of extent 1 for none."""
+        """Reshapes groups of neighbouring indices to one axis each; an empty group gives extent
+        1."""
         if [len(g) for g in groups] == [1] * len(labels):
             return name
         shape = [prod(self.extents[x] for x in group) for group in groups]
         return self.step(f"reshape({name}, shape = {shape})")
 
     def product(self, a: tuple[str, str], b: tuple[str, str], later: str) -> tuple[str, str]:
-        """Two operands as one matmul: indices are common, summed, or of one side only."""
+        """Multiplies two operands with one matmul; an index is common, summed, or of one operand
+        only."""
         a, b = self.summed(*a, later + b[1]), self.summed(*b, later + a[1])
         batch = [x for x in a[1] if x in b[1] and x in later]
         inner = "".join(x for x in a[1] if x in b[1] and x not in later)
@@ -114,7 +117,7 @@ class _Writer:
     def _side(
         self, operand: tuple[str, str], batch: list[str], free: str, inner: str
     ) -> tuple[str, bool]:
-        """An operand as a matrix [free, inner], or turned: [inner, free] where it lies so."""
+        """Returns an operand as a matrix [free, inner], or transposed if it is stored that way."""
         name, labels = operand
         groups = [*batch, inner, free]
         turned = labels == "".join(groups)

@@ -1,7 +1,7 @@
-"""Expressions -> values (NNEF 1.0.5, A.2.2). What makes tensors is left to a subclass.
+"""Evaluates expressions (NNEF 1.0.5, A.2.2); a subclass evaluates the calls that make tensors.
 
-``target`` is what the surrounding assignment calls the result: the name, or a tuple of names, that
-the tensors made here should bear.
+``target`` is the name, or the tuple of names, that the surrounding assignment gives to the
+tensors of the result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TENSOR_UNARY = {"-": "neg", "!": "not"}
 
 
 class Exact(str):
-    """A tensor name that the model's graph itself assigns; others are proposals."""
+    """A tensor name that the model's graph assigns; other names are suggestions."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ Target: TypeAlias = "str | tuple[Target, ...] | None"
 
 @dataclass
 class Scope:
-    """The names that expressions can see: the graph's, or those of one fragment's expansion."""
+    """The names that expressions can read: those of the graph, or of one fragment's expansion."""
 
     text: SourceText
     names: dict[str, Value] = field(default_factory=dict)
@@ -81,11 +81,11 @@ class Scope:
     dtype: str | None = None
 
     def source(self, pos: int) -> Source:
-        """The line of the model that a node made here comes from."""
+        """Returns the line of the model that is the source of a node made here."""
         return self.text.at(pos) if self.caller is None else self.caller
 
     def error(self, kind: type[ModelError], message: str, pos: int) -> ModelError:
-        """An error at a place in the text, naming the fragment it happened in."""
+        """Returns an error at an offset of the text that names the fragment, if it is in one."""
         if self.caller is None:
             return kind(message, self.text.at(pos))
         if self.standard:
@@ -96,7 +96,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an operator is called: the scope, the offset, and what its result is called."""
+    """A call of an operator: the scope, the offset in the text, and the names of the result."""
 
     scope: Scope
     pos: int
@@ -111,7 +111,7 @@ class Site:
 
 
 class Evaluator(ABC):
-    """Evaluates everything but calls of operators."""
+    """An evaluator of all expressions but calls of operators."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
         self._steps, self._budget = 0, current()
@@ -133,25 +133,25 @@ class Evaluator(ABC):
 
     @abstractmethod
     def operator(self, op: str, values: list[Value], site: Site) -> Value:
-        """Call an operator with values, as ``x + y`` does."""
+        """Calls an operator with values, for expressions such as ``x + y``."""
 
     @abstractmethod
     def invoke(self, call: Call, site: Site) -> Value:
-        """Call an operator or fragment."""
+        """Calls an operator or fragment."""
 
     @abstractmethod
     def shape_of(self, value: Value, site: Site) -> list[int]:
-        """The built-in function ``shape_of`` (deprecated)."""
+        """Computes the built-in function ``shape_of`` (deprecated)."""
 
     def evaluate(self, expr: Expr, scope: Scope, target: Target = None) -> Value:
-        """The value of an expression."""
+        """Returns the value of an expression."""
         self._steps += 1
         if self._steps > _CHARGED:
             self._charge(scope, expr.pos)
         return self._dispatch[type(expr)](expr, scope, target)
 
     def _charge(self, scope: Scope, pos: int) -> None:
-        """Charges the steps so far: fragments can double at each level."""
+        """Charges the steps so far to the budget: fragments can double the work at each level."""
         steps, self._steps = self._steps, 0
         try:
             self._budget.charge_steps(steps, "the evaluation of expressions")
@@ -186,7 +186,8 @@ class Evaluator(ABC):
         return [self.evaluate(e, scope, t) for e, t in zip(items, targets, strict=True)]
 
     def _sized(self, items: list[Value], scope: Scope, pos: int) -> list[Value]:
-        """Arrays of arrays can double at every assignment: count their elements."""
+        """Charges an array's elements to the budget: nested arrays can double at every
+        assignment."""
         if items and isinstance(items[0], (list, tuple)):
             _guard(lambda: arithmetic.checked_length(items), scope, pos)
         return items
@@ -207,7 +208,7 @@ class Evaluator(ABC):
         return self._sized(found, scope, expr.pos)
 
     def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
-        """The loop variables' values, step by step."""
+        """Returns the values of a comprehension's loop variables, a mapping per step."""
         arrays = []
         for loop in expr.loops:
             values = self.evaluate(loop.values, scope)
@@ -255,7 +256,8 @@ class Evaluator(ABC):
         return _guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
 
     def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
-        """A chain is walked down its left side, not recursed into: it can be long."""
+        """Evaluates a chain of binary operators without recursion on the left side: it can be
+        long."""
         chain, left = [expr], expr.left
         while isinstance(left, Binary):
             chain.append(left)
@@ -334,7 +336,7 @@ def _guard(compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
 
 
 def spread(target: Target, count: int) -> list[Target]:
-    """What the parts of an array or tuple shall be called."""
+    """Returns the names of the parts of an array or tuple; None for parts without a name."""
     if isinstance(target, tuple) and len(target) == count:
         return list(target)
     if isinstance(target, str):

@@ -1,4 +1,4 @@
-"""Libraries of fragments: the engine's own, of what models need and NNEF lacks, and tract's."""
+"""The fragment libraries beside the standard's: the engine's own extensions, and tract's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TRACT_FILE = "tract.nnef"
 
 @cache
 def library_source(file: str) -> SourceText:
-    """The text of a library."""
+    """Returns the text of a library."""
     text = resources.files("cml_engine.nnef").joinpath(file).read_text("ascii")
     return SourceText(text, file)
 
 
 @cache
 def library_fragments(file: str) -> Mapping[str, Fragment]:
-    """The declarations by name; what the engine can say in NNEF has a body."""
+    """Returns the declarations by name; operators that NNEF can express have a body."""
     found = parse_fragments(library_source(file).text, file)
     return {fragment.name: fragment for fragment in found}
 

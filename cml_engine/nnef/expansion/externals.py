@@ -1,7 +1,7 @@
-"""The inputs' shapes: what the ``external`` lines say, and what the caller says instead.
+"""The inputs' shapes, from the ``external`` lines and from the caller, who can override them.
 
-tract writes symbols where a shape is not fixed: ``extension tract_symbol S;`` and then
-``external(shape = [1, S, 2 * S])``. A given shape says what they stand for.
+tract writes symbols for extents that are not fixed: ``extension tract_symbol S;`` and then
+``external(shape = [1, S, 2 * S])``. A given shape determines their values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATORS = ("external", "tract_core_external")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An ``external`` as it is written."""
+    """An ``external`` line as written."""
 
     name: str
     extents: tuple[Expr, ...]
@@ -38,7 +38,7 @@ class _Line:
 
 
 class Externals:
-    """The shapes of a graph's inputs; ``symbols`` are the values of what stands for extents."""
+    """The shapes of a graph's inputs; ``symbols`` has the values of symbolic extents."""
 
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
         self._known = document.symbols
@@ -54,7 +54,8 @@ class Externals:
             self._check_known(line)
 
     def _solve(self, name: str, shape: tuple[int, ...]) -> None:
-        """What a given shape says of symbols."""
+        """Sets the symbols that a given shape determines; raises InputError if two values
+        conflict."""
         line = self._lines.get(name)
         if line is None:
             return
@@ -82,7 +83,7 @@ class Externals:
             )
 
     def shape(self, name: str, written: tuple[int, ...], site: Site) -> tuple[int, ...]:
-        """The shape of an input whose line says ``written``."""
+        """Returns the shape of an input whose line says ``written``."""
         given = self._given.get(name)
         if given is None:
             return written
@@ -99,7 +100,7 @@ class Externals:
 
 
 def _number(extent: Expr) -> int | None:
-    """An extent that is written as a number."""
+    """Returns an extent that is written as a number."""
     return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
 
 

@@ -1,7 +1,8 @@
-"""``graph.quant`` as operators: every tensor that it names is rounded to the values it says.
+"""Applies ``graph.quant`` as operators: rounds every tensor that it names.
 
-The specification (7.1) reads a line as its operator applied to the tensor after its value is
-computed. The operator of a line is expanded as a model of its own, whose nodes go into the graph.
+The specification (7.1) defines a line as an operator that is applied to the tensor after its
+value is computed. The operator of a line is expanded as a model of its own, whose nodes are
+inserted into the graph.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ BuildText = Callable[[str], Graph]
 
 
 def fake_quantized(graph: Graph, build: BuildText) -> Graph:
-    """The graph with the quantisation of its ``graph.quant`` done by operators.
+    """Returns the graph with operators for the quantisation of its ``graph.quant``.
 
-    A computed tensor keeps its name for the rounded values; an input, constant or variable is
-    rounded where it is read. Names that are not in the graph are ignored, as the format asks.
+    For a computed tensor the rounded values get its name. An input, constant or variable is
+    rounded where it is read. Names that are not in the graph are ignored, as the format
+    requires.
     """
     named = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
     return _Insertion(graph, build).run(named)
@@ -57,8 +59,11 @@ class _Insertion:
         )
 
     def _complete(self, attrs: Attrs) -> bool:
-        """A line of stored integers may leave out what the file's header says: then the values
-        are what they stand for already."""
+        """Returns True if a line has all arguments of its operator.
+
+        The line of stored integers may leave out arguments that are in the file's header. Those
+        values are already dequantized.
+        """
         sig = standard_signatures().get(attrs["op"])
         return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
 
@@ -72,7 +77,7 @@ class _Insertion:
             self.nodes += self._rounding(name, attrs, exact[name], name)
 
     def _rounding(self, name: str, attrs: Attrs, source: str, target: str) -> Iterator[Node]:
-        """The nodes of ``target = op(source)``."""
+        """Returns the nodes of ``target = op(source)``."""
         fact = self.graph.facts[name]
         with located(place_of(attrs)):
             made = self._made(name, fact, attrs)
@@ -93,7 +98,7 @@ class _Insertion:
             )
 
     def _made(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
-        """A graph that rounds one tensor."""
+        """Returns a graph that rounds one tensor."""
         made = self.build(_model(name, fact, attrs))
         if made.facts["y"] != fact:
             raise _wrong(name, f"it is {fact}, its quantisation gives {made.facts['y']}")
@@ -106,12 +111,12 @@ class _Insertion:
 
 
 def _is_literal(name: str) -> bool:
-    """Literals are named by their text, which no identifier equals, and may be shared."""
+    """Returns True for the name of a literal: its text, which is not an identifier."""
     return not (name[0].isalpha() or name[0] == "_") or name in ("true", "false")
 
 
 def _model(name: str, fact: Fact, attrs: Attrs) -> str:
-    """The text of a model that rounds one tensor."""
+    """Returns the text of a model that rounds one tensor."""
     sig = standard_signatures().get(attrs["op"])
     if sig is None or not sig.name.endswith("_quantize"):
         raise _wrong(name, f"{attrs['op']} is unknown")
@@ -134,7 +139,7 @@ def _wrong(name: str, what: str) -> ModelError:
 
 
 def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
-    """The declaration of an array argument; numbers stand in the call itself."""
+    """Returns the declaration of an array argument; numbers are written into the call."""
     if not isinstance(value, list):
         return []
     kind = sig.by_name[key].type.name

@@ -1,12 +1,14 @@
-"""Which operators a model can call: the standard's, its own fragments, the registered ones.
+"""Resolves operator names: the standard's operators, a model's fragments, registered operators.
 
-The rule, in order: a name is the model's own fragment, or the standard's, or one that a registered
-operator declares, or an extension (``extensions.nnef``), or one of tract's (``tract.nnef``). A
-model may redefine what the standard itself defines by a body (``silu``, which older files bring),
-and no other standard operator. The engine's own operator is used wherever it takes the same
-parameters as that declaration and the model gives it no other body; else the fragment's body is
-expanded, the extension's where the model declares the same without a body. Bodies of the standard
-and of the libraries never call a model's fragments.
+A name is looked up in this order: the model's own fragments, the standard, the declarations of
+registered operators, the extensions (``extensions.nnef``), and tract's operators
+(``tract.nnef``). A model may redefine a standard operator only if the standard defines it by a
+body (``silu``, which older files contain).
+
+The engine's implementation is used if it has the same parameters as the declaration and the
+model gives no other body. Otherwise the fragment's body is expanded; for a declaration without a
+body, that of the extension. Bodies of the standard and of the libraries never call a model's
+fragments.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from cml_engine.nnef.warning import warn
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator that a call can resolve to."""
+    """An operator that a call resolves to."""
 
     name: str
     signature: Signature
@@ -56,7 +58,7 @@ class Library:
 
     Parameters
     ----------
-    native : whether the engine has its own implementation of an operator.
+    native : returns True for the operators that the engine implements.
     declarations : fragment declarations of registered operators, by name.
     """
 
@@ -69,7 +71,7 @@ class Library:
         self._resolved: dict[tuple[str, bool], Operator] = {}
 
     def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
-        """A model's own fragments."""
+        """Adds a model's own fragments."""
         for fragment in fragments:
             standard = standard_fragments().get(fragment.name)
             if standard is not None and (standard.body is None or fragment.body is None):
@@ -82,8 +84,10 @@ class Library:
             self._own[fragment.name] = (fragment, text)
 
     def lookup(self, name: str, of_model: bool = True) -> Operator:
-        """The operator of that name, as the model means it or else as the standard does;
-        :class:`UnsupportedOp` where nothing can compute it."""
+        """Returns the operator of a name, as the model defines it or else as the standard does.
+
+        Raises :class:`UnsupportedOp` if there is no implementation and no body.
+        """
         key = name, of_model and name in self._own
         found = self._resolved.get(key)
         if found is None:
@@ -91,7 +95,8 @@ class Library:
         return found
 
     def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
-        """The declarations that a file with these operators must carry, fragments they call too."""
+        """Returns the declarations that a file with these operators needs, including called
+        fragments."""
         wanted, found = list(ops), dict[str, str]()
         while wanted:
             name = wanted.pop()
@@ -152,7 +157,8 @@ class Library:
         return print_fragment(ours) != print_fragment(fragment)
 
     def _our_signature(self, name: str) -> Signature | None:
-        """What the engine or the game says of an operator that a model declares too."""
+        """Returns the engine's or the game's signature of an operator that a model declares; or
+        None."""
         if name in self._declarations:
             return self._declared(name)[0]
         return extension_signatures().get(name)

@@ -1,4 +1,4 @@
-"""Calls -> nodes or expansions: what the engine has becomes a node, the rest is expanded."""
+"""Lowers calls: operators of the engine become nodes, other operators are expanded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ Special: TypeAlias = Callable[[Signature, Bound, Site], Value]
 
 
 class FragmentEvaluator(Evaluator):
-    """Runs bodies of assignments; ``special`` holds what a graph's own body may do besides."""
+    """An evaluator of bodies of assignments.
+
+    ``special`` has the operations that are allowed in a graph's body only.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class FragmentEvaluator(Evaluator):
             self._assign(assignment.target, value, scope)
 
     def _targets(self, expr: Expr, scope: Scope) -> Target:
-        """What the right-hand side should call its tensors."""
+        """Returns the names that the right-hand side gives to its tensors."""
         if isinstance(expr, (ArrayExpr, TupleExpr)):
             return tuple(self._targets(item, scope) for item in expr.items)
         assert isinstance(expr, Name)
@@ -66,7 +69,7 @@ class FragmentEvaluator(Evaluator):
         return scope.targets.get(expr.id, f"{scope.prefix}_{expr.id}")
 
     def _assign(self, expr: Expr, value: Value, scope: Scope) -> None:
-        """Bind names to values; an array or tuple on the left takes its parts."""
+        """Binds names to values; an array or tuple on the left is bound part by part."""
         if isinstance(expr, Name):
             if expr.id in scope.names:
                 message = f"'{expr.id}' is assigned twice: use another name"
@@ -140,7 +143,7 @@ class FragmentEvaluator(Evaluator):
         return self._expand(operator, bound, site)
 
     def _by_rule(self, operator: Operator, bound: Bound, site: Site) -> Operator:
-        """The operator with a body for this call."""
+        """Returns the operator with a body that is written for this call."""
         shapes = [self.shape_of(value, site) for value in bound.values["inputs"]]
         try:
             text = einsum_fragment(bound.values["equation"], shapes)
@@ -152,7 +155,7 @@ class FragmentEvaluator(Evaluator):
     # -- expansion ------------------------------------------------------------------------------
 
     def _expand(self, operator: Operator, bound: Bound, site: Site) -> Value:
-        """The body of a fragment in place of a call of it."""
+        """Expands a fragment's body in place of a call."""
         fragment = operator.fragment
         inner = _inner_scope(operator, bound, site)
         if len(inner.chain) > MAX_EXPANSION:
@@ -189,7 +192,7 @@ def _inner_scope(operator: Operator, bound: Bound, site: Site) -> Scope:
 
 
 def _result(fragment: Fragment, index: int, bound: Bound, scope: Scope) -> Value:
-    """A result's value, of the type that the fragment declares."""
+    """Returns a result's value in the type that the fragment declares."""
     result = fragment.results[index]
     if result.name not in scope.names:
         message = f"fragment '{fragment.name}' never assigns its result '{result.name}'"

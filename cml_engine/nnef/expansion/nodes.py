@@ -1,4 +1,4 @@
-"""Bound calls -> nodes, and literals -> constants, of the graph being built."""
+"""Adds the nodes of bound calls, and the constants of literals, to the graph under construction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INT32 = 2**31
 
 
 class NodeBuilder:
-    """The nodes, constants and facts so far."""
+    """The nodes, constants and facts of a graph under construction."""
 
     def __init__(self, infer: Infer | None) -> None:
         self._infer = infer
@@ -41,11 +41,12 @@ class NodeBuilder:
     # -- names ----------------------------------------------------------------------------------
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that only an :class:`Exact` target may have."""
+        """Reserves names for :class:`Exact` targets."""
         self._taken.update(names)
 
     def tensor_name(self, target: Target, fallback: str) -> str:
-        """The target's own name if the graph assigns it, else a free one made from it."""
+        """Returns the target's own name if the graph assigns it, else an unused name made from
+        it."""
         if isinstance(target, Exact):
             return str(target)
         if isinstance(target, str) and target not in self._taken:
@@ -65,7 +66,7 @@ class NodeBuilder:
     # -- constants ------------------------------------------------------------------------------
 
     def tensor(self, value: Value, site: Site) -> TensorRef:
-        """A value as a tensor: literals become rank-0 constants named by their text."""
+        """Returns a value as a tensor; a literal becomes a rank-0 constant named by its text."""
         if isinstance(value, TensorRef):
             return value
         if isinstance(value, list):
@@ -80,7 +81,7 @@ class NodeBuilder:
         return TensorRef(name, dtype)
 
     def _nested(self, value: list[Value], site: Site) -> TensorRef:
-        """Numbers in brackets as a constant of that shape."""
+        """Adds nested lists of numbers as a constant."""
         kinds = {kind_of(leaf) for leaf in _leaves(value)}
         shape = shape_of_numbers(value)
         if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
@@ -103,7 +104,7 @@ class NodeBuilder:
     # -- nodes ----------------------------------------------------------------------------------
 
     def emit(self, sig: Signature, bound: Bound, site: Site) -> Value:
-        """One node; the value is its output, or an array or tuple of them."""
+        """Adds a node and returns its output, or an array or tuple of its outputs."""
         inputs: list[str] = []
         attrs: dict[str, Any] = {}
         for param in sig.params:
@@ -120,7 +121,7 @@ class NodeBuilder:
         return results[0] if len(results) == 1 else tuple(results)
 
     def copy(self, ref: TensorRef, name: str, source: Source) -> None:
-        """``name = copy(ref)``, where an output is only another name of a tensor."""
+        """Adds ``name = copy(ref)``, for an output that only renames a tensor."""
         node = Node("copy", (ref.name,), (name,), Attrs(), source)
         self.nodes.append(node)
         self._infer_facts(node)
@@ -170,7 +171,10 @@ class NodeBuilder:
         return found
 
     def _result_count(self, sig: Signature, bound: Bound, target: Target, site: Site) -> int:
-        """How many tensors an array result has."""
+        """Returns the number of tensors in an array result.
+
+        Raises an error if it is unknown or differs from the number of names on the left side.
+        """
         count = self._known_count(sig.name, bound)
         wanted = len(target) if isinstance(target, tuple) else None
         if count is None and wanted is None:
@@ -206,7 +210,7 @@ def _leaves(value: Value) -> list[Value]:
 
 
 def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
-    """The extents of nested lists, None where rows differ."""
+    """Returns the extents of nested lists, or None if rows differ in length."""
     if not isinstance(value, list):
         return ()
     inner = {shape_of_numbers(item) for item in value}
@@ -215,7 +219,7 @@ def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
 
 
 def literal_array(value: Value, dtype: str, site: Site) -> Array:
-    """A number or truth value as the engine holds it."""
+    """Returns a number or logical as an array of the engine's type."""
     if dtype == "integer" and not -_INT32 <= value < _INT32:
         raise site.error(ShapeError, f"{value} does not fit in 32 bits")
     with np.errstate(over="ignore"):
@@ -223,7 +227,8 @@ def literal_array(value: Value, dtype: str, site: Site) -> Array:
 
 
 def literal_name(array: Array) -> str:
-    """A literal's tensor name: its text (``0.5``, ``-1``, ``true``), which no identifier equals."""
+    """Returns a literal's tensor name: its text (``0.5``, ``-1``, ``true``), never an
+    identifier."""
     if array.dtype == np.bool_:
         return "true" if array else "false"
     return str(array[()])

@@ -1,4 +1,4 @@
-"""What every operator takes and gives, read from ``stdlib.nnef`` (NNEF 1.0.5, chapter 4)."""
+"""The operators' signatures, read from ``stdlib.nnef`` (NNEF 1.0.5, chapter 4)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Param:
 
     @property
     def is_tensor(self) -> bool:
-        """A tensor, or an array of them: it becomes inputs of the node, not an attribute."""
+        """True for a tensor or an array of tensors, which become inputs of the node, not
+        attributes."""
         return self.type.has_tensor
 
     @property
@@ -54,7 +55,7 @@ class Param:
 class Signature:
     """An operator's declaration.
 
-    ``default_dtype`` is what ``?`` means where neither a generic argument nor an input says it.
+    ``default_dtype`` is the type of ``?`` if neither a generic argument nor an input determines it.
     """
 
     name: str
@@ -77,11 +78,12 @@ class Signature:
 
     @cached_property
     def needs_dtype(self) -> bool:
-        """The result's type comes from ``op<type>(...)`` alone, as ``cast``'s does."""
+        """True if only ``op<type>(...)`` determines the result's type, as for ``cast``."""
         return self.generic and not any(param.type.is_generic for param in self.params)
 
     def fits(self, other: Signature) -> bool:
-        """Same parameters, in order and type, and the same results' types: calls mean the same."""
+        """Returns True if parameters, their order and types, and the results' types are the
+        same."""
         mine = [(param.name, param.type) for param in self.params]
         theirs = [(param.name, param.type) for param in other.params]
         results = [result.type for result in self.results]
@@ -94,7 +96,7 @@ class Signature:
 
 
 def signature(name: str) -> Signature:
-    """The signature of a standard operator."""
+    """Returns the signature of a standard operator."""
     found = standard_signatures().get(name)
     if found is None:
         raise UnsupportedOp(unknown_operator(name, standard_signatures()))
@@ -103,14 +105,14 @@ def signature(name: str) -> Signature:
 
 @cache
 def standard_source() -> SourceText:
-    """The text of the standard library."""
+    """Returns the text of the standard library."""
     text = resources.files("cml_engine.nnef").joinpath(STDLIB_FILE).read_text(encoding="ascii")
     return SourceText(text, STDLIB_FILE)
 
 
 @cache
 def standard_fragments() -> Mapping[str, Fragment]:
-    """The declarations of the standard library by name; compounds have bodies."""
+    """Returns the declarations of the standard library by name; compound operators have bodies."""
     found = parse_fragments(standard_source().text, STDLIB_FILE)
     return {fragment.name: fragment for fragment in found}
 
@@ -122,7 +124,7 @@ def standard_signatures() -> Mapping[str, Signature]:
 
 
 def signature_of(fragment: Fragment, source: SourceText) -> Signature:
-    """A declaration with its defaults turned into values."""
+    """Returns the signature of a declaration, with its defaults evaluated."""
     seen: set[str] = set()
     for name, pos in _declared_names(fragment):
         if name in seen:
@@ -138,7 +140,7 @@ def signature_of(fragment: Fragment, source: SourceText) -> Signature:
 
 
 def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
-    """The first fragment of a declaration's text, as a registered custom operator brings it."""
+    """Returns the signature and the first fragment of the text that declares a custom operator."""
     source = SourceText(text, file)
     fragments = parse_fragments(text, file)
     if not fragments:
@@ -147,7 +149,7 @@ def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
 
 
 def unknown_operator(name: str, known: Iterable[str]) -> str:
-    """The message for an operator that nobody declares."""
+    """Returns the message for an operator without a declaration."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'? Otherwise " if near else ""
     return f"unknown operator '{name}': {hint}declare it as a fragment, or register it"

@@ -1,4 +1,4 @@
-"""What an NNEF expression evaluates to: numbers, strings, lists, tuples, and tensors by name."""
+"""The values of NNEF expressions: numbers, strings, lists, tuples, and tensors by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NESTING = 8
 
 
 class ValueProblem(Exception):
-    """An operation on values that has no result; the evaluator adds the place."""
+    """An operation on values has no result; the evaluator adds the source position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class TensorRef:
 
 
 def describe(value: Value, depth: int = 0) -> str:
-    """A value's type, as messages show it."""
+    """Returns a value's type for messages."""
     if isinstance(value, TensorRef):
         return f"tensor<{value.dtype}> '{value.name}'"
     if isinstance(value, (list, tuple)):
@@ -36,7 +36,7 @@ def describe(value: Value, depth: int = 0) -> str:
 
 
 def kind_of(value: Value) -> str:
-    """The NNEF type of a plain value, or ``tensor``, ``array``, ``tuple``."""
+    """Returns the NNEF type of a plain value, or ``tensor``, ``array``, ``tuple``."""
     if isinstance(value, bool):
         return "logical"
     if isinstance(value, int):
@@ -51,10 +51,11 @@ def kind_of(value: Value) -> str:
 
 
 def element_count(value: Value, depth: int = 0) -> int:
-    """How many leaves a nested array has; a plain value counts as one, a string as its characters.
+    """Returns the number of leaves of a nested array; a string has one per character.
 
-    An empty inner array counts as one too, so that an array of them is not free. One that is
-    nested too deep is refused, because counting it could take for ever.
+    A plain value counts as one. An empty inner array counts as one too, so that an array of them
+    is charged to the budget. Raises :class:`ValueProblem` if the nesting is too deep, because
+    the count could take exponential time.
     """
     if isinstance(value, str):
         return len(value)
