@@ -1,4 +1,4 @@
-"""The GPUs of this machine: which there are, and the one that is asked for."""
+"""The GPUs of this machine, and the selection of one of them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ NO_GPU_HINT = (
     "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
     "or use the CPU backend."
 )
-#: names a device for every command and program
+#: environment variable that selects a device for every command and program
 VARIABLE = "CML_ADAPTER"
 
 
 def adapters() -> list[wgpu.GPUAdapter]:
-    """All that Vulkan, D3D12 and Metal offer."""
+    """Returns all adapters that Vulkan, D3D12 and Metal offer."""
     limit_instance()
     return list(wgpu.gpu.enumerate_adapters_sync())
 
 
 def adapter_name(adapter: wgpu.GPUAdapter) -> str:
-    """Device, driver and interface, as people know them."""
+    """Returns the names of device, driver and graphics API."""
     info: dict[str, Any] = dict(adapter.info)
     return f"{info.get('device')} ({info.get('description')}), {info.get('backend_type')}"
 
 
 def request_adapter(name: str | None) -> wgpu.GPUAdapter:
-    """The one whose name has ``name`` in it, whatever its case; without a name the environment's
-    ``CML_ADAPTER``, else the fastest. :class:`DeviceError` where there is none."""
+    """Returns the adapter whose name contains ``name``, ignoring case.
+
+    Without a name, the environment's ``CML_ADAPTER`` applies, else the fastest adapter is returned.
+    Raises :class:`DeviceError` if there is none.
+    """
     wanted = name or os.environ.get(VARIABLE)
     if wanted:
         return _named(wanted)
@@ -56,7 +59,8 @@ def _named(wanted: str) -> wgpu.GPUAdapter:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    """A row for each, as JSON; ``chosen`` is true of the one that ``cml.Gpu()`` takes."""
+    """Returns one JSON-compatible row per adapter; ``chosen`` marks the one that ``cml.Gpu()``
+    takes."""
     try:
         chosen = adapter_name(request_adapter(None))
     except DeviceError:

@@ -1,4 +1,5 @@
-"""A device, its queue, and what is made once on it: pipelines, layouts, the allocator."""
+"""A device and its queue, with the objects created once per device: pipelines, layouts,
+allocator."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from cml_engine.ir.memory import MemorySource
 
 _log = logging.getLogger(__name__)
-#: features taken where the adapter has them; none is required
+#: optional features, enabled if the adapter has them
 _WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
-#: limits raised to what the adapter can do
+#: limits raised to the adapter's maximum
 _WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -49,7 +50,7 @@ _WANTED_LIMITS = (
     "max-compute-workgroups-per-dimension",
     "max-texture-array-layers",
 )
-#: what naga lacks, and what to write instead
+#: features that naga lacks, and their replacements
 _NAGA_HINTS = {
     "DotProduct": "write the dot() of integers out as a sum",
     "Int64": "64-bit integers are not available",
@@ -62,8 +63,8 @@ SLICE_BYTES = 16
 
 
 class Device:
-    """One device and its queue, as all of this package uses it; :class:`cml_engine.Gpu` is the
-    one that users hold."""
+    """A device and its queue, as used within this package; the public class is
+    :class:`cml_engine.Gpu`."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class Device:
             raise InputError("a device and an adapter's name: give one of them")
         quicken_start()
         self.device: wgpu.GPUDevice = _request_device(adapter) if device is None else device
-        #: whether operators are marked for debuggers of frames
+        #: True if every operator is put into a debug group
         self.markers = flag(markers, "markers")
-        #: whether what kernels print (CML_PRINT) is shown
+        #: True if the output of CML_PRINT in kernels is shown
         self.debug_kernels = flag(debug_kernels, "debug_kernels")
         self.queue: wgpu.GPUQueue = self.device.queue
         self.info: dict[str, Any] = dict(self.device.adapter.info)
@@ -97,14 +98,14 @@ class Device:
         self.dump_kernels: str | Path | None = os.environ.get("CML_DUMP_KERNELS") or None
         #: memory for networks and for the host's renderer (docs/faster.md)
         self.memory = Allocator(self.device, budget_bytes, source=memory)
-        #: of frame schedulers
+        #: the latest runs of the frame schedulers
         self.runs = JobRuns()
         self._pipelines = PipelineCache()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
 
     @property
     def name(self) -> str:
-        """Adapter and driver, as people know them."""
+        """The names of adapter and driver."""
         return f"{self.info.get('device')} ({self.info.get('description')})"
 
     @property
@@ -113,8 +114,10 @@ class Device:
         return self._pipelines.built
 
     def pipeline(self, key: Variant) -> Pipeline:
-        """Returns the variant's pipeline, built at its first use. It lasts while the caller holds
-        it; see :class:`PipelineCache`."""
+        """Returns the variant's pipeline, built at its first use.
+
+        The pipeline lasts while the caller references it; see :class:`PipelineCache`.
+        """
         return self._pipelines.get(key, self._build)
 
     def shader(
@@ -125,22 +128,24 @@ class Device:
         defines: Mapping[str, int | str] | None = None,
         trusted: bool = False,
     ) -> wgpu.GPUShaderModule:
-        """A shader of the host's renderer, in HLSL: the function ``entry`` of the file ``path``
-        as a ``"vertex"``, ``"fragment"`` or ``"compute"`` stage. In the module the entry point is
-        called ``"main"``. Compiled once per machine, as the kernels are.
+        """Compiles a shader of the host's renderer from HLSL and returns its module.
 
-        Bindings are ``[[vk::binding(binding, group)]]``; the number of a vertex is
-        ``SV_VulkanVertexID``, of an instance ``SV_VulkanInstanceID``, and loops are written
-        without ``continue``. ``trusted`` leaves out the runtime checks of bounds and loops.
-        :class:`ShaderCompileError` says what the compiler, or wgpu, does not take.
+        ``entry`` is a function of the file ``path``; ``stage`` is ``"vertex"``, ``"fragment"``
+        or ``"compute"``. In the module the entry point is called ``"main"``. The code is
+        compiled once per machine, like the kernels.
+
+        Bindings are ``[[vk::binding(binding, group)]]``. The index of a vertex is
+        ``SV_VulkanVertexID``, of an instance ``SV_VulkanInstanceID``. Loops must not use
+        ``continue``. ``trusted`` omits the runtime checks of bounds and loops. Raises
+        :class:`ShaderCompileError` if the compiler or wgpu rejects the shader.
         """
         key = StageKey(Path(path), stage, entry, tuple(sorted((defines or {}).items())))
         return self._create_module(key.label, compile_stage(key), trusted, str(path))
 
     @device_errors()
     def wait(self) -> None:
-        """Block until the GPU has done all that was submitted. For tools that measure: a game
-        never waits."""
+        """Blocks until the GPU has finished all submitted work. For tools that measure, not for
+        games."""
         wait(self.device)
         turns.gpu_is_done()
 
@@ -182,8 +187,12 @@ class Device:
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
-        """Bindings of every kernel: slice (dynamic offset), parameters, then the tensors, all
-        read-write: one arena may then hold inputs and outputs of the same dispatch."""
+        """Returns the bind group layout of kernels: slice (dynamic offset), parameters, then the
+        tensors.
+
+        All tensors are read-write, so that one arena can contain inputs and outputs of the same
+        dispatch.
+        """
         found = self._layouts.get((tensors, params_bytes))
         if found is None:
             uniform = {"type": "uniform", "min_binding_size": SLICE_BYTES}
@@ -198,7 +207,7 @@ class Device:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of wgpu's is about, without the call that it begins with."""
+    """Returns the cause of a wgpu error without the name of the failed call."""
     return str(error).partition("Caused by:")[2].strip() or str(error)
 
 
@@ -240,8 +249,11 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
 
 
 def _subgroup_size(device: wgpu.GPUDevice) -> int:
-    """The least size that a subgroup has. llvmpipe states a range, yet always takes the vectors
-    that its name tells: ``llvmpipe (LLVM 15.0.6, 256 bits)`` is eight lanes."""
+    """Returns the minimum subgroup size; 0 if subgroups are not supported.
+
+    llvmpipe reports a range, but always uses the vector width in its name:
+    ``llvmpipe (LLVM 15.0.6, 256 bits)`` has eight lanes.
+    """
     if "subgroup" not in device.features:
         return 0
     info = device.adapter.info

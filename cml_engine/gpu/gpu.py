@@ -1,4 +1,4 @@
-"""A GPU to compute on: our own device, or the one that the engine renders with."""
+"""The GPU to compute on: a device of our own, or the one that the engine renders with."""
 
 from __future__ import annotations
 
@@ -16,41 +16,50 @@ from cml_engine.ir.graph import Fact
 class Gpu(Device):
     """One device and its queue.
 
-    Set ``dump_kernels`` to a folder and every pipeline built from then on leaves its sources
-    there (``cml_engine/gpu/shaders/dump.py``); it begins as the environment's ``CML_DUMP_KERNELS``.
+    If ``dump_kernels`` is set to a folder, every pipeline built from then on writes its sources
+    there (``cml_engine/gpu/shaders/dump.py``). Its initial value is the environment's
+    ``CML_DUMP_KERNELS``.
 
     Parameters
     ----------
-    device : the host's own ``wgpu.GPUDevice``, which is used as it is, with the features and
-        limits it was made with. Without it a device is requested; :class:`DeviceError` if there
-        is none.
-    memory : the host's own allocator (:class:`cml_engine.ir.memory.MemorySource`); without it our
-        heaps.
-    budget_bytes : the most memory that everything here may take; :attr:`memory` keeps it.
-    adapter : a part of the name of the GPU to take, as ``cml devices`` shows them; without it the
-        environment's ``CML_ADAPTER``, else the fastest.
+    device : the host's own ``wgpu.GPUDevice``, used as it is, with its features and limits. By
+        default a device is requested; :class:`DeviceError` if there is none.
+    memory : the host's own allocator (:class:`cml_engine.ir.memory.MemorySource`); by default the
+        engine's heaps.
+    budget_bytes : the limit of all memory on this device, enforced by :attr:`memory`.
+    adapter : a part of the name of the GPU to use, as ``cml devices`` lists them; by default the
+        environment's ``CML_ADAPTER``, else the fastest GPU.
     markers : put every operator into a debug group of its name, for RenderDoc, PIX and Nsight.
-    debug_kernels : have ``Session.run`` write to standard error what kernels say with
-        ``CML_PRINT("label", value)``, which else is nothing (docs/custom_operators.md). Slow.
+    debug_kernels : make ``Session.run`` write the output of ``CML_PRINT("label", value)`` in
+        kernels to standard error; otherwise the macro is empty (docs/custom_operators.md). Slow.
     """
 
     def executor(self) -> FrameExecutor:
-        """What a :class:`scheduler.FrameScheduler` runs networks with on this device."""
+        """Creates the executor with which a :class:`scheduler.FrameScheduler` uses this device."""
         return FrameExecutor(self)
 
     def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:
-        """Times the host's own passes, by these names, without ever waiting, in one frame of
-        ``every``."""
+        """Creates a timer of the host's own passes with these names; it measures one frame in
+        ``every``.
+
+        The timer never blocks.
+        """
         return FrameTimer(self, names, every=every)
 
     def tensor(self, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
-        """A range of the host's own ``wgpu.GPUBuffer`` as an input of ``Session.run`` or
-        ``FrameScheduler.submit``: plain row-major 32-bit words from byte ``offset`` on, a multiple
-        of 4, in a buffer with ``COPY_SRC``. It is read when the run, or the job, begins, and must
-        stay until then. :class:`InputError` where it does not fit."""
+        """Returns a range of the host's ``wgpu.GPUBuffer`` as an input for a run or a job.
+
+        The range contains row-major 32-bit elements from byte ``offset`` on, a multiple of 4.
+        The buffer needs the usage ``COPY_SRC``. ``Session.run`` or the job of
+        ``FrameScheduler.submit`` reads the range when it begins, and the content must stay until
+        then. Raises :class:`InputError` if the tensor does not fit.
+        """
         return tensor_in(self.device, buffer, offset, fact)
 
     def build_texture_kernels(self) -> None:
-        """Build now what reads textures and writes them: for a loading screen. Without it the first
-        job that reads a texture waits some frames, and the first copy into one takes long."""
+        """Builds the kernels that read and write textures now, for a loading screen; blocks.
+
+        Otherwise the first job that reads a texture waits some frames, and the first copy to a
+        texture takes long.
+        """
         kernels_of(self).build(self)

@@ -1,4 +1,4 @@
-"""What wgpu-native can do and wgpu-py does not expose; reached here, and nowhere else."""
+"""Access to wgpu-native features that wgpu-py does not expose. No other module does this."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _log = logging.getLogger(__name__)
 def create_shader_module(
     device: wgpu.GPUDevice, label: str, code: bytes | str, trusted: bool
 ) -> wgpu.GPUShaderModule:
-    """A shader module from SPIR-V or WGSL; ``trusted`` leaves naga's runtime checks out.
+    """Creates a shader module from SPIR-V or WGSL; ``trusted`` omits naga's runtime checks.
 
-    By default naga bounds every loop by a counter and clamps every access; on our own kernels,
-    whose indices are proven by tests, that costs 2-3x (docs/design/performance.md).
+    By default naga adds a counter to every loop and clamps every access. The engine's kernels are
+    tested to stay within bounds, and the checks would make them 2-3x slower
+    (docs/design/performance.md).
     """
     if trusted:
         try:
@@ -40,7 +41,7 @@ def _trusted(device: wgpu.GPUDevice, label: str, code: bytes | str) -> wgpu.GPUS
     if isinstance(code, str):
         source = _wgsl_source(api, code)
     else:
-        words = api.ffi.new("uint8_t[]", code)  # lives until the module is made
+        words = api.ffi.new("uint8_t[]", code)  # must live until the module is created
         source = _spirv_source(api, words, len(code) // 4)
     descriptor = api.new_struct_p(
         "WGPUShaderModuleDescriptor *",
@@ -68,7 +69,7 @@ def _wgsl_source(api: Any, text: str) -> Any:
 
 
 def timestamp_period_ns(queue: wgpu.GPUQueue) -> float:
-    """Nanoseconds per timestamp tick of this device; 1.0 where it cannot be asked."""
+    """Returns the nanoseconds per timestamp tick of this device; 1.0 if they are not available."""
     try:
         from wgpu.backends.wgpu_native import lib
 
@@ -78,12 +79,12 @@ def timestamp_period_ns(queue: wgpu.GPUQueue) -> float:
 
 
 class PendingMap:
-    """A buffer's mapping for reading that is asked for and never waited for.
+    """An asynchronous mapping of a buffer for reading, which never blocks.
 
-    wgpu-py's own ``map_async`` submits an empty command buffer first and starts a thread that
-    blocks until the device is idle; both may hold up the frame. Here the callback comes with
-    :func:`poll`, and :attr:`done` says whether it has. Until then this object stays alive, whoever
-    forgets it: the driver calls into it.
+    wgpu-py's own ``map_async`` first submits an empty command buffer and starts a thread that
+    blocks until the device is idle; both may delay the frame. Here :func:`poll` runs the
+    callback, and :attr:`done` is True afterwards. Until then the class keeps a reference to this
+    object, because the driver calls into it.
     """
 
     _awaited: ClassVar[set[PendingMap]] = set()
@@ -114,13 +115,13 @@ class PendingMap:
         buffer._map_state = "pending"
 
     def arrived(self, succeeded: bool) -> None:
-        """The driver has called back."""
+        """Records the result of the mapping; called by the driver's callback."""
         self.failed = not succeeded
         self.done = True
         self._awaited.discard(self)
 
     def abort(self) -> None:
-        """Not wanted any more: the buffer is unmapped, whether its bytes have arrived or not."""
+        """Cancels the mapping: unmaps the buffer, even if its bytes have not arrived."""
         if not (self.done and self.failed):
             try:
                 self._api.libf.wgpuBufferUnmap(self._buffer._internal)
@@ -129,7 +130,10 @@ class PendingMap:
         self._buffer._map_state = "unmapped"
 
     def take(self) -> bytes:
-        """The bytes, once :attr:`done`; the buffer is unmapped."""
+        """Returns the bytes after :attr:`done` and unmaps the buffer.
+
+        Raises :class:`DeviceError` if the readback failed.
+        """
         buffer = self._buffer
         if self.failed:
             buffer._map_state = "unmapped"
@@ -146,7 +150,8 @@ class PendingMap:
 
 @cache
 def _map_callback() -> Any:
-    """One callback for all mappings: to make one takes longer than all else of a mapping."""
+    """Returns the callback shared by all mappings, because creating one costs more than a
+    mapping."""
     from wgpu.backends.wgpu_native import _api
 
     api: Any = _api
@@ -158,7 +163,10 @@ def _map_callback() -> Any:
 
 
 def device_error(error: Exception) -> DeviceError:
-    """wgpu's error in our words: what to do where the device is lost, else its reason."""
+    """Converts an error of wgpu to a :class:`DeviceError` with its cause.
+
+    If the device is lost, the message says what to do.
+    """
     reason = str(error).partition("Caused by:")[2].strip() or str(error)
     if _is_lost(error):
         return DeviceError(
@@ -173,17 +181,19 @@ def _is_lost(error: Exception) -> bool:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raises :class:`DeviceError` where a call failed because the device is lost, and not for what
-    it was given."""
+    """Raises :class:`DeviceError` if a call failed because the device is lost, not for its
+    arguments."""
     if _is_lost(error):
         raise device_error(error) from error
 
 
 @contextmanager
 def device_errors(*others: type[Exception]) -> Iterator[None]:
-    """Turns wgpu's errors, and those of ``others``, into :class:`DeviceError`: in a ``with`` block,
-    or in the function that it decorates. Whatever reaches the driver for a caller of this package
-    does so in one of these."""
+    """Converts wgpu's errors, and the types ``others``, to :class:`DeviceError`.
+
+    It works as a ``with`` block and as a decorator. Every call that reaches the driver on behalf
+    of a user of this package is inside one.
+    """
     try:
         yield
     except (wgpu.GPUError, *others) as error:
@@ -191,21 +201,21 @@ def device_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Let the callbacks of finished work run; returns at once."""
+    """Runs the callbacks of finished work; returns at once."""
     device._poll(False)
 
 
 def wait(device: wgpu.GPUDevice) -> None:
-    """Block until all that was submitted is done."""
+    """Blocks until all submitted work is done."""
     device._poll(True)
 
 
 def quicken_start() -> None:
-    """Let cffi parse wgpu-py's C types one by one without the names of all the others.
+    """Speeds up cffi's parsing of wgpu-py's C types, which takes a second at every start.
 
     For each of some fifty types that a program uses, cffi parses a text that declares every type
-    name of the header before it: a second at every start. Only names that occur in the type itself
-    matter to the parser.
+    name that precedes it in the header. This patch keeps only the names that occur in the type
+    itself.
     """
     from wgpu.backends.wgpu_native import ffi
 
@@ -231,9 +241,11 @@ def quicken_start() -> None:
 
 
 def limit_instance() -> None:
-    """Leave OpenGL out of the process's wgpu instance, if there is none yet: no kernel of ours
-    runs on it. Without a desktop session, leave out Mesa's layer that asks Wayland for its GPU
-    too: it prints an error per call."""
+    """Excludes OpenGL from the process's wgpu instance, because no kernel runs on it.
+
+    Does nothing to an existing instance. Without a desktop session, it also disables Mesa's device
+    selection layer, which asks Wayland for its GPU and prints an error per call.
+    """
     from wgpu.backends.wgpu_native import _helpers
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 

@@ -13,7 +13,7 @@ import wgpu
 
 from cml_engine.gpu.shaders.steps import Variant
 
-#: pipelines kept for networks to come; one takes 2 to 5 MB on llvmpipe
+#: pipelines kept for later networks; one takes 2 to 5 MB on llvmpipe
 _MOST_KEPT = 128
 
 
@@ -27,8 +27,11 @@ class Pipeline:
 
 
 class PipelineCache:
-    """Builds each pipeline once, whichever threads want it. It keeps the ``most`` that were
-    requested last; another lasts as long as a program holds it."""
+    """A cache that builds each pipeline once, even if several threads request it.
+
+    It keeps the ``most`` pipelines requested last. Any other lasts as long as a program
+    references it.
+    """
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most
@@ -43,8 +46,11 @@ class PipelineCache:
         return len(self._alive)
 
     def get(self, key: Variant, build: Callable[[Variant], Pipeline]) -> Pipeline:
-        """Returns the variant's pipeline; a caller that requests one that another thread builds
-        waits for it. After a failure the next caller builds again."""
+        """Returns the variant's pipeline.
+
+        If another thread is building it, the caller waits for that build. After a failure the
+        next caller builds it again.
+        """
         mine: Future[Pipeline] = Future()
         with self._lock:
             found = self._alive.get(key)

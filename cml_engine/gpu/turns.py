@@ -1,4 +1,4 @@
-"""Whose turn the interpreter is: a frame's, or a thread's that compiles a network beside it."""
+"""Keeps a background compile thread from taking the interpreter while the host records a frame."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from threading import Event
 from types import FrameType
 from typing import Any
 
-#: seconds for which a frame is made, at most: what has begun and does not end holds nobody up
+#: seconds after which a frame that was begun but never ended stops blocking
 _LONGEST_S = 0.05
-#: seconds after a frame in which its thread has something left to do
+#: seconds after a frame during which its thread may still be busy
 _AFTER_S = 0.0005
-#: seconds for which a thread stands still in all, where frames leave it no time
+#: the longest total pause of a compile thread in seconds
 _MOST_S = 2.0
-#: where it may: functions that hold no lock which a frame may wait for
+#: modules in which a thread may pause: they hold no lock that a frame may need
 _MAY_STAND = tuple(
     f"cml_engine.{name}"
     for name in ("graph", "passes.", "planning.", "ops.", "nnef.", "integer.", "gpu.shaders.hlsl")
@@ -24,44 +24,49 @@ _MAY_STAND = tuple(
 
 
 class Turns:
-    """A frame's Python calls the driver a thousand times, and each call lets another thread have
-    the interpreter: while one compiles, frames take twice as long on processors that also draw. So
-    it stands still while a frame is made, and works while the frame's thread waits for the display;
-    where the host waits for the GPU, which may be these processors, not before it has done that."""
+    """The coordination of frames with a background compile thread.
+
+    Recording a frame calls the driver about a thousand times, and each call releases the GIL. If
+    a network compiles at the same time, frames take twice as long on processors that also draw.
+    The compile thread therefore pauses while a frame is recorded and continues while the frame's
+    thread waits for the display. If the host waits for the GPU (which may be these processors),
+    the compile thread continues only after that wait.
+    """
 
     def __init__(self) -> None:
         self._free = Event()
         self._free.set()
-        #: whether somebody says when a frame has ended, and when the GPU has done it
+        #: True if the host calls end_frame, and if it calls gpu_is_done
         self._told = self._waits = False
-        #: how often a thread has stood still
+        #: the number of pauses
         self.stood = 0
 
     def begin_frame(self) -> None:
-        """A frame is made from now on, where the end of one was told before."""
+        """Pauses compile threads from now on, if :meth:`end_frame` was called before."""
         if self._told:
             self._free.clear()
 
     def end_frame(self) -> None:
-        """It is made, and submitted."""
+        """Lets compile threads continue after the submit, unless the host also waits for the
+        GPU."""
         self._told = True
         if not self._waits:
             self._free.set()
 
     def gpu_is_done(self) -> None:
-        """The frame's thread has waited for that."""
+        """Lets compile threads continue, because the frame's thread has waited for the GPU."""
         self._waits = True
         self._free.set()
 
     def forget(self) -> None:
-        """No frame is made, and none is waited for."""
+        """Lets compile threads continue and forgets how the host reports its frames."""
         self._told = self._waits = False
         self._free.set()
 
     @contextmanager
     def between_frames(self) -> Iterator[None]:
-        """This thread stands still while a frame is made."""
-        if sys.getprofile() is not None:  # somebody looks at it
+        """Pauses this thread in the ``with`` block whenever a frame is being recorded."""
+        if sys.getprofile() is not None:  # a profiler is active
             yield
             return
         left_s = _MOST_S
@@ -80,7 +85,7 @@ class Turns:
             sys.setprofile(None)
 
     def _stand(self) -> float:
-        """Until no frame is made; the seconds that it took."""
+        """Blocks until no frame is being recorded; returns the seconds that it took."""
         self.stood += 1
         start = time.perf_counter()
         while not self._free.is_set():

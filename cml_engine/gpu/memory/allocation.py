@@ -74,7 +74,7 @@ class Allocation:
         self._memory.give_back(self, self._range)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Writes ``data`` at a byte offset of the range, before the next submit takes effect."""
+        """Writes ``data`` at a byte offset of the range; it takes effect before the next submit."""
         with device_errors():
             self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
 

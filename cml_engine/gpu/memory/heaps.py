@@ -1,4 +1,4 @@
-"""Heaps: large buffers whose ranges are allocated if the host brings no allocator of its own."""
+"""The engine's own heaps: large buffers whose ranges are used if the host brings no allocator."""
 
 from __future__ import annotations
 

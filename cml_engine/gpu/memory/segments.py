@@ -51,7 +51,7 @@ class Segments:
         return self._parts[part].at(rest)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Writes ``data`` at a byte offset, before the next submit takes effect."""
+        """Writes ``data`` at a byte offset; it takes effect before the next submit."""
         data = np.frombuffer(data, np.uint8)
         while data.size:
             part, rest = divmod(offset, self._each)

@@ -16,8 +16,8 @@ from cml_engine.ir.graph import Array
 class Held:
     """The validity of the results and inputs in a program's memory.
 
-    The results are valid from the end of a run until the next run begins, the memory is evicted, or
-    another program uses it.
+    The results are valid from the end of a run until the next run begins, the memory is evicted,
+    another program uses it, or the run turns out to be wrong.
 
     If the plan reuses results, omitted inputs keep their values. Values that came from the host are
     also kept here, to restore them after an eviction.

@@ -1,1 +1,1 @@
-"""Textures into tensors and tensors into textures, on the device."""
+"""Conversions between textures and tensors on the device."""

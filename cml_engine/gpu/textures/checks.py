@@ -1,4 +1,4 @@
-"""What a host's texture must be, before anything is encoded with it."""
+"""Checks of the host's textures, made before anything is encoded with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _Usage = wgpu.TextureUsage
 
 
 def texture_format(gpu: Device, what: str, texture: Any, *, written: bool) -> TextureFormat:
-    """The format of a texture that is read or ``written``; :class:`InputError` where it cannot
-    be."""
+    """Returns the format of a texture that is read or ``written``.
+
+    Raises :class:`InputError` if the texture does not support that.
+    """
     if not isinstance(texture, wgpu.GPUTexture):
         raise InputError(f"{what}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
     if getattr(texture, "_device", gpu.device) is not gpu.device:
@@ -35,8 +37,10 @@ def texture_format(gpu: Device, what: str, texture: Any, *, written: bool) -> Te
 
 
 def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
-    """:class:`InputError` where the device does not bind so many bytes at once: the kernels between
-    textures and tensors take no tensor in parts."""
+    """Raises :class:`InputError` if the device cannot bind ``nbytes`` at once.
+
+    The kernels between textures and tensors do not support tensors in several parts.
+    """
     most = gpu.limits.max_binding_bytes
     if nbytes > most:
         raise InputError(
@@ -46,7 +50,8 @@ def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
 
 
 def level_size(what: str, texture: Any, layer: int, mip: int) -> tuple[int, int]:
-    """Width and height of a mip level; :class:`InputError` where it, or the layer, is not there."""
+    """Returns width and height of a mip level; raises :class:`InputError` if layer or level is
+    missing."""
     layers, mips = texture.depth_or_array_layers, texture.mip_level_count
     if layer >= layers or mip >= mips:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A tensor on its way into a texture: packed into rows of texels, then copied."""
+"""Copies of tensors into textures: elements are packed into rows of texels, then copied."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from cml_engine.gpu.textures.checks import check_bound, level_size, texture_form
 from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
 from cml_engine.ir.textures import Planes, TextureFormat, TextureTarget, by_channel, planes
 
-#: WebGPU copies rows of a multiple of so many bytes
+#: WebGPU's alignment in bytes of a row in a copy
 ROW_BYTES = 256
 #: the encodings of ``textures/pack.hlsl``
 _ENCODINGS = {"unorm8": 0, "float16": 1, "float32": 2}
-#: what ``how.x`` is there
+#: the values of ``how.x`` in ``textures/pack.hlsl``
 _AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
 
 
 class TexturePacker:
-    """Copies tensors into textures on one device. The packed rows lie in memory that grows to the
-    largest texture and is used again: what is submitted runs in its order."""
+    """The packer that copies tensors into textures on one device.
+
+    The packed rows are in memory that grows to the size of the largest texture. Copies can share
+    it, because submitted work runs in order.
+    """
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
@@ -43,8 +46,11 @@ class TexturePacker:
         target: TextureTarget,
         writes: dict[str, Any] | None = None,
     ) -> StepWork:
-        """Append the copy of the output ``name``; what it costs. ``writes`` are timestamps for all
-        of it. :class:`InputError` where the texture cannot take it."""
+        """Appends the copy of the output ``name`` and returns its cost.
+
+        ``writes`` are the timestamp writes for the whole copy. Raises :class:`InputError` if the
+        texture does not fit the tensor.
+        """
         what = f"output '{name}'"
         form = texture_format(self._gpu, what, target.texture, written=True)
         picture = planes(what, tensor.fact, target.layout)
@@ -134,7 +140,7 @@ def _params(
         (picture.width, pitch // 4, form.texel_bytes // 4, _ENCODINGS[form.encoding]),
         (*picture.strides, 0),
         picked,
-        # of the channel that each goes to
+        # in the order of the texture's channels
         tuple(scale[k] if k < count else 1.0 for k in picked),
         tuple(shift[k] if k < count else 0.0 for k in picked),
         (_ENCODED if encode else _DECODED if decode else _AS_IT_IS, form.order == "bgra"),
@@ -144,7 +150,8 @@ def _params(
 def _is_texels(
     form: TextureFormat, picture: Planes, tensor: GpuTensor, target: TextureTarget, row: int
 ) -> bool:
-    """Whether the tensor's words are the texture's rows already."""
+    """Returns True if the tensor's elements equal the texture's rows, so that no packing is
+    needed."""
     same = form.encoding == "float32" and len(form.order) == picture.channels
     aligned = row % ROW_BYTES == 0 and tensor.offset % form.texel_bytes == 0
     return same and aligned and picture.interleaved and target.unchanged
@@ -173,8 +180,10 @@ def _copy(
 def _apart(
     writes: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """A pass's timestamps as those of its beginning and of its end: two passes have them here, as a
-    copy between them has none of its own."""
+    """Splits a pass's timestamp writes into those of its beginning and of its end.
+
+    They go to two passes around the copy, because a copy cannot write timestamps.
+    """
     if writes is None:
         return None, None
     begin = {k: v for k, v in writes.items() if not k.startswith("end")}
@@ -183,6 +192,6 @@ def _apart(
 
 
 def _mark(encoder: wgpu.GPUCommandEncoder, writes: dict[str, Any] | None) -> None:
-    """Write timestamps here."""
+    """Appends an empty pass that writes the timestamps."""
     if writes is not None:
         encoder.begin_compute_pass(timestamp_writes=writes).end()

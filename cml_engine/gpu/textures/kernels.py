@@ -1,5 +1,5 @@
-"""The kernels between textures and tensors, and that which makes words of a tensor's numbers: made
-once for a device; and their parameters."""
+"""The kernels between textures and tensors and the kernel that quantizes inputs, built once per
+device."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
 
-#: pixels of a workgroup
+#: pixels per workgroup
 GROUP = 64
-#: of a kernel's parameters: five rows of four whole numbers, two of four floats
+#: bytes of a kernel's parameters: five rows of four integers, two rows of four floats
 PARAMS_BYTES = 112
 #: launches that one submit may hold
 _SLOTS = 256
-#: bind groups that are kept for a texture or a buffer
+#: bind groups cached per texture or buffer
 _KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """What a kernel reads, beside its slice: five rows of ``shaders_hlsl/textures/*.hlsl``."""
+    """The parameters of a texture kernel.
+
+    They are packed together with its slice into the seven rows of ``shaders_hlsl/textures/*.hlsl``.
+    """
 
     pixels: int
     sizes: Sequence[int]
@@ -44,11 +47,11 @@ class Params:
 
     @property
     def groups(self) -> int:
-        """Workgroups of the whole."""
+        """The total number of workgroups."""
         return -(-self.pixels // GROUP)
 
     def with_sizes(self, sizes: Sequence[int]) -> Params:
-        """The same of others."""
+        """Returns a copy with other ``sizes``."""
         return replace(self, sizes=sizes)
 
     def pack(self, first: int, end: int, width: int) -> bytes:
@@ -57,7 +60,7 @@ class Params:
 
 
 class _Bound:
-    """Bind groups of one texture or buffer, the last few by what else they bind."""
+    """The latest bind groups of one texture or buffer, by their other bindings."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -73,7 +76,7 @@ class _Bound:
 
 
 class TextureKernels:
-    """Pipelines, parameters and bind groups of one device: all are made at their first use."""
+    """The pipelines, parameters and bind groups of one device, each created at its first use."""
 
     def __init__(self, gpu: Device) -> None:
         self._device, self._width = gpu.device, gpu.limits.max_groups_per_dimension
@@ -95,7 +98,7 @@ class TextureKernels:
 
     @property
     def ready(self) -> bool:
-        """Whether the pipelines are built; what building them raised is raised here, once."""
+        """True if the pipelines are built. An error of a background build is raised here once."""
         building = self._building
         if len(self._pipelines) == len(_KERNELS) or building is None or not building.done():
             return len(self._pipelines) == len(_KERNELS)
@@ -104,14 +107,14 @@ class TextureKernels:
         return True
 
     def build_ahead(self, gpu: Device) -> None:
-        """Begin to build them, on the thread that builds what frames wait for."""
+        """Starts to build the pipelines on the background builder thread."""
         with self._lock:
             if self._building is None and len(self._pipelines) < len(_KERNELS):
                 self._building = BUILDER.submit("textures", lambda: self.build(gpu))
 
     @device_errors()
     def build(self, gpu: Device) -> None:
-        """Have them now."""
+        """Builds the missing pipelines now; blocks."""
         for name, (path, bindings) in _KERNELS.items():
             if name in self._pipelines:
                 continue
@@ -132,8 +135,11 @@ class TextureKernels:
     # --- launches
 
     def bound(self, name: str, whose: Any, key: tuple[Any, ...], others: Callable[[], Any]) -> Any:
-        """A bind group of that kernel, kept as long as ``whose`` and found again by ``key``:
-        parameters, then what ``others`` returns."""
+        """Returns a bind group of the kernel: parameters, then the resources that ``others``
+        returns.
+
+        It is cached under ``key`` as long as ``whose`` exists.
+        """
 
         def make() -> Any:
             params = self._params.binding(0, PARAMS_BYTES)
@@ -152,8 +158,11 @@ class TextureKernels:
         part: tuple[int, int],
         offsets: Sequence[int] = (),
     ) -> None:
-        """Append workgroups ``[first, end)``; ``offsets`` are those of the kernel's other bindings
-        that have one. At most :data:`_SLOTS` of these between two submits."""
+        """Appends workgroups ``[first, end)``, given as ``part``.
+
+        ``offsets`` are the dynamic offsets of the kernel's other bindings. At most
+        :data:`_SLOTS` dispatches may be encoded between two submits.
+        """
         first, end = part
         with self._lock:
             slot = self._stride * self._next
@@ -186,7 +195,7 @@ _kernels_lock = Lock()
 
 
 def kernels_of(gpu: Device) -> TextureKernels:
-    """Those of the device, which has them once."""
+    """Returns the texture kernels of the device, created at the first call."""
     with _kernels_lock:
         found = _kernels.get(gpu)
         if found is None:
@@ -197,8 +206,10 @@ def kernels_of(gpu: Device) -> TextureKernels:
 def step_cost(
     name: str, title: str, params: Params, words: float, at_once: bool = False
 ) -> StepWork:
-    """What a launch is to a scheduler: ``words`` are read and written for a pixel. ``at_once``:
-    it is not taken apart."""
+    """Returns the cost of a launch for the scheduler; ``words`` are read and written per pixel.
+
+    With ``at_once`` the launch counts as one workgroup, so that it is never sliced.
+    """
     groups = 1 if at_once else params.groups
     each = params.groups * GROUP / groups
     flops, nbytes = 16.0 * each, 4 * words * each

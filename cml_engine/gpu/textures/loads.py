@@ -1,4 +1,4 @@
-"""A texture on its way into a network's input: a step before the network's own."""
+"""The load of a texture into a network's input, as a step before the network's own steps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _MODES = {None: 0, "nearest": 0, "bilinear": 1, "area": 2}
 
 
 class Target(Protocol):
-    """Where a tensor's memory is: ``program.ProgramMemory``."""
+    """The interface of the memory that a tensor is loaded into: ``program.ProgramMemory``."""
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
 
 
 class TextureLoad:
-    """All that can be said of a load before the network has its memory; :class:`InputError` where
-    texture and tensor do not fit."""
+    """A load of a texture, checked before the network has memory.
+
+    Raises :class:`InputError` if texture and tensor do not fit.
+    """
 
     def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
         what = f"input '{name}'"
@@ -54,14 +56,14 @@ class TextureLoad:
         self._gpu, self._given = gpu, given
         per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
         words = count + form.texel_bytes / 4 * per_pixel.get(given.resize or "", 1.0)
-        #: what it is to a scheduler
+        #: the step's cost for the scheduler
         self.cost: StepWork = step_cost(
             "load_texture", f"load_texture '{name}'", self._params, words, given.at_once
         )
         self._bound: Any = None
 
     def bind(self, target: Target, binding: Binding) -> None:
-        """The tensor lies there now."""
+        """Binds the texture and the memory of the tensor."""
         buffer, offset = target.place(binding)
         given, texture = self._given, self._given.texture
 
@@ -76,8 +78,10 @@ class TextureLoad:
 
         kernels = kernels_of(self._gpu)
         with device_errors():
-            kernels.build(self._gpu)  # a job waits until they are built
-            view()  # one that was destroyed says so here, and not at the host's submit
+            kernels.build(
+                self._gpu
+            )  # only Session.run builds them here: a job waits for them before it begins
+            view()  # a destroyed texture raises an error here, not at the host's submit
             self._bound = kernels.bound(
                 "load",
                 texture,
@@ -86,11 +90,11 @@ class TextureLoad:
             )
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Append workgroups ``[first, first + count)`` of :attr:`cost`."""
+        """Appends workgroups ``[first, first + count)`` of :attr:`cost`."""
         part = (0, self._params.groups) if self._given.at_once else (first, first + count)
         kernels = kernels_of(self._gpu)
         kernels.dispatch(compute, "load", self._bound, self._params, part)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Append all of it."""
+        """Appends all workgroups."""
         self.encode_range(compute, 0, self.cost.groups)

@@ -1,1 +1,1 @@
-"""GPU time: timestamps of steps and of frames."""
+"""GPU time measured by timestamps: single steps, and passes of frames."""

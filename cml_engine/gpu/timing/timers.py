@@ -1,4 +1,4 @@
-"""GPU time of single steps, from timestamps at pass boundaries, or by the wall clock without."""
+"""The GPU time of single steps, from timestamps at pass boundaries or else from the wall clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Encode = Callable[[wgpu.GPUComputePassEncoder, int], None]
 
 
 class PassTimer:
-    """Times steps one by one, a pass for each. ``source`` says which clock it reads."""
+    """A timer of single steps, with one pass for each. ``source`` names its clock."""
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
@@ -28,7 +28,7 @@ class PassTimer:
         self._queries: wgpu.GPUQuerySet | None = None
 
     def time(self, steps: Sequence[int], encode: Encode) -> list[float]:
-        """Milliseconds of each step, in order."""
+        """Returns the milliseconds of each step, in order."""
         if not self._gpu.has_timestamps:
             with self._memory(4, wgpu.BufferUsage.COPY_SRC) as marker:
                 return [self._wall(step, encode, marker) for step in steps]
@@ -45,8 +45,8 @@ class PassTimer:
 
     def _stamped(self, steps: Sequence[int], encode: Encode, resolved: Allocation) -> list[float]:
         device = self._gpu.device
-        # a pass of nothing first: where each begins is where the one before has ended
-        # (a software driver's reason: TimestampRing)
+        # an empty pass comes first: on a software driver each step is timed from the end of the
+        # previous pass (TimestampRing explains why)
         count = 2 * len(steps) + 2
         if self._queries is None or self._queries.count < count:
             self._queries = device.create_query_set(type="timestamp", count=count)

@@ -1,8 +1,8 @@
-"""Timestamps of recent frames on their way home, in slots that are made once and used in turn.
+"""A ring of timestamp slots for recent frames, created once and reused.
 
-Nothing here waits: a frame's slot is asked for when the frame is old enough, and read when it has
-arrived. Each frame also leaves a receipt, a number that the frame itself copies, so that one which
-was never submitted is known by its absence.
+No call blocks: a frame's slot is requested when the frame is old enough and read when it has
+arrived. Each frame also leaves a receipt, a number that a command of the frame copies. A missing
+receipt reveals a frame that was never submitted.
 """
 
 from __future__ import annotations
@@ -24,55 +24,59 @@ from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.native import device_errors
 
 _Usage = wgpu.BufferUsage
-#: frames whose timings may be on their way at a time; a frame beyond is run untimed
+#: the most frames whose timings may be in flight; further frames run untimed
 SLOTS = 8
-#: a frame is asked for its timings when it is so many frames old: sooner it may not be done, and
-#: some drivers would wait for it
+#: the age in frames at which timings are requested: earlier the frame may not be done, and some
+#: drivers would block
 AGE = 2
-#: WebGPU resolves queries to offsets of a multiple of this
+#: WebGPU's alignment in bytes of the offset that queries are resolved to
 _ALIGNMENT = 256
-#: numbers for receipts, in a table on the GPU that each ring has of its own
+#: receipt numbers per ring, stored in a table on the GPU
 _RECEIPTS = 256
 _receipts = itertools.count(1, _RECEIPTS)
 
 
-#: frames whose receipts come home together
+#: the most frames whose receipts share a slot
 _TOGETHER = 8
 
 
 @dataclass(slots=True)
 class FrameSlot:
-    """Where the timestamps of ``passes`` of a frame go, with its receipt and those of the untimed
-    frames before it."""
+    """The readback slot of a frame with ``passes`` timed passes.
+
+    It contains the timestamps, and the receipts of this frame and of the untimed frames before it.
+    """
 
     index: int
     readback: Staging
     passes: int = 0
-    #: frames and the numbers that they leave, the oldest first
+    #: frames and their receipt numbers, oldest first
     receipts: list[tuple[int, int]] = field(default_factory=list)
-    #: the next frame's go here too
+    #: True if the next frame shares this slot
     open: bool = False
 
     @property
     def frame(self) -> int:
-        """The last one."""
+        """The latest frame of the slot."""
         return self.receipts[-1][0]
 
 
 class TimestampRing:
-    """Times up to ``passes`` passes of every frame, and notices frames that never ran.
+    """A ring that times up to ``passes`` passes of every frame and detects frames that never ran.
 
-    Without timestamp queries there are receipts only. Memory is held under the name ``owner``.
-    ``chained``: a frame's passes follow each other directly, and :meth:`lead` goes before them.
-    On a software driver each is then timed from the end of the one before. For llvmpipe, once it
-    has drawn anything, writes the timestamp at a compute pass's beginning when that pass ends:
-    it puts timestamps among the tiles to be drawn, and runs what is computed at once.
+    Without timestamp queries there are only receipts. Memory is allocated under the name ``owner``.
+
+    With ``chained``, a frame's passes follow each other directly, after a call of :meth:`lead`.
+    On a software driver each pass is then timed from the end of the previous one. The reason:
+    after llvmpipe has drawn anything, it writes the timestamp of a compute pass's beginning only
+    when the pass ends, because it queues timestamps with the tiles to be drawn but runs compute
+    work at once.
     """
 
     def __init__(self, gpu: Device, owner: str, passes: int, *, chained: bool = False) -> None:
         self._leads = chained and gpu.limits.software and gpu.has_timestamps
         self.passes = passes = passes + self._leads
-        # of a chained pass only the end is written: a timestamp takes such a driver 20 to 50 µs
+        # only the end of a chained pass is written: a timestamp takes a software driver 20 to 50 µs
         self._each = 1 if self._leads else 2
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
@@ -104,15 +108,17 @@ class TimestampRing:
         ]
 
     def _kept(self, nbytes: int, usage: int) -> Allocation:
-        """Memory that is given back when this object goes."""
+        """Allocates memory that is freed with this object."""
         memory = self._gpu.memory
         kept = memory.allocate(nbytes, usage, owner=self._owner, category="staging")
         weakref.finalize(self, memory.later, kept.free).atexit = False
         return kept
 
     def begin(self, frame: int, *, timed: bool = True) -> FrameSlot | None:
-        """A slot for the frame, or None where all are on their way. Of frames that are not
-        ``timed`` some share one, and the next timed one has it too."""
+        """Returns a slot for the frame, or None if all slots are in flight.
+
+        Several frames that are not ``timed`` share a slot with the next timed frame.
+        """
         slot = self._busy[-1] if self._busy and self._busy[-1].open else self._take_free()
         if slot is None:
             self.dropped += 1
@@ -135,20 +141,22 @@ class TimestampRing:
         self._free.append(slot)
 
     def writes(self, slot: FrameSlot) -> dict[str, Any] | None:
-        """``timestamp_writes`` for the frame's next pass; None without timestamp queries. Every
-        pass that it was taken for must be encoded."""
+        """Returns ``timestamp_writes`` for the frame's next pass; None without timestamp queries.
+
+        The pass must then be encoded.
+        """
         if not self._writes:
             return None
         slot.passes += 1
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
     def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Note where the first of the chained passes begins."""
+        """Writes a timestamp before the first of the chained passes, if the driver needs it."""
         if self._leads:
             encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Append the copies that bring the frame's timestamps, if any, and its receipt home."""
+        """Appends the readback of the frame's timestamps, if any, and of its receipt."""
         buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
             first = slot.index * self._each * self.passes
@@ -162,8 +170,10 @@ class TimestampRing:
         encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
 
     def ask(self, frame: int) -> bool:
-        """Ask for what is old enough at the end of ``frame``; whether something is awaited, so
-        that the device has to be polled."""
+        """Requests the slots that are old enough at the end of ``frame``.
+
+        Returns True if any slot is in flight, so that the device must be polled.
+        """
         for slot in self._busy:
             if not slot.readback.asked and frame - slot.frame >= AGE:
                 slot.open = False
@@ -171,8 +181,11 @@ class TimestampRing:
         return self.in_flight > 0
 
     def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
-        """Frames whose timings have arrived, oldest first, and milliseconds pass by pass.
-        :class:`DeviceError` where the device is lost."""
+        """Yields the slots of frames whose timings have arrived, oldest first, with milliseconds
+        per pass.
+
+        Raises :class:`DeviceError` if the device is lost.
+        """
         while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
             try:
@@ -185,20 +198,20 @@ class TimestampRing:
                 self._give_back(slot)
 
     def _never_ran(self, slot: FrameSlot, data: bytes) -> list[int]:
-        """The frames whose receipts did not come."""
+        """Returns the frames of the slot whose receipts are missing."""
         came = struct.unpack_from(f"={len(slot.receipts)}I", data, self._receipt_at)
         pairs = zip(slot.receipts, came, strict=True)
         return [frame for (frame, number), here in pairs if here != number]
 
     def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
-        # a handful of numbers, in every frame: arrays would take longer
+        # struct is faster than NumPy for a few numbers per frame
         ticks = struct.unpack_from(f"={self._each * slot.passes}q", data)
         starts, ends = (ticks, ticks[1:]) if self._leads else (ticks[::2], ticks[1::2])
         scale = self._gpu.timestamp_period_ns * 1e-6
         return [max(0.0, (end - start) * scale) for start, end in zip(starts, ends, strict=False)]
 
     def abandon(self, frame: int) -> None:
-        """The frame's encoder is thrown away."""
+        """Drops the latest timestamps and receipt of a frame whose encoder is discarded."""
         for slot in [s for s in self._busy if s.frame == frame]:
             slot.readback.forget()
             slot.receipts.pop()
@@ -208,25 +221,26 @@ class TimestampRing:
                 self._give_back(slot)
 
     def take_unsubmitted(self) -> list[int]:
-        """Frames that were ended and never ran: their receipts did not come."""
+        """Returns the frames that were ended but never ran, and clears the list."""
         found, self._unsubmitted = self._unsubmitted, []
         return found
 
     def close(self) -> None:
-        """Let the frames that share a slot come home without waiting for others."""
+        """Closes the latest slot, so that its readback does not wait for more frames to share
+        it."""
         if self._busy:
             self._busy[-1].open = False
 
     @property
     def oldest(self) -> float:
-        """The first frame of which it is not known whether it ran; infinity where there is none."""
+        """The first frame for which it is unknown if it ran; infinity if there is none."""
         return self._busy[0].receipts[0][0] if self._busy else math.inf
 
     @property
     def in_flight(self) -> int:
-        """Frames that were asked for and have not arrived."""
+        """The number of slots that were requested and have not arrived."""
         return sum(slot.readback.asked for slot in self._busy)
 
     def check(self) -> None:
-        """:class:`DeviceError` where the device is lost."""
+        """Raises :class:`DeviceError` if the device is lost."""
         self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)
