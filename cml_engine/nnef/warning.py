@@ -1,4 +1,4 @@
-"""The one kind of warning that reading or writing a model gives."""
+"""The warning category for reading and writing models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cml_engine.errors import Source
 
 
 class NnefWarning(UserWarning):
-    """The model was read, but not everything in it is as the standard says, or as the file does."""
+    """A model was read, but part of it does not conform to the standard, or values were changed."""
 
 
 def warn(message: str, source: Source | None = None) -> None:
-    """Warn of something in a model that is bent but readable."""
+    """Warns of a part of a model that is not valid but can be read."""
     shown = message if source is None else f"{source}: {message}"
     warnings.warn(shown, NnefWarning, stacklevel=3)

@@ -152,7 +152,7 @@ def _literal(wanted: str | None, value: Value) -> Value:
     got = kind_of(value)
     if got == "tuple":
         raise Mismatch("declare it as a variable or a constant")
-    if got == "array":  # as tract writes small constants
+    if got == "array":  # tract writes small constants this way
         return [_literal(wanted, item) for item in value]
     if got == "string":
         raise Mismatch

@@ -29,12 +29,12 @@ from cml_engine.nnef.warning import warn
 FRAGMENTS = "KHR_enable_fragment_definitions"
 EXPRESSIONS = "KHR_enable_operator_expressions"
 
-#: What names an integer network (docs/integer.md), with the version of the rule behind it.
+#: The extension that marks an integer network (docs/integer.md), followed by the rule's version.
 INTEGER = "CML_integer_"
-#: Of an integer network: it may end in floats.
+#: The extension of an integer network that may end in float operators.
 FLOAT_TAIL = "CML_float_tail"
 
-#: What extensions of tract's begin with: registries of operators, which are known by their names.
+#: The prefix of tract's extensions, which are operator registries.
 TRACT = "tract_"
 _DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "tdim": "integer",
                 "bool": "logical"}  # fmt: skip

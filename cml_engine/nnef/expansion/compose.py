@@ -34,7 +34,7 @@ from cml_engine.nnef.text.ast import (
 from cml_engine.nnef.text.lexer import KEYWORDS
 from cml_engine.nnef.text.parser import parse_fragments
 
-#: Unlabelled constants of at most so many elements are written into the text.
+#: The most elements of an unlabelled constant that is written into the text.
 _INLINE = 256
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

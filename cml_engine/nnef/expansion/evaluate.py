@@ -41,12 +41,12 @@ from cml_engine.nnef.text.ast import (
 )
 from cml_engine.nnef.text.lexer import SourceText
 
-#: Evaluated expressions that are charged to the budget at once.
+#: The number of evaluated expressions per charge to the budget.
 _CHARGED = 256
-#: Elements of arrays that are copied or compared in a microsecond.
+#: The elements of arrays that are copied or compared per microsecond.
 ELEMENTS = 2
 
-#: Operators that stand for NNEF operators when an operand is a tensor.
+#: The NNEF operators that operator symbols stand for if an operand is a tensor.
 TENSOR_OPS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
@@ -71,13 +71,13 @@ class Scope:
     text: SourceText
     names: dict[str, Value] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
-    #: Where the model called; None in the graph's own body.
+    #: The site of the call in the model; None in the graph's own body.
     caller: Source | None = None
     chain: tuple[str, ...] = ()
     prefix: str = ""
-    #: The fragment is the standard library's, whose lines the user cannot mend.
+    #: True for the standard library's fragments, whose lines the user cannot change.
     standard: bool = False
-    #: What ``?`` stands for in a generic fragment's body.
+    #: The type that ``?`` stands for in a generic fragment's body.
     dtype: str | None = None
 
     def source(self, pos: int) -> Source:
@@ -115,7 +115,7 @@ class Evaluator(ABC):
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
         self._steps, self._budget = 0, current()
-        #: what tract's symbols stand for, in fragments too
+        #: the values of tract's symbols, which fragments can read too
         self._symbols = symbols
         self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
             Literal: _literal,

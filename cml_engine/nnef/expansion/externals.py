@@ -17,7 +17,7 @@ from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Literal, N
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
 
-#: tract's symbol for the extent along which a stream goes on.
+#: tract's symbol for the streaming extent.
 STREAMING = "S"
 _OPERATORS = ("external", "tract_core_external")
 
@@ -43,7 +43,7 @@ class Externals:
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
         self._known = document.symbols
         if any(name.id.startswith("tract_") for name in document.extensions):
-            self._known = (*self._known, STREAMING)  # which older files do not declare
+            self._known = (*self._known, STREAMING)  # older files do not declare it
         self._lines = {line.name: line for line in _lines(document, text)}
         shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
         self._given = shapes = named_shapes(shapes, shown, text.file)

@@ -17,7 +17,7 @@ from cml_engine.errors import ModelError, located
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, place_of, unused_name
 from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 
-#: the text of a graph with input ``x`` and output ``y`` -> that graph
+#: builds a graph from its text, which has an input ``x`` and an output ``y``
 BuildText = Callable[[str], Graph]
 
 
@@ -39,7 +39,7 @@ class _Insertion:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
-    #: what readers of a source read instead
+    #: the rounded tensor that replaces a source tensor in its readers
     instead: dict[str, str] = field(default_factory=dict)
 
     def run(self, named: Mapping[str, Attrs]) -> Graph:
@@ -106,7 +106,7 @@ class _Insertion:
 
     def _free(self, name: str) -> str:
         name = unused_name(name, self.facts)
-        self.facts[name] = Fact("scalar", ())  # taken; its fact comes with its node
+        self.facts[name] = Fact("scalar", ())  # reserves the name; the node sets its fact
         return name
 
 

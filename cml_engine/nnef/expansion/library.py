@@ -145,7 +145,7 @@ class Library:
             warn(message, text.at(fragment.pos))
         native = fits and self._native(name)
         if not native and fragment.body is None and name in extension_fragments():
-            extension = self._extension(name)  # the model's own defaults count
+            extension = self._extension(name)  # the model's own defaults apply
             return replace(extension, signature=sig)
         return self._usable(Operator(name, sig, fragment, text, native, False))
 
@@ -187,10 +187,10 @@ class Library:
         )
 
 
-#: Extensions whose expansion depends on the call: ``lower.py`` makes it.
+#: Extensions whose expansion depends on the call; ``lower.py`` writes it.
 EXPANDED_BY_RULE = frozenset(("einsum",))
 
-#: Operators that make no node, whatever the engine has.
+#: Operators that never become nodes.
 GRAPH_LEVEL = frozenset(
     ("external", "variable", "constant", "update", "tract_core_external", "tract_core_cast")
 )

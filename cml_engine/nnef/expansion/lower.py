@@ -27,10 +27,10 @@ from cml_engine.nnef.text.ast import ArrayExpr, Assignment, Call, Expr, Fragment
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_fragments
 
-#: Fragments within fragments; recursion by halves (``add_n``) needs some twenty.
+#: The deepest nesting of fragments; recursion by halves (``add_n``) needs about twenty levels.
 MAX_EXPANSION = 40
 
-#: An operator that makes no node.
+#: The function of an operator that never becomes a node.
 Special: TypeAlias = Callable[[Signature, Bound, Site], Value]
 
 

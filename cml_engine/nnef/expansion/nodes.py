@@ -16,10 +16,10 @@ from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
 from cml_engine.nnef.text.ast import Type
 
-#: ``infer(node, facts)`` gives the facts of a node's outputs.
+#: ``infer(node, facts)`` returns the facts of a node's outputs.
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
-#: Microseconds to make a node.
+#: The microseconds to make a node.
 _NODE_STEPS = 30
 
 _INT32 = 2**31

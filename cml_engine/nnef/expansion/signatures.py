@@ -24,7 +24,7 @@ from cml_engine.nnef.text.parser import parse_fragments
 
 STDLIB_FILE = "stdlib.nnef"
 
-#: What :attr:`Param.default` is where a parameter must be given.
+#: The :attr:`Param.default` of a required parameter.
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
 

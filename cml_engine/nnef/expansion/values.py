@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-#: bool, int, float, str, list, tuple or :class:`TensorRef`, nested.
+#: A bool, int, float, str or :class:`TensorRef`, or nested lists and tuples of them.
 Value: TypeAlias = Any
 
-#: Arrays within arrays.
+#: The deepest nesting of arrays.
 MAX_NESTING = 8
 
 

@@ -1,1 +1,1 @@
-"""Models on disk and in memory: folders, archives, tensor files, quantisation files."""
+"""Reads and writes models: folders, archives, tensor files, quantisation files, and memory."""

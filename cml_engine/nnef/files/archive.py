@@ -1,8 +1,8 @@
-"""The members of a tar stream, without unpacking any of them (POSIX.1-2001 and GNU formats).
+"""Lists the members of a tar stream without unpacking them (POSIX.1-2001 and GNU formats).
 
-The standard library's reader trusts headers more than a model from anywhere deserves: sizes below
-zero, headers of any length, damage in the middle taken for the end. This one knows plain files
-and folders, whose sizes are checked before a byte is read for them, and refuses all else.
+The standard library's reader is too lenient for untrusted models: it accepts negative sizes and
+headers of any length, and takes damage in the middle for the end. This one accepts plain files
+and folders only, and checks their sizes before it reads.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from cml_engine.nnef.files.names import GRAPH_FILE
 
 BLOCK = 512
 _CHUNK = 2**20
-#: a header that names or describes another member is no longer than this
+#: the most bytes of a header that describes another member
 _MAX_EXTENSION = 64 * 2**10
-#: Microseconds to read a member's header.
+#: The microseconds to read a member's header.
 _MEMBER_STEPS = 20
 
 _FILES, _FOLDER = (b"0", b"\0", b"7"), b"5"
 
 
 class TarError(Exception):
-    """The stream is no archive, or a damaged one."""
+    """The stream is not an archive, or a damaged one."""
 
 
 class Refused(Exception):
-    """The archive is whole, and holds what a model must not."""
+    """The archive is intact but has content that a model must not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A plain file: where its bytes begin in the stream, and how many there are."""
+    """A plain file: the offset of its bytes in the stream, and their number."""
 
     name: str
     offset: int
@@ -49,8 +49,11 @@ class Member:
 
 
 def members(stream: GzipFile, archive: str) -> dict[str, Member]:
-    """Every file by its name, the last of each; the stream is read to its end, so that its own
-    checksum is checked. :class:`TarError`, :class:`Refused`, or what the stream raises."""
+    """Returns every file by name, the last one of each name.
+
+    The stream is read to its end, which also verifies its checksum. Raises :class:`TarError`,
+    :class:`Refused`, or the stream's own errors.
+    """
     reader = _Reader(stream, archive)
     found: dict[str, Member] = {}
     for member in _members(reader):
@@ -61,7 +64,7 @@ def members(stream: GzipFile, archive: str) -> dict[str, Member]:
 
 
 class _Reader:
-    """Goes forward in a stream, which is charged to the load's budget."""
+    """A forward reader of a stream, whose bytes are charged to the load's budget."""
 
     def __init__(self, stream: GzipFile, archive: str) -> None:
         self._stream, self._archive = stream, archive
@@ -69,7 +72,7 @@ class _Reader:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        """The next bytes; fewer at the end of the stream."""
+        """Returns the next bytes; fewer at the end of the stream."""
         data = self._stream.read(count)
         self._budget.charge_unpacking(len(data), f"'{self._archive}', unpacked,")
         self.at += len(data)
@@ -83,14 +86,14 @@ class _Reader:
             count -= step
 
     def finish(self) -> None:
-        """Nothing but zeros may be left."""
+        """Raises TarError if anything but zeros is left."""
         while chunk := self.take(_CHUNK):
             if chunk.count(0) != len(chunk):
                 raise TarError("there is more behind its end")
 
 
 def _members(reader: _Reader) -> Iterator[Member]:
-    named: dict[str, str] = {}  # what the headers before this one say of it
+    named: dict[str, str] = {}  # the values that preceding headers give for this one
     while any(block := reader.take(BLOCK)):
         _check(block, reader.at - BLOCK)
         kind, size = block[156:157], _number(block[124:136])
@@ -113,7 +116,7 @@ def _check(block: bytes, at: int) -> None:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or a whole number of 11 bytes behind one that says so (GNU)."""
+    """Decodes octal digits, or GNU's binary form: a marker byte and an integer of 11 bytes."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip()
@@ -137,7 +140,7 @@ def _long_name(body: bytes) -> dict[str, str]:
 
 
 def _pax(body: bytes) -> dict[str, str]:
-    """Records of the form ``LENGTH KEY=VALUE\\n``; the length counts the whole record."""
+    r"""Decodes records of the form ``LENGTH KEY=VALUE\n``; the length counts the whole record."""
     found: dict[str, str] = {}
     while body.strip(b"\0"):
         digits = body.split(b" ", 1)[0]
@@ -154,7 +157,7 @@ def _pax(body: bytes) -> dict[str, str]:
     return found
 
 
-#: what the body of a header says of the next member
+#: the decoders of headers that describe the next member
 _EXTENSIONS: dict[bytes, Callable[[bytes], dict[str, str]]] = {
     b"L": _long_name, b"K": lambda body: {}, b"x": _pax, b"g": lambda body: {},
 }  # fmt: skip
@@ -181,7 +184,7 @@ def _plain_name(name: str, kind: bytes) -> str:
 
 
 class ArchiveSource:
-    """A model in an archive: ``graph.nnef`` at its top, or in its topmost folder that has one."""
+    """A model in an archive: ``graph.nnef`` at its top, or in the topmost folder that has one."""
 
     graph = GRAPH_FILE
 
@@ -205,7 +208,7 @@ class ArchiveSource:
         return None if member is None else member.size
 
     def position(self, file: str) -> int:
-        """Where a file begins: a stream can only go forwards cheaply."""
+        """Returns a file's offset in the archive; reading in this order is fast."""
         return self._members[self._root + file].offset
 
     def read(self, file: str, offset: int, count: int) -> bytes:
@@ -218,7 +221,7 @@ class ArchiveSource:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """What can be wrong with an archive, as an error that names it."""
+        """Converts errors of the archive to a ModelError that names it."""
         try:
             yield
         except Refused as error:

@@ -1,6 +1,7 @@
-"""Integers of any width from 1 to 64 bits, packed into bytes and back.
+"""Packs integers of 1 to 64 bits into bytes, and unpacks them.
 
-Widths of whole bytes are little-endian; others form one stream of bits, the most significant first.
+Widths of whole bytes are little-endian. Other widths form one bit stream, the most significant
+bit first.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 
-#: Items unpacked at a time (a multiple of 8, so that chunks end at bytes): one byte per bit.
+#: The items unpacked at a time, one byte per bit; a multiple of 8, so that chunks end at bytes.
 _CHUNK = 1 << 17
 
 
 def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
-    """``count`` integers as int64 or uint64."""
+    """Returns ``count`` integers as int64 or uint64."""
     values = np.empty(count, np.uint64)
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
@@ -27,7 +28,7 @@ def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
 
 
 def pack(values: Array, bits: int) -> Array:
-    """The low ``bits`` of each integer, as bytes."""
+    """Returns the low ``bits`` of each integer as bytes."""
     unsigned = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
     parts = [
         _pack_chunk(unsigned[start : start + _CHUNK], bits)

@@ -1,4 +1,4 @@
-"""A model in memory: its text and its tensors, and no files."""
+"""A model in memory: its text and its tensors, without files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cml_engine.nnef.files.tensor_file import tensor_bytes, tensor_file_size
 
 
 class MemoryModel:
-    """NNEF's text and tensors that are in memory: a :class:`cml_engine.ModelSource`.
+    """A model of NNEF text and arrays in memory: a :class:`cml_engine.ModelSource`.
 
     Parameters
     ----------
-    text : what a ``graph.nnef`` would hold.
+    text : the content of ``graph.nnef``.
     tensors : an array for each ``variable``, by its label.
-    quant : what a ``graph.quant`` would hold.
-    name : what messages call the model.
+    quant : the content of ``graph.quant``.
+    name : the model's name in messages.
     """
 
     graph = GRAPH_FILE
@@ -56,7 +56,8 @@ class MemoryModel:
         return memoryview(self._bytes(file))[offset : offset + count]
 
     def _bytes(self, file: str) -> bytes:
-        """A file's bytes; a tensor's are made when it is its turn, and kept until the next."""
+        """Returns a file's bytes; a tensor's are made on demand and cached until the next
+        tensor."""
         if file in self._texts:
             return self._texts[file]
         if self._latest[0] != file:

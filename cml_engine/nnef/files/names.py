@@ -1,4 +1,4 @@
-"""What a model's files are called (NNEF 1.0.5, 3.3)."""
+"""The names of a model's files (NNEF 1.0.5, 3.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ QUANT_FILE = "graph.quant"
 
 
 def tensor_file_name(label: str, source: Source | None = None) -> str:
-    """Returns a label's file below the model's folder; refuses a label that leads out of it."""
+    """Returns the path of a label's file in the model's folder.
+
+    Raises TensorFileError if the label leads out of the folder.
+    """
     name = label.lstrip("/")
     if problem := name_problem(name):
         message = f"label {label[:80]!r} {problem}: wanted a path inside the model's folder"

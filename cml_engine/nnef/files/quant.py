@@ -1,4 +1,5 @@
-"""``graph.quant``: how tensors are quantised (NNEF 1.0.5, 6.2), and stored integers -> floats."""
+"""Reads ``graph.quant``, the quantisation of tensors (NNEF 1.0.5, 6.2), and dequantizes
+integers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from cml_engine.nnef.text.lexer import SourceText, unquote
 
 
 class QuantParser(ExpressionParser):
-    """Lines of the form ``"tensor": op(name = value, ...);``."""
+    """A parser of lines ``"tensor": op(name = value, ...);``."""
 
     # document ::= {entry} end
     def document(self) -> dict[str, Attrs]:
@@ -57,12 +58,13 @@ class QuantParser(ExpressionParser):
 
 
 def parse_quant(text: str) -> dict[str, Attrs]:
-    """A whole ``graph.quant``: for each tensor its operator (``attrs["op"]``) and arguments."""
+    """Parses a ``graph.quant``; returns the operator (``attrs["op"]``) and arguments of each
+    tensor."""
     return QuantParser(SourceText(text, "graph.quant")).document()
 
 
 def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
-    """Stored integers as the float32 values that they stand for."""
+    """Returns the float32 values that stored integers represent."""
     if attrs is None:
         attrs = _from_header(stored, file)
     formula = _FORMULAS.get(attrs["op"])
@@ -146,7 +148,7 @@ def _scaled(q: Array, steps: float, given: _Arguments) -> Array:
 
 
 def _logarithmic(q: Array, given: _Arguments) -> Array:
-    """The last code stands for the highest power of two, ``ceil(log2(max))``."""
+    """Decodes logarithmic codes; the last code is the highest power of two, ``ceil(log2(max))``."""
     with np.errstate(divide="ignore"):
         top = np.ceil(np.log2(given.array("max")))
     found: Array = 2.0 ** (q - (2.0**given.bits - 1) + top)
@@ -162,7 +164,7 @@ _FORMULAS = {
 
 
 def _from_header(stored: StoredTensor, file: str) -> Attrs:
-    """The deprecated min and max of the header, where there is no ``graph.quant``."""
+    """Returns the quantisation by the deprecated min and max of the header."""
     if stored.header.range is None:
         raise TensorFileError(
             f"'{file}' holds quantised integers, but graph.quant says nothing of its tensor: "

@@ -1,7 +1,8 @@
-"""Weights at random, of a scale that keeps values finite: what a network costs untrained.
+"""Random weights that keep values finite, to measure the cost of an untrained network.
 
-A product of matrices or a convolution is as large as its input on average: its weights' variance is
-one over the number of products in a sum. What is added is small, what is multiplied by is near 1.
+The results of a matrix product or a convolution are on average as large as its input: the
+variance of the weights is one over the number of products in a sum. Addends are small, and
+factors are near 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ITEMS = {
     "logical": (ItemType.BOOL, 8),
 }
 _ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
-#: what a parameter of that name is
+#: the role of an operand, by parameter name
 _OF_PARAM = {
     "bias": _ADDED, "offset": _ADDED, "mean": _ADDED, "scale": _NEAR_ONE,
     "variance": _POSITIVE, "alpha": _NEAR_ONE,
@@ -34,17 +35,17 @@ _OF_OPERATOR = {"add": _ADDED, "sub": _ADDED, "mul": _NEAR_ONE, "div": _POSITIVE
 
 
 class RandomWeights:
-    """Values for what a model lacks, the same for the same seed; counts what it made."""
+    """A seeded generator of missing values; it counts the tensors that it made."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._made: dict[str, int] = {}
 
     def array(self, name: str, shape: Sequence[int], dtype: str, use: str | float) -> Array:
-        """Values by a tensor's use: a fan-in, or what it is to another operand."""
+        """Returns values for a tensor's use: a fan-in, or its role in an operator."""
         self._made[name] = prod(shape)
         current().charge_bytes(4 * prod(shape), f"the random weights of '{name}'")
-        if dtype != "scalar":  # indices and masks: zeros are valid wherever they go
+        if dtype != "scalar":  # zeros are valid as any index or mask
             return np.zeros(shape, NUMPY_DTYPE[dtype])
         rng = np.random.default_rng([self.seed, *name.encode()])
         values = rng.standard_normal(shape, np.float32)
@@ -56,7 +57,7 @@ class RandomWeights:
 
     @property
     def note(self) -> str:
-        """One line for people; nothing where nothing was missing."""
+        """Returns the line of ``graph.notes`` with the number of random values."""
         if not self._made:
             return f"weights    all are there: none are random (seed {self.seed})"
         made = f"{len(self._made)} tensors, {sum(self._made.values()):,} values"
@@ -66,7 +67,7 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A variable without a file."""
+    """A variable without a file, whose values are random."""
 
     name: str
     weights: RandomWeights
@@ -85,7 +86,7 @@ class RandomTensor:
 
 
 def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str | float]:
-    """How tensors of these names are used first: a fan-in, or what they are to other operands."""
+    """Returns the first use of each tensor, by name: a fan-in, or its role in an operator."""
     found: dict[str, str | float] = {}
     for node in nodes:
         known = extension_signatures().get(node.op) or standard_signatures().get(node.op)
@@ -98,7 +99,7 @@ def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def use_by_shape(shape: Sequence[int]) -> float:
-    """Of a tensor that nothing is known of: its outermost extent counts results."""
+    """Returns the fan-in of a tensor of unknown use: the product of all extents but the first."""
     return float(prod(shape[1:]))
 
 

@@ -1,7 +1,7 @@
-"""safetensors files: tensors by name, in one file, behind a header in JSON.
+"""Reads safetensors files: tensors by name in one file, after a JSON header.
 
-The header is bounded and read as what it is, data from anywhere: every tensor lies inside the file,
-is as long as its shape and type say, and no two share a byte or leave one out.
+The header is untrusted: its size is bounded, every tensor must lie inside the file and be as
+long as its shape and type say, and the tensors must cover the file without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cml_engine.nnef.files.tensor_file import Blob, Header, ItemType, MemoryBlob
 
 _LENGTH = 8
 _MAX_RANK = 32
-#: Bytes of Python's objects for a byte of the header's JSON.
+#: The bytes of Python objects per byte of the header's JSON.
 _HEADER_BYTES = 10
 _METADATA = "__metadata__"
 
-#: what we can hold, and how it lies in the file; BF16 is the upper half of F32
+#: the supported types, and their layout in the file; BF16 is the upper half of F32
 _TYPES: Mapping[str, tuple[ItemType, str]] = {
     "F16": (ItemType.FLOAT, "<f2"), "BF16": (ItemType.FLOAT, "<u2"), "F32": (ItemType.FLOAT, "<f4"),
     "F64": (ItemType.FLOAT, "<f8"), "BOOL": (ItemType.BOOL, "|u1"), "I8": (ItemType.INT, "|i1"),
@@ -38,7 +38,7 @@ _TYPES: Mapping[str, tuple[ItemType, str]] = {
     "U64": (ItemType.UINT, "<u8"),
 }  # fmt: skip
 
-#: what PyTorch counts while it trains, and no network computes with
+#: the suffix of PyTorch's training counters, which inference does not use
 _COUNTERS = ".num_batches_tracked"
 
 
@@ -75,7 +75,7 @@ class SafeTensor:
 
 
 class Weights:
-    """A safetensors file as the place where a model's variables have their values."""
+    """A safetensors file with the values of a model's variables."""
 
     def __init__(self, weights: str | Path | Bytes) -> None:
         if isinstance(weights, Bytes):
@@ -85,7 +85,7 @@ class Weights:
         self._tensors = read_safetensors(self._file)
 
     def tensor(self, variable: Variable) -> SafeTensor | None:
-        """A variable's tensor; extents of 1 may be more or fewer, as PyTorch's biases have them."""
+        """Returns a variable's tensor; extents of 1 are ignored, as PyTorch's biases require."""
         found = self._tensors.get(variable.label) or self._tensors.get(variable.label.lstrip("/"))
         if found is None:
             return None
@@ -94,13 +94,13 @@ class Weights:
         return replace(found, shape=wanted) if same else found
 
     def missing(self, variable: Variable) -> TensorFileError:
-        """The error for a variable that the file does not have."""
+        """Returns the error for a variable that the file lacks."""
         near = _near(variable.label, self._tensors)
         message = f"'{self._file.name}' has no tensor '{variable.label}'{near}"
         return TensorFileError(f"{message}: tensors have the labels' names", variable.source)
 
     def check_all_used(self, labels: Iterable[str]) -> None:
-        """Raise where the file has what no variable takes."""
+        """Raises an error if the file has tensors that are not variables of the model."""
         labels = {label.lstrip("/") for label in labels}
         extra = [
             name
@@ -128,7 +128,7 @@ def _file(path: str | Path) -> Blob:
 
 
 def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
-    """Every tensor of a file by its name; of the values nothing is read."""
+    """Returns every tensor of a file by name, without reading the values."""
     if file.size < _LENGTH:
         raise _damaged(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
     length = int.from_bytes(file.head(_LENGTH), "little")
@@ -161,7 +161,7 @@ def _entries(file: Blob, header: bytes) -> dict[str, dict[str, Any]]:
         found = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
         raise _damaged(file, "its header is nested too deep") from None
-    except ValueError as error:  # of UTF-8, of JSON, of names that stand twice
+    except ValueError as error:  # invalid UTF-8 or JSON, or duplicate names
         raise _damaged(file, f"its header is no JSON ({str(error)[:80]})") from None
     if not isinstance(found, dict):
         raise _damaged(file, "its header is no JSON object")
@@ -176,7 +176,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
-    """Where a tensor's bytes lie behind the header; they are as many as its shape says."""
+    """Returns the byte range of a tensor, relative to the end of the header.
+
+    Raises an error if the range does not fit the tensor's type and shape.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise _damaged(file, f"'{name[:80]}' is no tensor with a dtype")
     shape, offsets = _wholes(entry.get("shape")), _wholes(entry.get("data_offsets"))
@@ -194,7 +197,7 @@ def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
 
 
 def _wholes(values: Any) -> list[int] | None:
-    """A list of whole numbers, if it is one."""
+    """Returns the value if it is a list of integers that are not negative, else None."""
     fits = isinstance(values, list) and all(is_whole(n) and 0 <= n < 2**63 for n in values)
     return list(values) if fits else None
 

@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a ``graph.nnef`` in one, or a ``.tgz`` of one (NNEF 1.0.5, 3.3)."""
+"""Opens models: a folder, the ``graph.nnef`` in one, or a ``.tgz`` of one (NNEF 1.0.5, 3.3)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from cml_engine.nnef.files.archive import ArchiveSource
 from cml_engine.nnef.files.names import GRAPH_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import Blob
 
-#: what a model can be, for messages
+#: the kinds of models, for messages
 KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
 
 _GZIP = b"\x1f\x8b"
-#: how a text of NNEF begins, behind comments
+#: the beginning of NNEF text, after comments
 _NNEF_TEXT = re.compile(rb"(?:\s|#[^\n]*\n)*(?:version|extension|fragment|graph)\s")
-#: as much as tells what a file is
+#: the bytes that are read to recognise a file's type
 _HEAD = 512
 _OTHERS = {
     b"PK\3\4": "a zip archive",
@@ -49,7 +49,7 @@ _OTHERS = {
 
 
 def read_text(source: ModelSource, name: str) -> str | None:
-    """A text file of a model, or None where there is none."""
+    """Returns a text file of a model, or None if it does not exist."""
     if file_size(source, name) is None:
         return None
     file = SourceFile(source, name)
@@ -58,7 +58,7 @@ def read_text(source: ModelSource, name: str) -> str | None:
 
 
 def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
-    """The tensor file of a label."""
+    """Returns the tensor file of a label."""
     try:
         return SourceFile(source, tensor_file_name(label, where))
     except Outside:
@@ -69,7 +69,7 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
 
 
 def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
-    """Find a model's files; nothing but the archive's index is read yet."""
+    """Finds a model's files; reads nothing but an archive's index."""
     if isinstance(model, Bytes):
         return ArchiveSource(BytesIO(model), "<bytes>")
     if isinstance(model, str | Path):
@@ -89,7 +89,7 @@ def _of_path(path: Path) -> ModelSource:
             head = file.read(_HEAD)
     except OSError as error:
         raise ModelError(f"cannot read '{path}': {error.strerror}") from None
-    except ValueError as error:  # no name of a file
+    except ValueError as error:  # not a valid file name
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
         return ArchiveSource(path, str(path))
@@ -99,7 +99,10 @@ def _of_path(path: Path) -> ModelSource:
 
 
 def is_archive(data: Bytes) -> bool:
-    """Whether bytes are those of a ``.tgz``; raises for what is neither that nor ONNX's."""
+    """Returns True if the bytes are a ``.tgz``, and False if they may be an ONNX file.
+
+    Raises InputError for NNEF text and other known file types.
+    """
     head = bytes(data[:_HEAD])
     if head.startswith(_GZIP):
         return True
@@ -115,7 +118,7 @@ def is_archive(data: Bytes) -> bool:
 
 
 def _inner_archive(source: ModelSource) -> ModelSource:
-    """A source's graph may itself be an archive of the model."""
+    """Returns the model in a source's graph file if that is an archive, else the source itself."""
     if file_size(source, source.graph) is None:
         raise ModelError(f"'{source.name}' has no '{source.graph}': wanted the model's graph")
     file = SourceFile(source, source.graph)
@@ -128,7 +131,7 @@ def _inner_archive(source: ModelSource) -> ModelSource:
 
 
 def _other_kind(head: bytes) -> str | None:
-    """What a file is that is no text of a graph, as far as its beginning shows."""
+    """Returns the type of a file that is not NNEF text, judged by its first bytes; else None."""
     if other := _other_magic(head):
         return other
     return "no text" if b"\0" in head else None
@@ -142,7 +145,7 @@ def _other_magic(head: bytes) -> str | None:
 
 
 def decode(data: bytes, file: str) -> str:
-    """A text file's bytes as text."""
+    """Decodes a text file's bytes."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

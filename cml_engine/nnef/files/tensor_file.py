@@ -1,8 +1,8 @@
-"""``.dat`` tensor files (NNEF 1.0.5, chapter 5): the 128-byte header and every item type.
+"""Reads and writes ``.dat`` tensor files (NNEF 1.0.5, chapter 5): 128-byte header, all item types.
 
-Sizes are checked with Python's integers against the file's real size before any memory is taken.
-Items whose width is a multiple of 8 bits are little-endian; other widths are packed without gaps,
-the most significant bit first.
+Sizes are checked against the file's real size before memory is allocated. Items whose width is a
+multiple of 8 bits are little-endian. Other widths are packed without gaps, the most significant
+bit first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIN_MAX = struct.Struct("<ff")
 
 
 class ItemType(enum.IntEnum):
-    """What the bits of an item mean."""
+    """The interpretation of an item's bits."""
 
     FLOAT = 0
     UINT = 1
@@ -61,27 +61,31 @@ class ItemType(enum.IntEnum):
 
 
 class Blob(Protocol):
-    """Bytes that can be looked at before they are all read.
+    """Bytes that can be read in parts.
 
-    ``offset`` is where they lie in an archive, which can only be read forwards cheaply."""
+    ``offset`` is their position in an archive, which is fast only when read in order.
+    """
 
     name: str
     size: int
     offset: int
 
     def head(self, count: int) -> bytes:
-        """The first bytes."""
+        """Returns the first bytes."""
         ...
 
     def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
-        """``count`` items from ``offset`` on."""
+        """Returns ``count`` items from ``offset`` on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A tensor file's header. ``range`` is the deprecated min and max of quantised items;
-    ``blocks`` is the code of a format of tract's whose items are floats in blocks, or 0."""
+    """A tensor file's header.
+
+    ``range`` is the deprecated min and max of quantised items. ``blocks`` is the code of one of
+    tract's formats with blocks of floats, or 0.
+    """
 
     data_bytes: int
     shape: tuple[int, ...]
@@ -101,7 +105,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as its file holds it."""
+    """A tensor as stored in its file."""
 
     header: Header
     values: Array
@@ -125,7 +129,7 @@ class MemoryBlob:
 
 
 def read_header(blob: Blob) -> Header:
-    """The header, checked against itself and against the file's size."""
+    """Reads the header and checks it for consistency and against the file's size."""
     head = blob.head(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise _bad(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
@@ -148,13 +152,14 @@ def read_header(blob: Blob) -> Header:
 
 
 def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
-    """A tensor's items as the nearest NumPy type: float16/32/64, (u)int8..64, bool."""
+    """Reads a tensor's items as the nearest NumPy type: float16/32/64, (u)int8..64, bool."""
     header = header or read_header(blob)
     return StoredTensor(header, _items(blob, header).reshape(header.shape))
 
 
 def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = None) -> bytes:
-    """A whole tensor file. By default floats and integers keep their width, bools take 1 bit."""
+    """Returns a whole tensor file. By default floats and integers keep their width, bools take 1
+    bit."""
     array = np.asarray(array)
     item, bits = _stored_as(array, bits, item)
     payload = _payload(array, item, bits)
@@ -166,21 +171,21 @@ def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = 
 
 
 def tensor_file_size(array: Array) -> int:
-    """How long ``tensor_bytes`` of an array are."""
+    """Returns the size in bytes of :func:`tensor_bytes` of an array."""
     return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
 
 
 def write_tensor(
     path: Path, array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> None:
-    """Write a tensor file; its folder is made where it is missing."""
+    """Writes a tensor file and creates its folder if needed."""
     write_atomically(path, tensor_bytes(array, bits, item))
 
 
 def _stored_as(
     array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> tuple[ItemType, int]:
-    """What a file would hold an array as."""
+    """Returns the item type and the bits per item with which a file stores an array."""
     if array.ndim > MAX_RANK:
         raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
     item = _item_of(array.dtype) if item is None else item
@@ -248,7 +253,7 @@ def _items(blob: Blob, header: Header) -> Array:
 
 
 def _of_blocks(blob: Blob, header: Header) -> Array:
-    """The values of Q4_0 items, as float32."""
+    """Decodes Q4_0 items to float32."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
     low, high = data[:, 2:] & 15, data[:, 2:] >> 4

@@ -1,4 +1,4 @@
-"""Variables -> values: each label's file, checked against the declaration, as engine types."""
+"""Loads the values of variables: reads each label's file, checks it, and converts it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from cml_engine.nnef.files.tensor_file import (
 )
 from cml_engine.nnef.warning import warn
 
-#: of values that no line of ``graph.quant`` changes
+#: the cache key of values that do not depend on a line of ``graph.quant``
 _ANY_LINE = ""
 
 
 class StoredVariable(Protocol):
-    """Where a variable's values are; ``offset`` is the order in which they are read cheaply."""
+    """The stored values of a variable; reading in the order of ``offset`` is fast."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class StoredVariable(Protocol):
 
 
 class DatFile:
-    """A tensor file of NNEF's."""
+    """A tensor file of NNEF."""
 
     def __init__(self, blob: Blob) -> None:
         self.name, self.offset = blob.name, blob.offset
@@ -63,8 +63,11 @@ Find: TypeAlias = Callable[[Variable], StoredVariable]
 def finder(
     model: ModelSource, built: Built, weights: Weights | None, random: RandomWeights | None
 ) -> Find:
-    """Where each variable of a model has its values: in ``weights`` if they are given, else in its
-    tensor file; what is missing is made at random where that is asked for."""
+    """Returns a function that finds the stored values of a variable.
+
+    They are in ``weights`` if given, else in the variable's tensor file. Missing values are
+    random if ``random`` is given.
+    """
     shapes = {v.name: v.fact.shape for v in built.variables}
     used = uses(built.graph.nodes, shapes) if random else {}
 
@@ -91,7 +94,7 @@ def finder(
 def _has_file(model: ModelSource, variable: Variable) -> bool:
     try:
         return file_size(model, tensor_file_name(variable.label, variable.source)) is not None
-    except Outside:  # of which the reader will say more
+    except Outside:  # the reader raises a precise error later
         return True
 
 
@@ -101,9 +104,12 @@ def load_variables(
     quantization: Mapping[str, Attrs],
     integer: bool = False,
 ) -> dict[str, Array]:
-    """The values of all variables; those with one label (whatever its case) share them, each
-    read by the line of its own name in ``graph.quant``; of an ``integer`` network as the integers
-    that are stored."""
+    """Returns the values of all variables.
+
+    Variables whose labels are equal, ignoring case, share a file; each is read by the line of
+    its own name in ``graph.quant``. The variables of an ``integer`` network are the stored
+    integers.
+    """
     variables = tuple(variables)
     blobs: dict[str, StoredVariable] = {}
     for variable in variables:
@@ -122,7 +128,7 @@ def load_variables(
             shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
             halves += [variable] if (header.item, header.bits) == (ItemType.FLOAT, 16) else []
         found[variable.name] = _shared(variable, values)
-    if halves:  # once for the model: there may be hundreds
+    if halves:  # one warning per model: there may be hundreds of files
         warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
     return {variable.name: found[variable.name] for variable in variables}
 
@@ -136,7 +142,10 @@ class Kept:
 
 
 def kept_values(variables: Iterable[Variable], kept: Mapping[str, Kept]) -> dict[str, Array]:
-    """The values of a graph's variables at other shapes of its inputs: they stay as they were."""
+    """Returns the values of a graph's variables, reused at other input shapes.
+
+    Raises TensorFileError if the new shapes change a variable's shape or label.
+    """
     for variable in variables:
         before = kept[variable.name].variable
         if (variable.label, variable.fact) != (before.label, before.fact):
@@ -150,7 +159,7 @@ def kept_values(variables: Iterable[Variable], kept: Mapping[str, Kept]) -> dict
 
 
 def _file(variable: Variable) -> str:
-    """What variables that share a file have in common."""
+    """Returns the key that variables with the same file share."""
     return variable.label.lstrip("/").lower()
 
 
@@ -161,7 +170,7 @@ def to_engine(
     file: str,
     source: Source | None,
 ) -> Array:
-    """Stored values as float32, int32 or bool."""
+    """Converts stored values to float32, int32 or bool."""
     if dtype == "logical":
         return stored.values
     if dtype == "integer":
@@ -177,7 +186,7 @@ def to_engine(
 def _read(
     variable: Variable, blob: StoredVariable, quant: Attrs | None, integer: bool
 ) -> tuple[Array, Header]:
-    """The values, and what the file says of them."""
+    """Returns a variable's values and the header of its file."""
     try:
         header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)

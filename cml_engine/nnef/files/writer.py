@@ -1,4 +1,4 @@
-"""Graph -> files: a folder with ``graph.nnef`` and its ``.dat`` files, or a ``.tgz`` of one."""
+"""Writes a graph as a folder with ``graph.nnef`` and ``.dat`` files, or as a ``.tgz`` of one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def save(
     overwrite: bool = False,
     declarations: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model.
+    """Writes a model.
 
     Parameters
     ----------
-    graph : what to write; constants of rank 0 become literals, others files, notes comments.
-    path : a folder to make, or an archive to make if the name ends in ``.tgz`` or ``.tar.gz``.
-    overwrite : whether something that is there already may be replaced.
-    declarations : fragment declarations of operators that are not NNEF's own, besides those that
-        the graph brings.
+    graph : the graph; constants of rank 0 become literals, others files, and notes become comments.
+    path : the folder to create, or the archive if the name ends in ``.tgz`` or ``.tar.gz``.
+    overwrite : whether an existing file or folder may be replaced.
+    declarations : fragment declarations of operators that are not NNEF's own, in addition to the
+        graph's.
     """
     path = Path(path)
     composed = compose(graph, {**graph.declarations, **(declarations or {})})
@@ -51,23 +51,24 @@ def save(
 
 
 def to_text(graph: Graph) -> str:
-    """The ``graph.nnef`` of a graph."""
+    """Returns the ``graph.nnef`` of a graph."""
     return _text(compose(graph, graph.declarations))
 
 
 def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
-    """Every file's name and bytes of a graph as a folder."""
+    """Yields the name and the bytes of every file of a graph's folder."""
     yield from _files(compose(graph, graph.declarations))
 
 
 def _text(composed: Composed) -> str:
-    """The graph, and above it what a converter said of it."""
+    """Returns the graph's text, with the converter's notes as comments above it."""
     shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
     return "".join(f"# {note}\n" for note in shown) + print_document(composed.document)
 
 
 def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
-    """Every file's name and bytes; the graph comes last, so that an archive of a part is none."""
+    """Yields every file's name and bytes; the graph is last, so that a partial archive is
+    invalid."""
     for label, values in composed.tensors.items():
         name = tensor_file_name(label)
         try:
@@ -80,9 +81,11 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
 
 
 def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
-    """All files are written in a folder of their own first. That becomes ``COMPLETE`` at once,
-    which readers prefer, and only then its files are moved to their places: there is a whole model
-    to load, the old one or the new one, whenever the process is killed."""
+    """Writes a folder so that readers find a whole model, old or new, if the process is killed.
+
+    All files are first written to a folder of their own. It is then renamed to ``COMPLETE``,
+    which readers prefer, and its files are moved to their places.
+    """
     check_new_folder(path, overwrite)
     made = not path.exists()
     partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
@@ -90,8 +93,8 @@ def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
         for name, data in _files(composed):
             write_atomically(partial / name, data)
         if not composed.quantization and (path / QUANT_FILE).exists():
-            write_atomically(partial / QUANT_FILE, b"")  # hides the one that is there
-        _finish(path)  # what a killed process began
+            write_atomically(partial / QUANT_FILE, b"")  # hides an existing one
+        _finish(path)  # completes the save of a killed process
         for name in _names_in(partial):
             file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
         partial.rename(path / COMPLETE)
@@ -104,23 +107,26 @@ def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
 
 
 def _item(composed: Composed, label: str, values: Array) -> ItemType | None:
-    """Stored integers say that they are; everything else is what its array is."""
+    """Returns the item type of stored integers; None lets the array's type decide."""
     if label not in composed.quantized:
         return None
     return ItemType.QUANTIZED_INT if values.dtype.kind == "i" else ItemType.QUANTIZED_UINT
 
 
 def _names_in(folder: Path) -> list[str]:
-    """The files in a folder and below it, the graph last."""
+    """Returns the files in a folder and its subfolders, the graph last."""
     found = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     return sorted(found, key=lambda name: (name == GRAPH_FILE, name))
 
 
 def _finish(path: Path) -> None:
-    """Moves the files of a complete model to their places, the graph last. Other programs, which do
-    not know ``COMPLETE``, find no graph until then, instead of a mixture of two models."""
+    """Moves the files of a complete model to their places, the graph last.
+
+    Programs that do not know ``COMPLETE`` find no graph during the move, instead of a mixture of
+    two models.
+    """
     complete = path / COMPLETE
-    file_below(path, f"{COMPLETE}/{GRAPH_FILE}")  # through a link, another's files would be moved
+    file_below(path, f"{COMPLETE}/{GRAPH_FILE}")  # refuses links that lead out of the folder
     names = _names_in(complete)
     if GRAPH_FILE in names:
         (path / GRAPH_FILE).unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""NNEF text <-> syntax trees."""
+"""Parses NNEF text to syntax trees, and prints them."""

@@ -1,7 +1,7 @@
-"""What NNEF text means, before anything is evaluated (NNEF 1.0.5, A.2).
+"""The syntax tree of NNEF text (NNEF 1.0.5, A.2).
 
-Frozen records. ``pos`` is an offset into the text; it takes no part in comparison, so that
-parse -> print -> parse gives equal trees.
+Its nodes are frozen dataclasses. ``pos`` is an offset into the text and is ignored in
+comparisons, so that parse -> print -> parse gives equal trees.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number, a truth value or a string; ``type`` keeps ``1``, ``1.0`` and ``true`` apart."""
+    """A number, a logical or a string; ``type`` distinguishes ``1``, ``1.0`` and ``true``."""
 
     value: int | float | bool | str
     type: str
@@ -82,7 +82,7 @@ class Subscript:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """``value[begin:end]``, either end may be missing."""
+    """``value[begin:end]``; either end may be missing."""
 
     value: Expr
     begin: Expr | None
@@ -135,7 +135,7 @@ class Comprehension:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """``name`` is None for a positional one."""
+    """An argument of a call; ``name`` is None for a positional one."""
 
     name: str | None
     value: Expr
@@ -168,7 +168,7 @@ Expr: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """``target`` is a :class:`Name`, or arrays and tuples of them."""
+    """An assignment; ``target`` is a :class:`Name`, or arrays and tuples of names."""
 
     target: Expr
     value: Expr
@@ -191,7 +191,8 @@ class FragmentResult:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """``body`` is None for a declaration only. ``default_dtype`` is that of ``<? = scalar>``."""
+    """A fragment. ``body`` is None for a declaration; ``default_dtype`` is the type in ``<? =
+    scalar>``."""
 
     name: str
     params: tuple[FragmentParam, ...]
@@ -213,18 +214,18 @@ class GraphDef:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A ``graph.nnef`` file; ``version`` is None where the line is missing."""
+    """A ``graph.nnef`` file; ``version`` is None if the line is missing."""
 
     version: str | None
     extensions: tuple[Name, ...]
     fragments: tuple[Fragment, ...]
     graph: GraphDef
-    #: what stands for extents (``extension tract_symbol S;``)
+    #: the symbols of extents (``extension tract_symbol S;``)
     symbols: tuple[str, ...] = ()
 
 
 def expressions(root: Any) -> Iterator[Any]:
-    """Every record of a tree, the root first."""
+    """Yields every node of a tree, the root first."""
     waiting = [root]
     while waiting:
         item = waiting.pop()
@@ -236,17 +237,20 @@ def expressions(root: Any) -> Iterator[Any]:
 
 
 def called_operators(fragment: Fragment) -> list[str]:
-    """The operators and fragments that a fragment's body calls by name."""
+    """Returns the operators and fragments that a fragment's body calls by name."""
     return [item.op for item in expressions(fragment.body) if isinstance(item, Call)]
 
 
 def assigned_names(body: tuple[Assignment, ...]) -> list[str]:
-    """Every name that a body assigns to."""
+    """Returns every name that a body assigns to."""
     return [item.id for a in body for item in expressions(a.target) if isinstance(item, Name)]
 
 
 def is_flat(value: Expr) -> bool:
-    """Whether a right-hand side needs no operator expressions: one call of names and literals."""
+    """Returns True if a right-hand side is a literal, a name, or one call of names and literals.
+
+    Such text does not need the extension for operator expressions.
+    """
     if isinstance(value, (Literal, Name)):
         return True
     return isinstance(value, Call) and all(map(_is_flat_argument, value.arguments))

@@ -1,4 +1,4 @@
-"""Tokens -> AST: expressions (NNEF 1.0.5, A.2.2 compositional syntax)."""
+"""Parses expressions from tokens (NNEF 1.0.5, A.2.2 compositional syntax)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cml_engine.nnef.text.ast import (
 )
 from cml_engine.nnef.text.lexer import Token, TokenCursor, unquote
 
-#: How tightly the operators bind; all of them group from the left.
+#: The precedence of the operators, which are all left-associative.
 PRECEDENCE = {
     "in": 1,
     **dict.fromkeys(("&&", "||"), 2),
@@ -38,7 +38,7 @@ _INT64 = 2**63
 
 
 class ExpressionParser(TokenCursor):
-    """The productions of expressions, a method each."""
+    """The parser of expressions, with a method per production."""
 
     # expression ::= binary ["if" expression "else" expression]
     def expression(self) -> Expr:

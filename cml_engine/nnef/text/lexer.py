@@ -1,8 +1,8 @@
-"""NNEF text -> tokens (NNEF 1.0.5, A.1 Lexical elements).
+"""Splits NNEF text into tokens (NNEF 1.0.5, A.1 Lexical elements).
 
-One regular expression, one pass. A token's ``kind`` is ``name``, ``whole``, ``real``,
-``quoted`` or ``end``; keywords and operators are their own kind, so a parser asks for ``"->"`` or
-``"graph"`` by their text.
+The lexer is one regular expression, applied in one pass. A token's ``kind`` is ``name``,
+``whole``, ``real``, ``quoted`` or ``end``. The kind of a keyword or operator is its text, such
+as ``"graph"`` or ``"->"``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _TOKEN = re.compile(
 _BLANK = re.compile(r"(?:[ \t\r\n\f\v]++|#[^\n]*+)*+")
 _ESCAPE = re.compile(r"\\(['\"\\])")
 _LONGEST = {"name": 1000, "whole": 400, "real": 400}
-#: Tokens that are charged to the budget at once; bytes and microseconds that each takes to parse.
+#: The tokens per charge to the budget; the bytes and microseconds that each takes to parse.
 _CHARGED, _BYTES, _STEPS = 1024, 200, 2
 _TOKENS = "the text's words and signs (numbers belong into files, as variables)"
 
 
 class Token(NamedTuple):
-    """``pos`` is the offset of its first character in the text."""
+    """A token; ``pos`` is the offset of its first character in the text."""
 
     kind: str
     text: str
@@ -58,7 +58,7 @@ class Token(NamedTuple):
 
 
 class SourceText:
-    """A file's text, and where in it an offset lies."""
+    """A file's text, which converts offsets to lines and columns."""
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text
@@ -69,7 +69,7 @@ class SourceText:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def at(self, pos: int) -> Source:
-        """The line and column of an offset."""
+        """Returns the line and column of an offset."""
         line = bisect_right(self._line_starts, pos)
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
@@ -82,7 +82,8 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text's tokens, the last of kind ``end``: three lists, as a model has half a million."""
+    """A text's tokens as three parallel lists, because a model has half a million; ``end`` is
+    last."""
 
     kinds: list[str]
     texts: list[str]
@@ -90,7 +91,7 @@ class Tokens:
 
 
 def tokenize(source: SourceText) -> Tokens:
-    """All tokens of a text."""
+    """Returns all tokens of a text."""
     tokens = Tokens([], [], [])
     text, pos, match_at, budget = source.text, 0, _TOKEN.match, current()
     while True:
@@ -117,7 +118,7 @@ def tokenize(source: SourceText) -> Tokens:
 
 
 def unquote(text: str) -> str:
-    r"""The value of a string literal; ``\'``, ``\"`` and ``\\`` are escapes."""
+    r"""Returns the value of a string literal; ``\'``, ``\"`` and ``\\`` are escapes."""
     body = text[1:-1]
     return _ESCAPE.sub(r"\1", body) if "\\" in body else body
 
@@ -139,7 +140,7 @@ _Item = TypeVar("_Item")
 
 
 class TokenCursor:
-    """Where a parser is in a text: what comes next, and what was wanted there instead."""
+    """A parser's position in the tokens of a text, with the checks of the next token."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
@@ -155,12 +156,12 @@ class TokenCursor:
 
     @property
     def token(self) -> Token:
-        """The token that is next."""
+        """The next token."""
         at = self._next
         return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
 
     def peek(self, ahead: int) -> str:
-        """The kind of a later token."""
+        """Returns the kind of the token ``ahead`` tokens after the next one."""
         return self._kinds[min(self._next + ahead, len(self._kinds) - 1)]
 
     def skip(self) -> None:
@@ -199,7 +200,7 @@ class TokenCursor:
         return Name(token.text, token.pos)
 
     def listed(self, item: Callable[[], _Item], close: str) -> list[_Item]:
-        """``{item [","]} close``, the opening bracket being read already."""
+        """Parses ``{item [","]} close``, after the opening bracket."""
         items: list[_Item] = []
         if self.accept(close):
             return items
@@ -220,7 +221,7 @@ class TokenCursor:
         self._depth -= 1
 
     def close_angle(self) -> None:
-        """Take ``>``; ``>=`` is it too where ``tensor<scalar>= 0.0`` is written without a blank."""
+        """Consumes ``>``, also as the first half of ``>=`` in ``tensor<scalar>= 0.0``."""
         if self.kind != ">=":
             self.expect(">")
             return

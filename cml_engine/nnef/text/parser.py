@@ -1,7 +1,7 @@
-"""Tokens -> AST: declarations (NNEF 1.0.5, A.2). Expressions are in ``expressions.py``.
+"""Parses declarations from tokens (NNEF 1.0.5, A.2); ``expressions.py`` parses expressions.
 
-Each production's grammar stands above its function. Recursive descent with one token of
-look-ahead, so the time is linear in the text.
+The grammar of each production is the comment above its method. The parser is a recursive descent
+with one token of look-ahead, so its time is linear in the text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cml_engine.nnef.text.ast import (
 from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText
 
-#: ``integer[][]...`` deeper than this is nobody's parameter.
+#: The deepest nesting of array types such as ``integer[][]``.
 _MAX_ARRAY_DIMS = 8
 
 
 class Parser(ExpressionParser):
-    """Recursive descent over one text."""
+    """A recursive descent parser of one text."""
 
     # document ::= [version] {extension} {fragment} graph end
     def document(self) -> Document:
@@ -59,7 +59,7 @@ class Parser(ExpressionParser):
         return token.text
 
     # extension ::= "extension" identifier {[","] identifier} ";"
-    # (what tract asserts of its symbols is no identifier)
+    # (tract's assertions on symbols are not identifiers)
     def extension(self) -> list[Name]:
         self.expect("extension")
         names = [self.identifier("the extension's name")]
@@ -199,17 +199,17 @@ class Parser(ExpressionParser):
 
 
 def parse(text: str, file: str = "graph.nnef") -> Document:
-    """A whole ``graph.nnef``."""
+    """Parses a whole ``graph.nnef``."""
     return parse_document(SourceText(text, file))
 
 
 def parse_document(source: SourceText) -> Document:
-    """A whole ``graph.nnef`` of which the place is known."""
+    """Parses a whole ``graph.nnef`` from a :class:`SourceText`."""
     return Parser(source).document()
 
 
 def parse_fragments(text: str, file: str) -> tuple[Fragment, ...]:
-    """Fragment declarations only, as the standard library is written."""
+    """Parses fragment declarations only, as in the standard library."""
     parser = Parser(SourceText(text, file))
     found = parser.fragments()
     parser.expect("end", "a fragment")

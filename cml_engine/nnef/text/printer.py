@@ -1,4 +1,4 @@
-"""AST -> NNEF text: what is printed parses back to an equal tree."""
+"""Prints syntax trees as NNEF text, which parses back to an equal tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNARY = 7
 
 
 def print_document(document: Document) -> str:
-    """A whole ``graph.nnef``."""
+    """Returns the text of a whole ``graph.nnef``."""
     parts = []
     if document.version is not None:
         parts.append(f"version {document.version};\n")
@@ -44,7 +44,7 @@ def print_document(document: Document) -> str:
 
 
 def print_fragment(fragment: Fragment) -> str:
-    """A fragment's declaration, with its body where it has one."""
+    """Returns the text of a fragment's declaration, with its body if it has one."""
     generic = ""
     if fragment.generic:
         default = f" = {fragment.default_dtype}" if fragment.default_dtype else ""
@@ -62,7 +62,10 @@ def print_graph(graph: GraphDef) -> str:
 
 
 def print_expression(expr: Expr, context: int = 0) -> str:
-    """``context`` is how tightly the surroundings bind: looser expressions get parentheses."""
+    """Returns the text of an expression.
+
+    ``context`` is the precedence of the surrounding expression; lower ones get parentheses.
+    """
     match expr:
         case Literal():
             return _literal(expr)
@@ -92,7 +95,7 @@ def print_expression(expr: Expr, context: int = 0) -> str:
 
 
 def _binary(expr: Binary) -> str:
-    """A chain like ``a + b + c`` is walked, not recursed into: it can be long."""
+    """Prints a chain like ``a + b + c`` without recursion on the left side: it can be long."""
     parts: list[str] = []
     level = PRECEDENCE[expr.op]
     left: Expr = expr
