@@ -51,8 +51,7 @@ def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
 
 
 def in_slices(gpu: cml.Gpu, session: cml.Session, inputs: Inputs, budget_ms: float) -> Sliced:
-    """Runs the network in frames of a host that draws nothing, and returns the second of two
-    runs."""
+    """Runs the network twice in frames of a host that draws nothing; returns the second run."""
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms)
     _run(gpu, scheduler, session, inputs)
     return _run(gpu, scheduler, session, inputs)

@@ -24,8 +24,7 @@ def refused(why: str) -> InputError:
 
 
 def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
-    """Returns the value as a finite number of at least ``least``, or greater than it with
-    ``above``.
+    """Returns the value as a finite number of at least ``least``; with ``above``, greater.
 
     Raises :class:`InputError` for anything else.
     """
@@ -37,8 +36,7 @@ def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -
 
 
 def checked_count(name: str, value: Any) -> int:
-    """Returns the value as a whole number of at least 1; raises :class:`InputError` for anything
-    else."""
+    """Returns the value as a whole number of at least 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
         raise refused(f"{name} is {value!r}: wanted a whole number of 1 or more")
@@ -46,8 +44,7 @@ def checked_count(name: str, value: Any) -> int:
 
 
 def checked_share(name: str, value: Any) -> float:
-    """Returns the value as a number between 0 and 1; raises :class:`InputError` for anything
-    else."""
+    """Returns the value as a number between 0 and 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or not 0 < number < 1:
         raise refused(f"{name} is {value!r}: wanted a number between 0 and 1")
@@ -55,8 +52,7 @@ def checked_share(name: str, value: Any) -> float:
 
 
 def ranges() -> Any:
-    """Returns the module :mod:`cml_engine.errors.arguments`, imported here because it needs
-    NumPy."""
+    """Returns the module :mod:`cml_engine.errors.arguments`, which needs NumPy."""
     from cml_engine.errors import arguments as found
 
     return found

@@ -73,20 +73,17 @@ class Network(Protocol):
         ...
 
     def prepare(self, budget_ms: float) -> None:
-        """Uploads weights and builds pipelines for about ``budget_ms``, until :attr:`ready`;
-        never waits."""
+        """Uploads weights and builds pipelines, for about ``budget_ms``; never waits."""
         ...
 
     @property
     def waiting_for(self) -> str:
-        """A text that says what the network still needs to be ready; "" if it is ready or this
-        is unknown."""
+        """A text about the steps until :attr:`ready`; "" if it is ready or nothing is known."""
         ...
 
     @property
     def exclusive_group(self) -> str | None:
-        """The name of the group of networks that share memory; only one of a group has a running
-        job."""
+        """The group of networks that share memory; only one of them has a running job."""
         ...
 
     @property
@@ -98,8 +95,7 @@ class Network(Protocol):
         ...
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> Sequence[int] | None:
-        """Returns the numbers of the steps that a job with these inputs runs, or None for all
-        steps.
+        """Returns the numbers of the steps that a job with these inputs runs; None for all.
 
         With ``behind`` the job follows another unfinished job; otherwise it starts from the
         memory as it is now.
@@ -141,8 +137,7 @@ class Results(Protocol):
         ...
 
     def take_copies(self) -> Sequence[tuple[StepCost, float]]:
-        """Returns the copies whose measured times have arrived, in milliseconds; each one only
-        once."""
+        """Returns the copies whose measured milliseconds have arrived, each only once."""
         ...
 
     def request_read(self, encoder: Any, result: Any) -> None:
@@ -250,8 +245,7 @@ class Executor(Results, Protocol):
         ...
 
     def check_encoder(self, encoder: Any) -> None:
-        """Raises :class:`cml_engine.InputError` if the object is not an encoder of the host's
-        device."""
+        """Raises :class:`cml_engine.InputError` if this is not an encoder of the host."""
         ...
 
     def check(self) -> None:

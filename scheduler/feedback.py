@@ -102,8 +102,7 @@ class Feedback:
     def ended(
         self, timings: Sequence[Timing], now_ms: float, model: CostModel
     ) -> list[FrameReport]:
-        """Notes that the host has submitted the frame, and learns from the timings that have
-        arrived.
+        """Notes that the host has submitted the frame, and learns from the timings.
 
         Returns the reports of the frames that are now measured.
         """
@@ -122,8 +121,10 @@ class Feedback:
         return self._learn(max((t.frame for t in timings), default=-1), model)
 
     def _learn(self, newest: int, model: CostModel) -> list[FrameReport]:
-        """Learns from the frames up to ``newest``, whose timings are complete, and returns their
-        reports."""
+        """Learns from the frames up to ``newest`` and returns their reports.
+
+        The timings of these frames are complete.
+        """
         done: list[FrameReport] = []
         while self._awaited and (
             self._awaited[0].report.frame <= newest or not self._awaited[0].groups
@@ -146,8 +147,10 @@ class Feedback:
                 _take_for_granted(groups, model)
 
     def _judge(self, interval: float, ran: bool) -> bool:
-        """Returns True if a frame was late, and learns the usual frame time from frames without
-        networks."""
+        """Returns True if a frame was late.
+
+        Learns the usual frame time from frames without networks.
+        """
         late = interval > _LATE * self._usual_ms
         self._without = 0 if ran else self._without + 1
         self._since_rest += 1

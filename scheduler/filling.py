@@ -23,8 +23,7 @@ def gather(
     jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float, model: CostModel,
     *, gpu_behind: bool,
 ) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
-    """Returns the state on which the decision about this frame depends, and the candidate jobs by
-    number.
+    """Returns the input of the decision about this frame, and the candidate jobs by number.
 
     Networks that are not ready are prepared further.
     """
@@ -115,8 +114,7 @@ def _candidates(
 
 
 def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
-    """Returns True if the network is ready; if the check raises, fails all jobs that wait for
-    it."""
+    """Returns True if the network is ready; on an error, fails all jobs that wait for it."""
     try:
         return bool(queue.network.ready)
     except Exception as error:
@@ -125,8 +123,7 @@ def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
 
 
 def _prepare(jobs: Lifecycle, queue: NetworkQueue, ms: float) -> None:
-    """Prepares the network for ``ms`` milliseconds; on an error, fails all jobs that wait for
-    it."""
+    """Prepares the network for ``ms``; on an error, fails all jobs that wait for it."""
     if len(queue):
         try:
             queue.network.prepare(ms)
@@ -186,8 +183,7 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
 
 
 def _look_again(jobs: Lifecycle, job: Job) -> bool:
-    """Updates the steps of a job that may begin, from the current memory; returns True if they
-    changed."""
+    """Updates the steps of a job that may begin; returns True if they changed."""
     changed = job.network.retains and job.state == "queued" and take_work(job, behind=False)
     if changed and jobs.recorder:
         jobs.recorder.has_work(job)
@@ -217,8 +213,10 @@ def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
 
 
 def _lacking(network: Network) -> str:
-    """Returns what a network has lost since it was ready, because another job started; "" if
-    nothing."""
+    """Returns what the network has lost since it was ready; "" if nothing.
+
+    A network may lose memory when another job starts.
+    """
     return "" if network.ready else network.waiting_for or "its network to be ready"
 
 

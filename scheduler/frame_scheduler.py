@@ -142,8 +142,10 @@ class FrameScheduler:
         return recording
 
     def resume(self, options: Mapping[str, Any]) -> None:
-        """Restores the state that a recorded scheduler had at its start, from the recording's
-        ``options``."""
+        """Restores the state that a recorded scheduler had at the start of its recording.
+
+        ``options`` are the options of the recording.
+        """
         options = ranges().an_object(Mapping, options, "the options of a recording")
         if missing := _RESUMED - options.keys():
             raise refused(f"the options of a recording lack {', '.join(sorted(missing))}")
@@ -173,8 +175,7 @@ class FrameScheduler:
         slot: str | None = None,
         admission: Admission = "accept",
     ) -> Job:
-        """Submits a run of the session on these inputs, which is spread over frames as the budget
-        allows.
+        """Submits a run of the session on these inputs, which the budget spreads over frames.
 
         Raises :class:`cml_engine.InputError` if an input is missing, unknown, of another shape
         or type, or on another device.
@@ -411,8 +412,7 @@ class FrameScheduler:
             return measured
 
     def _timings(self) -> list[Timing]:
-        """Returns the timings of earlier frames that have arrived; invalid ones are counted and
-        left out."""
+        """Returns the timings of earlier frames that have arrived, without invalid ones."""
         try:
             timings = self.executor.end_frame(self.frame)
             if self.executor.take_losses():

@@ -35,16 +35,18 @@ class Pacing:
         self._last = False
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
-        """Starts a frame, ``elapsed_ms`` after its beginning (see
-        :meth:`FrameScheduler.encode`)."""
+        """Starts a frame of which ``elapsed_ms`` have passed, as in
+        :meth:`FrameScheduler.encode`."""
         known = None if elapsed_ms is None else self._sane(elapsed_ms)
         self._last = known is not None and isinstance(budget, SpareBudget)
         if known is not None and self._last:
             self.rest.begin_frame(known, self._frame_ms - known)
 
     def rate(self, aim_ms: float) -> float:
-        """Returns planned GPU milliseconds per millisecond of wall time; ``aim_ms`` is the next
-        frame's plan."""
+        """Returns planned GPU milliseconds per millisecond of wall time.
+
+        ``aim_ms`` is the next frame's plan.
+        """
         usual = (self._last and self.rest.usual_ms) or aim_ms
         return usual / self._frame_ms
 
@@ -95,8 +97,7 @@ class Pacing:
         return share * self._frame_ms
 
     def rest_due(self, budget: FixedBudget | SpareBudget) -> bool:
-        """Returns True if the next frame runs no networks: there is no room, or a baseline is
-        needed."""
+        """Returns True if the next frame runs no networks, for lack of room or for a baseline."""
         if self.rests or not isinstance(budget, SpareBudget):
             return self.rests
         if self._last:

@@ -38,8 +38,10 @@ class Workbench(Protocol):
         ...
 
     def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
-        """Returns the :class:`cml_engine.runtime.tuning.Trial` that selects the next option to
-        time and decides."""
+        """Returns the :class:`cml_engine.runtime.tuning.Trial` of a candidate.
+
+        The trial selects the next option to time, and decides.
+        """
         ...
 
     def record(self, candidate: Any, trial: Any) -> Any:
@@ -113,8 +115,10 @@ class Tuning:
         return not self._waiting and not self._saving
 
     def observe(self, measured: Sequence[FrameReport]) -> bool:
-        """Takes the result of :meth:`FrameScheduler.end_frame` and continues; returns True if
-        all is done."""
+        """Takes the result of :meth:`FrameScheduler.end_frame` and continues.
+
+        Returns True if all is done.
+        """
         self._take(measured)
         self._look_at_saves()
         if not self._waiting:
@@ -128,8 +132,10 @@ class Tuning:
         return self.done
 
     def stop(self) -> None:
-        """Stops now; decisions are kept, and a later bench with ``again=False`` continues from
-        them."""
+        """Stops now; decisions are kept.
+
+        A later bench with ``again=False`` continues from them.
+        """
         self._clear()
         self._waiting.clear()
         self._end()

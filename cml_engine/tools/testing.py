@@ -121,8 +121,10 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
-    """Yields all cases of an operator, with computed and constant operands and in every accepted
-    layout."""
+    """Yields all cases of an operator.
+
+    Each case has computed and constant operands, and every layout that the kernel accepts.
+    """
     for case in spec.cases:
         for constants in (False, True) if len(case.inputs) > 1 else (False,):
             graph, inputs = case_graph(spec.name, case, constants=constants)
@@ -252,8 +254,7 @@ def reference(
 def random_partition(
     whole: Sequence[tuple[int, int, int]], seed: int
 ) -> list[tuple[int, int, int]]:
-    """Returns every step's workgroups cut at random places; the parts of a step are in random
-    order."""
+    """Returns every step's workgroups cut at random places, the parts in random order."""
     generator = random.Random(seed)
     parts: list[tuple[int, int, int]] = []
     for step, _, groups in whole:

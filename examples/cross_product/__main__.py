@@ -33,8 +33,7 @@ class Row:
 
 
 def networks() -> tuple[cml.Graph, cml.Graph]:
-    """Returns the model expanded, and with ``cross`` as one operator; both are read from one
-    file."""
+    """Returns the model expanded, and with ``cross`` as one operator, from one file."""
     cml.unregister("cross")
     composed = cml.load(MODEL)
     load_file(HERE / "cross.py")

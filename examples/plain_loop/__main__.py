@@ -198,8 +198,7 @@ def has_display() -> bool:
 
 
 def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
-    """Runs ``frames`` frames without a window, 60 per second, and returns the last frame's
-    pixels."""
+    """Runs ``frames`` frames at 60 per second without a window; returns the last one's pixels."""
     failed: list[Exception] = []
 
     def once() -> None:  # a canvas logs exceptions of its draw function and continues

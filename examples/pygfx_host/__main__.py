@@ -41,8 +41,10 @@ class CopyAfter(CopyPass):  # type: ignore[misc]
         self._before = before
 
     def render(self, command_encoder: Any, *textures: Any, **named: Any) -> None:
-        """Encodes the other work, then the copy; pygfx calls it once per frame before its
-        submit."""
+        """Encodes the other work, then the copy.
+
+        pygfx calls it once per frame, before its submit.
+        """
         self._before(command_encoder)
         super().render(command_encoder, *textures, **named)
 

@@ -1,2 +1,1 @@
-"""A custom operator in an integer network: the steepness of a map, bit-identical on every
-machine."""
+"""A custom operator in an integer network: the steepness of a map, identical everywhere."""

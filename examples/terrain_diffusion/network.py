@@ -41,8 +41,10 @@ _LEAST_WEIGHT = 1e-3
 
 
 def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
-    """Returns the network's inputs for a square of noise; ``difficulty`` is 1 (calm) to 100
-    (rough)."""
+    """Returns the network's inputs for a square of noise.
+
+    ``difficulty`` is 1 (calm) to 100 (rough).
+    """
     label = (difficulty - 1) / (_DIFFICULTIES - 1)
     return {
         "noisy": np.ascontiguousarray(noisy, np.float32),

@@ -24,8 +24,7 @@ class AssetError(Exception):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A published wheel; ``tags`` identify it exactly, so that every machine downloads the same
-    file."""
+    """A published wheel; ``tags`` identify one file, the same on every machine."""
 
     requirement: str
     tags: tuple[str, ...]

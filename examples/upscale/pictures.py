@@ -23,8 +23,7 @@ def small_photo(source: Path, size: tuple[int, int]) -> Image.Image:
 
 
 def enlarge(picture: Image.Image) -> Image.Image:
-    """Returns the picture enlarged with the cubic filter, as a renderer without the network
-    would."""
+    """Returns the picture enlarged with the cubic filter, for comparison with the network."""
     size = (picture.width * FACTOR, picture.height * FACTOR)
     return picture.resize(size, Image.Resampling.BICUBIC)
 

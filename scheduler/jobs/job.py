@@ -44,8 +44,7 @@ class JobOutput:
 
 
 class Gone:
-    """A placeholder for the network of an ended job, so that a job object keeps no session
-    alive."""
+    """The placeholder for an ended job's network, so that a job keeps no session alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
     load_times_ms: Sequence[float] = ()
@@ -71,7 +70,7 @@ class Job(Ranked):
 
     number: int
     network: Network
-    #: empty once they are in the network's memory, and when the job has ended
+    #: the pending inputs; empty once they are in the network's memory, and when the job has ended
     inputs: Mapping[str, Any] = field(repr=False)
     priority: float
     submitted_ms: float
@@ -126,8 +125,7 @@ class Job(Ranked):
 
     @property
     def eta_ms(self) -> float:
-        """Milliseconds from now to the job's end if no other job is submitted; 0 once it has
-        ended."""
+        """Milliseconds until the job's end if no other job is submitted; 0 once ended."""
         return self.owner.eta_ms(self)
 
     @property
@@ -159,11 +157,11 @@ class Job(Ranked):
         origin: tuple[int, int, int] = (0, 0, 0),
         mip: int = 0,
     ) -> None:
-        """Encodes the copy of an output into a texture, where a shader reads ``value * scale +
-        shift``.
+        """Encodes the copy of an output into a texture.
 
-        The texture needs ``COPY_DST`` and a format that docs/in_your_engine.md names; any size
-        will do. The time of the copy counts in the budget of the next frame.
+        A shader then reads ``value * scale + shift`` there. The texture needs ``COPY_DST`` and a
+        format that docs/in_your_engine.md names; any size will do. The time of the copy counts
+        in the budget of the next frame.
 
         ``scale`` and ``shift`` are one number for all channels, or one for each. One channel
         becomes grey; alpha is 1 if the output has none. With ``srgb`` the values are
@@ -217,8 +215,7 @@ class Job(Ranked):
         return self.outputs.result
 
     def need_done(self, name: str) -> None:
-        """Raises :class:`cml_engine.InputError` if the job is not done or its outputs were
-        released."""
+        """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
             raise refused(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
@@ -231,8 +228,7 @@ class Job(Ranked):
         self.outputs.take_back()
 
     def let_inputs_go(self) -> None:
-        """Releases the inputs: they have been copied to the network's memory, or the job has
-        ended."""
+        """Releases the inputs: they are in the network's memory, or the job has ended."""
         inputs, self.inputs = self.inputs, {}
         for value in inputs.values():
             try:

@@ -78,8 +78,10 @@ class Lifecycle:
     # --- a job
 
     def enlist(self, job: Job, admission: Admission) -> None:
-        """Adds a new job: finds its steps, checks its deadline and supersedes waiting jobs of
-        its slot."""
+        """Adds a new job.
+
+        Finds its steps, checks its deadline and supersedes waiting jobs of its slot.
+        """
         makers = job.makers
         job.needs = tuple(maker.number for maker in makers if maker.owner is self)
         kept = [maker.outputs.keep_for(job) for maker in makers]
@@ -180,8 +182,10 @@ class Lifecycle:
     # --- estimates
 
     def eta_ms(self, job: Job) -> float:
-        """Returns the predicted wall time to the end of the job, in the policy's order with the
-        other jobs."""
+        """Returns the predicted wall time to the end of the job.
+
+        The jobs that the policy puts before it run first.
+        """
         if job.ended:
             return 0.0
         with self.lock:
@@ -233,8 +237,7 @@ class Lifecycle:
         self.open_frame = FrameSnapshot(self.roster.running.values())
 
     def will_start(self, job: Job) -> None:
-        """Saves the state of a job that the frame is about to start, to undo it if the frame is
-        abandoned."""
+        """Saves the state of a job before the frame starts it, in case the frame is abandoned."""
         if self.open_frame is not None:
             self.open_frame.add(job)
         self._begun.append(job)
@@ -257,10 +260,9 @@ class Lifecycle:
             self._let_ended_go()
 
     def fail_harmed(self) -> None:
-        """Fails the jobs whose results are wrong because frames never ran, even jobs that were
-        done.
+        """Fails the jobs whose results are wrong because frames never ran.
 
-        Jobs that wait for their outputs fail too.
+        This includes jobs that were done. Jobs that wait for their outputs fail too.
         """
         for job in [*self.roster.running.values(), *self._done]:
             why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
@@ -274,8 +276,7 @@ class Lifecycle:
                 self.roster.file_anew(job)
 
     def _let_ended_go(self) -> None:
-        """Drops the networks of ended jobs, because no end since the last frame can be undone
-        any more."""
+        """Drops the networks of ended jobs, whose end can no longer be undone."""
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:
@@ -283,10 +284,10 @@ class Lifecycle:
 
 
 def calibrate(model: CostModel, network: Network) -> None:
-    """Teaches the model the times that a network measured at its load, for steps without any
-    samples.
+    """Teaches the model the step times that a network measured at its load.
 
-    Only devices that cannot time their work in a frame have such times.
+    Only devices that cannot time their work in a frame have such times. Steps with samples keep
+    theirs.
     """
     for cost, ms in zip(network.step_costs(), network.load_times_ms, strict=False):
         if model.samples(cost.key) == 0:

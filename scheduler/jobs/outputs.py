@@ -12,8 +12,10 @@ _lock = Lock()
 
 
 class Outputs:
-    """A handle of outputs on the device, kept until the host has released it and no job needs
-    it."""
+    """A handle of outputs on the device.
+
+    It is kept until the host has released it and no job needs it.
+    """
 
     def __init__(self, release: Callable[[Any], None]) -> None:
         self.result: Any = None
@@ -23,8 +25,10 @@ class Outputs:
         self._takers: WeakSet[Any] = WeakSet()
 
     def keep_for(self, taker: object) -> bool:
-        """Keeps the outputs for a job until :meth:`taken`; returns False if they were already
-        released."""
+        """Keeps the outputs for a job until :meth:`taken`.
+
+        Returns False if they were already released.
+        """
         with _lock:
             if not self.released:
                 self._takers.add(taker)
@@ -57,7 +61,6 @@ class Outputs:
             self._release(result)
 
     def take_back(self) -> None:
-        """Discards the outputs because their job's end is undone; the job will compute them
-        again."""
+        """Discards the outputs because the end of their job is undone."""
         self.released = False
         self.give_back()

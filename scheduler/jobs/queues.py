@@ -125,8 +125,7 @@ class _ByLaxity:
 
 
 def _dated(job: Job) -> _Dated | None:
-    """Returns the job's sort key among the deadlines, or None if it has none or is of priority
-    0."""
+    """Returns the job's sort key among the deadlines; None without one or at priority 0."""
     if job.deadline_at_ms is None or job.idle:
         return None
     return job.deadline_at_ms, -job.priority, job.number
@@ -149,8 +148,7 @@ class _Everyone:
 
 
 class _InTurn(_OneHeap):
-    """A queue in order of submission, for networks whose jobs build on the results of the job
-    before."""
+    """A queue in order of submission, for jobs that build on the results of the job before."""
 
     def __init__(self) -> None:
         super().__init__(lambda job: job.number)

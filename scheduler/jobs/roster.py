@@ -77,8 +77,10 @@ class Roster:
         self.running[job.number] = job
 
     def going_on(self, job: Job) -> None:
-        """Restores a job whose end was part of an abandoned frame; the jobs that take its
-        outputs wait again."""
+        """Restores a job whose end was part of an abandoned frame.
+
+        Jobs that take its outputs wait again.
+        """
         self._jobs[job.number] = job
         self.running[job.number] = job
         self._just_ended.discard(job.number)
@@ -106,8 +108,7 @@ class Roster:
                 self._file(taker)
 
     def frame_is_over(self) -> None:
-        """Forgets which jobs take the outputs of jobs that just ended, because no end can be
-        undone any more."""
+        """Makes the ends of jobs final: no abandoned frame can undo them any more."""
         for number in self._just_ended:
             self._takers.pop(number, None)
         self._just_ended.clear()
@@ -162,8 +163,10 @@ class Roster:
             self._queues[key].add(job)
 
     def _remember_taker(self, maker: Job, taker: Job) -> None:
-        """Records that ``taker`` depends on ``maker``, to notice the end of ``maker`` or its
-        undoing."""
+        """Records that ``taker`` depends on ``maker``.
+
+        The taker must change when the maker ends, or when its end is undone.
+        """
         here = self._just_ended if maker.ended else self._jobs
         if maker.owner is taker.owner and maker.number in here:
             self._takers.setdefault(maker.number, {})[taker.number] = taker

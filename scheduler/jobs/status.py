@@ -44,8 +44,7 @@ def _ended(job: Job) -> str:
 
 
 def _to_begin(job: Job, memory_s_holder: Callable[[Job], Job | None]) -> str:
-    """Returns a text that says what a queued job needs before it can begin; "" if it needs
-    nothing."""
+    """Returns a text that says what a queued job needs to begin; "" if nothing."""
     makers = [maker for maker in job.makers if not maker.ended]
     if makers:
         named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in makers[:3])

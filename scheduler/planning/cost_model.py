@@ -95,8 +95,7 @@ class _Curve:
     _samples: int = -1
 
     def predict(self, count: int) -> float | None:
-        """Returns the logarithm of the time of ``count`` workgroups; None if nothing was
-        measured."""
+        """Returns the logarithm of the time of ``count`` workgroups; None without measurements."""
         if not self.points:
             return None
         if len(self.known) >= _KEPT:
@@ -141,8 +140,7 @@ class _Curve:
 
 
 def _bucket(count: int) -> int:
-    """Returns the number of the half octave that ``count`` is in; counts in one are learned
-    together."""
+    """Returns the half octave of a count; all counts in one share a point of the curve."""
     return round(2 * math.log2(count))
 
 
@@ -183,8 +181,7 @@ class CostModel:
         return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
-        """Returns the largest number of workgroups, at most ``limit``, predicted to take at most
-        ``ms``."""
+        """Returns the most workgroups, up to ``limit``, predicted to take at most ``ms``."""
         if limit <= 0 or ms <= 0 or self.predict_ms(step, 1) > ms:
             return 0
         if self.predict_ms(step, limit) <= ms:
@@ -199,8 +196,10 @@ class CostModel:
         return low
 
     def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
-        """Learns that the slices ``(step, count)`` together took ``ms``; each gets its predicted
-        share."""
+        """Learns that the slices ``(step, count)`` together took ``ms``.
+
+        Each slice gets its predicted share.
+        """
         parts = [(step, count) for step, count in parts if count > 0]
         predicted = [self.predict_ms(step, count) for step, count in parts]
         total = sum(predicted)
@@ -294,8 +293,10 @@ class CostModel:
         return list(self._curves)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the table for people: for each step key ``[workgroups, ms, samples, spread]``
-        rows."""
+        """Returns the table in a readable format.
+
+        It has ``[workgroups, ms, samples, spread]`` rows for each step key.
+        """
         return {
             "format": _FORMAT,
             "guess": self.guess.to_json(),
@@ -312,8 +313,10 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
-        """Returns the model from the result of :meth:`to_json`; raises ``ValueError`` for
-        anything else."""
+        """Returns the model from the result of :meth:`to_json`.
+
+        Raises ``ValueError`` for anything else.
+        """
         from cml_engine.io.json import finite
 
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
@@ -336,8 +339,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
-        """Reads the table in the file, or returns an empty model with that first guess if there is
-        none.
+        """Reads the table in the file, or returns a new model with ``guess`` if there is none.
 
         Warns about a file that cannot be used.
         """

@@ -56,8 +56,10 @@ class FirstGuess:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
-        """Reads a shipped file or the result of :meth:`to_json`; raises ``ValueError`` if
-        numbers are missing."""
+        """Reads a shipped file or the result of :meth:`to_json`.
+
+        Raises ``ValueError`` if numbers are missing.
+        """
         from cml_engine.io.json import finite
 
         try:
@@ -88,8 +90,7 @@ class FirstGuess:
 
 @cache
 def _shipped() -> list[tuple[str, str, FirstGuess]]:
-    """Returns the name pattern, the words and the numbers of every shipped file, in order of
-    file names."""
+    """Returns the name pattern, the words and the numbers of every shipped file, by file name."""
     found = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))

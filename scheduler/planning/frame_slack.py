@@ -183,18 +183,19 @@ class FrameSlack:
 
     @property
     def rest_due(self) -> bool:
-        """Returns True if the next frame should run no networks, to learn whether late frames
-        are due to them."""
+        """True if the next frame should run no networks.
+
+        Such a frame shows whether late frames are due to the networks.
+        """
         allowed = self.share * len(self._sorted)
         every = _REST_EVERY * (1 + len(self._baseline) / _REST_KNOWN)
         return self._since_rest >= every and self._late_count > max(1.0, 0.5 * allowed)
 
     def rests(self, target_ms: float, least_ms: float) -> bool:
-        """Returns True if the next frame runs no networks: a rest is due, or less than ``least_ms``
-        fit in it.
+        """Returns True if the next frame runs no networks.
 
-        A frame with networks costs some tenths of a millisecond by itself, so very little work
-        is not worth it.
+        Either a rest is due, or less than ``least_ms`` fit in the frame. A frame with networks
+        costs some tenths of a millisecond by itself, so very little work is not worth it.
         """
         aim = self.aim_ms(target_ms)
         no_room = self._held_up or (aim is not None and aim < least_ms)

@@ -42,8 +42,10 @@ def plan_frame(state: FrameState) -> FramePlan:
 def _slices_of(
     state: FrameState, job: JobState, left: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
-    """Returns the job's next slices within ``left`` ms, the time then left, and True if the job
-    is done."""
+    """Returns the job's next slices within ``left`` ms, the time then left, and a flag.
+
+    The flag is True if the slices complete the job.
+    """
     steps, step, group = state.networks[job.network], job.step, job.group
     parts: list[PlannedSlice] = []
     while step < len(steps):

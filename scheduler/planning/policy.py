@@ -55,10 +55,10 @@ class Candidate(Protocol):
         ...
 
     def laxity_ms(self, now_ms: float, rate: float) -> float:
-        """Returns the time to spare before the deadline if the job got all of every frame from now
-        on.
+        """Returns the time to spare before the deadline.
 
-        ``rate`` is GPU milliseconds per millisecond of wall time.
+        It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
+        per millisecond of wall time.
         """
         ...
 
@@ -74,10 +74,10 @@ class Ranked:
         return self.priority == 0
 
     def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
-        """Returns the time to spare before the deadline if the job got all of every frame from now
-        on.
+        """Returns the time to spare before the deadline.
 
-        ``rate`` is GPU milliseconds per millisecond of wall time.
+        It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
+        per millisecond of wall time.
         """
         if self.deadline_at_ms is None:
             return float("inf")

@@ -30,8 +30,11 @@ class StepState:
 
 @dataclass(frozen=True, slots=True)
 class JobState(Ranked):
-    """A job that could run in this frame. ``network`` is an index of :attr:`FrameState.networks`;
-    of the jobs with the same ``exclusive`` only one may be under way."""
+    """A job that could run in this frame.
+
+    ``network`` is an index of :attr:`FrameState.networks`. Only one of the jobs with the same
+    ``exclusive`` may be running.
+    """
 
     number: int
     name: str

@@ -55,8 +55,10 @@ class Forecast:
 def forecast(
     name: str, costs: Any, budget_ms: float, frame_ms: float, model: CostModel
 ) -> Forecast:
-    """Simulates how many frames a network of these steps takes, with the model's costs and
-    :data:`ASSUMED_TAIL`."""
+    """Simulates the number of frames that a network of these steps takes.
+
+    It uses the model's costs and :data:`ASSUMED_TAIL`.
+    """
     network = network_like(name, costs, 1.0, model)
     enough = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
     outcome = simulate(
@@ -116,8 +118,10 @@ def trace(
     session: Any, inputs: Mapping[str, Any], path: Path, *, budget_ms: float, frame_ms: float,
     runs: int, memory: Mapping[str, float], places: Mapping[str, str],
 ) -> tuple[int, int]:  # fmt: skip
-    """Runs the session ``runs`` times in frames and writes a trace; returns its frames and
-    slices."""
+    """Runs the session ``runs`` times in frames and writes a trace.
+
+    Returns the numbers of frames and slices in it.
+    """
     scheduler = FrameScheduler(session.gpu, frame_ms, budget_ms)
     reports: list[FrameReport] = []
     jobs: list[Job] = []
@@ -144,11 +148,10 @@ def policies(
     name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel,
     frames: int = 2000,
 ) -> list[SimulatedRun]:  # fmt: skip
-    """Simulates repeated runs of the network under each policy, on a device ``speed`` times as
-    fast.
+    """Simulates repeated runs of the network under each policy.
 
-    A run is submitted at most once per frame and takes at most half of the device's time. Rendering
-    takes half a frame, at most 8 ms.
+    The device is ``speed`` times as fast as this one. A run is submitted at most once per frame and
+    takes at most half of the device's time. Rendering takes half a frame, at most 8 ms.
     """
 
     def requests() -> list[Arrival]:

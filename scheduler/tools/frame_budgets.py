@@ -80,8 +80,7 @@ def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
 
 
 def with_spikes(frames: int, seed: int = 2) -> list[NoisyFrame]:
-    """Returns the frames of :func:`like_a_gpu`, one of which takes 7 ms longer every two
-    seconds."""
+    """Returns the frames of :func:`like_a_gpu` with one frame in 120 that takes 7 ms longer."""
     found = like_a_gpu(frames, seed)
     for i in range(60, frames, 120):
         found[i] = NoisyFrame(found[i].rest_ms + 7.0, found[i].factor)
@@ -126,8 +125,11 @@ def _exact_ms(part: Slice) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The result of a rule: work in the average frame, and the share of frames late because of
-    it."""
+    """The result of a rule: the average work per frame, and shares of late frames.
+
+    ``late`` is the share of all late frames, ``added`` of those that are late because of the
+    networks.
+    """
 
     work_ms: float
     added: float
@@ -135,8 +137,7 @@ class RuleResult:
 
 
 class _Unlearned(FrameSlack):
-    """A slack that never learns: it stands for the rule that treats render times and slices
-    separately."""
+    """A slack that never learns, for the rule that treats render times and slices separately."""
 
     @property
     def known(self) -> bool:
@@ -193,8 +194,10 @@ def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
 
 
 def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
-    """Returns the result of the largest constant plan that keeps the share, to a twentieth of a
-    ms."""
+    """Returns the result of the largest constant plan that keeps the share.
+
+    Plans are multiples of a twentieth of a millisecond.
+    """
     counted = noise[WARM_UP:]
     plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
     best = max(ms for ms in plans if not ms or _kept(counted, [ms] * len(counted)).added <= share)

@@ -58,8 +58,10 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class FramesReport:
-    """The result of :func:`measure_frames`; times in ms, shares of full frames with sliced runs
-    only."""
+    """The result of :func:`measure_frames`.
+
+    Times are in milliseconds; shares are of full frames with sliced runs only.
+    """
 
     model: str
     device: str

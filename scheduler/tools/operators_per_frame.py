@@ -10,10 +10,9 @@ from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSli
 
 
 def operators_per_frame(count: int | None) -> Planner:
-    """Returns a planner (:attr:`FrameScheduler.planner`) that runs ``count`` whole operators per
-    frame.
+    """Returns a planner that runs ``count`` whole operators per frame, regardless of their time.
 
-    It ignores their time. With None it runs the whole network of one job.
+    With None it runs the whole network of one job. See :attr:`FrameScheduler.planner`.
     """
 
     def plan(state: FrameState) -> FramePlan:

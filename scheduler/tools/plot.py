@@ -9,10 +9,10 @@ from scheduler.tools.simulate import SimulatedRun
 
 
 def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
-    """Writes a picture with one row for each policy: the time of every frame, frame time and
-    budget.
+    """Writes a picture with one row for each policy.
 
-    Raises ``ImportError`` if matplotlib is not installed.
+    A row shows the time of every frame, the frame time and the budget. Raises ``ImportError`` if
+    matplotlib is not installed.
     """
     import matplotlib
 

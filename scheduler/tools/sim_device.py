@@ -81,11 +81,11 @@ def network_like(
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Lognormal noise: ``common`` to all slices of a frame (clocks, other programs), ``single`` for
-    each.
+    """Lognormal noise of simulated times.
 
-    Both are standard deviations of the logarithm; 0 is an exact device. In addition,
-    ``hitch_share`` of the frames take ``hitch_ms`` longer, independent of their work.
+    ``common`` is shared by all slices of a frame (clocks, other programs); ``single`` is drawn
+    for each slice. Both are standard deviations of the logarithm; 0 is an exact device. In
+    addition, ``hitch_share`` of the frames take ``hitch_ms`` longer, independent of their work.
     """
 
     common: float = 0.0
@@ -95,8 +95,10 @@ class Noise:
 
     @classmethod
     def of_tail(cls, p99_over_p50: float, common_share: float = 0.5) -> Noise:
-        """Returns noise with the given ratio of P99 to median; ``common_share`` of the variance
-        is common to a frame."""
+        """Returns noise with the given ratio of P99 to median.
+
+        ``common_share`` of the variance is common to a frame.
+        """
         sigma = math.log(p99_over_p50) / 2.3263
         return cls(sigma * math.sqrt(common_share), sigma * math.sqrt(1 - common_share))
 

@@ -153,8 +153,7 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Parses ``NAME=1,3,64,64`` pairs into shapes by name; the name may be left out for a single
-    input."""
+    """Parses ``NAME=1,3,64,64`` pairs into shapes by name; a single input needs no name."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -182,8 +181,7 @@ def compile_options(a: argparse.Namespace) -> CompileOptions:
 
 
 def decided(a: argparse.Namespace) -> Decide:
-    """Returns the decisions in the file of ``--decide``, or none if the command lacks that
-    option."""
+    """Returns the decisions in the file of ``--decide``; none without that option."""
     file = getattr(a, "decide", None)
     if file is None:
         return {}
@@ -222,8 +220,7 @@ def session_of(
     options: CompileOptions | None = None,
     **more: Any,
 ) -> Session:
-    """Returns the session that a command runs, and writes the decisions that ``--decisions``
-    requests.
+    """Returns the session that a command runs, and writes the file of ``--decisions``.
 
     A terminal shows the progress of the compilation.
     """

@@ -53,11 +53,10 @@ class Escaped(io.TextIOBase):
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code; never raises, except internal errors with
-    ``CML_DEBUG``.
+    """Runs a command and returns its exit code.
 
     The code is 2 for errors that the caller can correct, 1 for internal errors, and 130 after an
-    interrupt.
+    interrupt. Never raises, except for internal errors if ``CML_DEBUG`` is set.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -111,7 +110,6 @@ def _end(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """Redirects standard output to the null device, so that the failed write is not repeated at
-    exit."""
+    """Redirects standard output to the null device, so that exit repeats no failed write."""
     with contextlib.suppress(OSError, ValueError):  # it may be closed, or not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line; every module in ``commands/`` is a command of its
-    name."""
+    """Returns the parser of the command line.
+
+    Every module in ``commands/`` and its subpackages is a command of its name.
+    """
     made = CommandParser(
         prog="cml",
         description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",

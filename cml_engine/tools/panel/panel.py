@@ -61,8 +61,10 @@ class Panel:
         self._refreshed_ms: float | None = None
 
     def watch(self, report: ShownFrame, measured: Iterable[ShownFrame]) -> None:
-        """Takes the results of ``scheduler.encode`` and ``scheduler.end_frame``; call it once
-        per frame."""
+        """Takes the results of ``scheduler.encode`` and ``scheduler.end_frame``.
+
+        Call it once per frame.
+        """
         self._report = report
         for frame in measured:
             self._times.add(frame)
@@ -78,8 +80,10 @@ class Panel:
         return dict(self._sliders.values[network])
 
     def draw(self, title: str = "networks") -> None:
-        """Draws a separate window, between the host's ``imgui.new_frame()`` and
-        ``imgui.render()``."""
+        """Draws a separate window.
+
+        Call it between the host's ``imgui.new_frame()`` and ``imgui.render()``.
+        """
         imgui = self._imgui
         imgui.set_next_window_size(_FIRST_SIZE, imgui.Cond_.first_use_ever.value)
         if imgui.begin(title)[0]:

@@ -1,5 +1,7 @@
-"""The table of ``cml ops``: all operators of NNEF, the extensions and the game, and their
-backends."""
+"""The table of ``cml ops``: the support of every operator on both backends.
+
+It has the operators of NNEF, of the extensions and of the game.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,7 @@ class OperatorSupport:
 
 
 def operator_support() -> Iterator[OperatorSupport]:
-    """Yields all standard operators in the standard's order, the extensions, and other
-    registered ones."""
+    """Yields the support of the standard operators, the extensions, and the registered ones."""
     load_families()
     specs, fragments = registered(), {**standard_fragments(), **extension_fragments()}
     table = SupportTable(specs, fragments)
@@ -112,8 +113,7 @@ class SupportTable:
 
 
 def operators_used(fragment: Fragment) -> set[str]:
-    """Returns all operators that a body may need: called by name, or written as an arithmetic
-    sign."""
+    """Returns all operators that a body may need, called by name or as an arithmetic sign."""
     found = set(called_operators(fragment)) - set(BUILTINS)
     for item in expressions(fragment.body):
         if isinstance(item, Binary) and item.op in TENSOR_OPS:
@@ -133,8 +133,7 @@ def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
 
 
 def kernel_table() -> str:
-    """Returns every kernel variant with its HLSL file and description, in the order of the
-    rules."""
+    """Returns every kernel variant with its HLSL file and description, in the rules' order."""
     lines = []
     for family in kernel_families():
         lines.append(family.name)

@@ -50,8 +50,7 @@ class StorageReport:
     def of(
         cls, graph: Graph, errors: Iterable[StorageError], measured: Iterable[StorageError] = ()
     ) -> StorageReport:
-        """Returns the report of the ``errors`` of all tensors and those ``measured`` of the
-        outputs."""
+        """Returns the report of all tensors' ``errors`` and the outputs' ``measured`` errors."""
         by_op: dict[str, list[StorageError]] = {}
         found: dict[str, StorageError] = {}
         overflow = ""

@@ -26,8 +26,7 @@ class OpVerdict:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results by operator; ``first`` describes the first operator that diverges, or is
-    empty."""
+    """The results by operator; ``first`` describes the first divergent one, or is empty."""
 
     model: str
     device: str

@@ -1,5 +1,4 @@
-"""List the GPUs of this machine: names for CML_ADAPTER and cml.Gpu(adapter=...), and their
-limits."""
+"""List the GPUs of this machine, with their limits and names for CML_ADAPTER and cml.Gpu()."""
 
 from __future__ import annotations
 

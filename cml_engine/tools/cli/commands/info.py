@@ -89,8 +89,10 @@ def _proven(graph: Graph, a: argparse.Namespace) -> int:
 
 
 def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
-    """Returns the predicted course of a run under ``--budget-ms``, with the costs of a GPU if
-    one exists."""
+    """Returns the predicted course of a run under ``--budget-ms``.
+
+    The costs are those of this machine's GPU, if it has one.
+    """
     from scheduler.tools.commands import forecast, known_costs
 
     plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))

@@ -1,5 +1,4 @@
-"""Turn a model into an integer network, which is bit-identical on every machine
-(docs/integer.md)."""
+"""Turn a model into an integer network, bit-identical on every machine (docs/integer.md)."""
 
 from __future__ import annotations
 

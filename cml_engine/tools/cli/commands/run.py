@@ -149,8 +149,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
-    """Returns the fact of an input with the height and width of the picture in place of the
-    tile's."""
+    """Returns the fact of an input with the picture's height and width in place of a tile's."""
     known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
     return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
@@ -166,10 +165,9 @@ def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> d
 def _tell_of_words(
     graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
 ) -> None:
-    """Prints how many input values of an integer network are out of range, and the requested
-    digest.
+    """Prints the number of out-of-range input values of an integer network, and the digest.
 
-    Values out of range are replaced by the nearest value in range.
+    Such values are replaced by the nearest value in range. The digest is printed only if requested.
     """
     if graph.integer:
         from cml_engine.runtime.integer_check import saturated

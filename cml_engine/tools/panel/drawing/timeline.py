@@ -33,8 +33,7 @@ class TimelinePanel:
         self._bars = bars(self._report) if self._report else []
 
     def draw(self, view: ShownView, room: Room) -> None:
-        """Draws the bars, the lines of budget and planned time, and the reason why the frame
-        stopped."""
+        """Draws the bars, the lines of budget and planned time, and the reason of the stop."""
         report = self._report
         if report is None:
             words.text("no frame yet", palette.DIM)

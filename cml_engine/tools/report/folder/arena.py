@@ -15,10 +15,10 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1200, 420, 76, 10, 24
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor that occupies bytes ``[offset, offset + nbytes)`` during steps ``first`` to
-    ``last``.
+    """A tensor in the arena.
 
-    Inputs begin at step -1; outputs end at the number of steps.
+    It occupies bytes ``[offset, offset + nbytes)`` during steps ``first`` to ``last``. Inputs
+    begin at step -1; outputs end at the number of steps.
     """
 
     tensor: str

@@ -109,8 +109,7 @@ def graph(subject: Subject, folder: ReportFolder) -> PageSection:
 
 
 def passes(subject: Subject, folder: ReportFolder) -> PageSection:
-    """Returns the section with the graph after each pass; a pass that changed the graph has a
-    file."""
+    """Returns the section with the graph after each pass, in a file if the pass changed it."""
     rows = []
     for number, stage in enumerate(stages(subject.graph)):
         file = None

@@ -18,8 +18,10 @@ FORMAT = "cml report 1"
 
 
 class ReportFolder:
-    """A report that is being written; ``titles`` are the titles of all its sections by key, in
-    order."""
+    """A report that is being written.
+
+    ``titles`` are the titles of all its sections by key, in order.
+    """
 
     def __init__(self, path: Path, titles: dict[str, str], *, overwrite: bool = False) -> None:
         self.path = path
