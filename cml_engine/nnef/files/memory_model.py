@@ -48,11 +48,11 @@ class MemoryModel:
         self._latest: tuple[str, bytes] = ("", b"")
 
     def size(self, file: str) -> int | None:
-        """See :class:`cml_engine.ModelSource`."""
+        """Returns the size of a file in bytes; see :class:`cml_engine.ModelSource`."""
         return self._sizes.get(file)
 
     def read(self, file: str, offset: int, count: int) -> bytes | memoryview:
-        """See :class:`cml_engine.ModelSource`."""
+        """Returns bytes of a file; see :class:`cml_engine.ModelSource`."""
         return memoryview(self._bytes(file))[offset : offset + count]
 
     def _bytes(self, file: str) -> bytes:

@@ -235,7 +235,7 @@ def _flagged(one: NcnnLayer, rank: int) -> list[int]:
 
 @layer("PixelShuffle", params="0-1")
 def _pixel_shuffle(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """(C r r, H, W) -> (C, H r, W r)."""
+    """Moves channels to space: (C r r, H, W) -> (C, H r, W r)."""
     factor, mode = _block(one, to, x)
     if to.extents(x)[0] % (factor * factor):
         raise one.damaged(f"{to.extents(x)[0]} channels by {factor} x {factor}")
@@ -246,7 +246,7 @@ def _pixel_shuffle(one: NcnnLayer, to: Conversion, x: str) -> str:
 
 @layer("Reorg", params="0-1")
 def _reorg(one: NcnnLayer, to: Conversion, x: str) -> str:
-    """(C, H s, W s) -> (C s s, H, W)."""
+    """Moves space to channels: (C, H s, W s) -> (C s s, H, W)."""
     stride, mode = _block(one, to, x)
     _, height, width = to.extents(x)
     if height % stride or width % stride:

@@ -77,7 +77,7 @@ def graph_bytes(
     inputs: Iterable[OutValue],
     outputs: Iterable[OutValue],
 ) -> bytes:
-    """A graph."""
+    """Returns the message of a graph."""
     return b"".join(
         [
             *(_message(1, node_bytes(node)) for node in nodes),
@@ -104,7 +104,7 @@ def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
 
 
 def body_bytes(nodes: Iterable[OutNode]) -> bytes:
-    """The nodes of a function."""
+    """Returns the nodes of a function as fields of its message."""
     return b"".join(_message(7, node_bytes(node)) for node in nodes)
 
 
@@ -123,7 +123,7 @@ def node_bytes(node: OutNode) -> bytes:
 
 
 def tensor_bytes(array: Array, name: str = "") -> bytes:
-    """A tensor with its values."""
+    """Returns the message of a tensor with its values."""
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return b"".join(
         [
