@@ -22,7 +22,7 @@ from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.trace import write_trace
 from scheduler.tuning import Tuning
 
-#: what is logged is shown where a program says so, not by default
+#: by default log messages are not shown
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [

@@ -251,6 +251,6 @@ def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
     for queue in queues:
         try:
             found[id(queue.network)] = bool(queue.network.ready)
-        except Exception:  # its jobs fail where this matters
+        except Exception:  # the jobs of the network fail in _is_ready
             found[id(queue.network)] = False
     return found

@@ -35,8 +35,7 @@ class Pacing:
         self._last = False
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
-        """Starts a frame of which ``elapsed_ms`` have passed, as in
-        :meth:`FrameScheduler.encode`."""
+        """Starts a frame, ``elapsed_ms`` of which have passed."""
         known = None if elapsed_ms is None else self._sane(elapsed_ms)
         self._last = known is not None and isinstance(budget, SpareBudget)
         if known is not None and self._last:
@@ -74,7 +73,7 @@ class Pacing:
 
     @property
     def _learned(self) -> bool:
-        """Returns True if whole frames decide the plan.
+        """True if whole frames decide the plan.
 
         Without timestamps a wrong cost would look like other work in the frame and the plan would
         oscillate, so late frames decide there (:mod:`scheduler.feedback`).
@@ -117,14 +116,14 @@ class Pacing:
         (self.rest if self._last else self.slack).abandoned()
 
     def render_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
-        """See :meth:`FrameScheduler.render_took`."""
+        """Takes the time given to :meth:`FrameScheduler.render_took`."""
         known = self._sane(ms)
         if known is not None:
             budget.observe(known)
             self.slack.rendered(known)
 
     def frame_took(self, budget: FixedBudget | SpareBudget, ms: float) -> None:
-        """See :meth:`FrameScheduler.frame_took`."""
+        """Takes the time given to :meth:`FrameScheduler.frame_took`."""
         known = self._sane(ms)
         if known is not None and self._last:
             self.rest.took(known)

@@ -111,7 +111,7 @@ class Tuning:
 
     @property
     def done(self) -> bool:
-        """Returns True if everything is decided and written."""
+        """True if everything is decided and written."""
         return not self._waiting and not self._saving
 
     def observe(self, measured: Sequence[FrameReport]) -> bool:

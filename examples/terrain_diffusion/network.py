@@ -31,7 +31,7 @@ SIZE = 128
 #: the network's shapes: one square at a time
 SHAPES = {"noisy": (1, 1, SIZE, SIZE), "sigma": (1,), "difficulty": (1,)}
 
-#: how much noise there is where nothing is known of the terrain
+#: the noise level of unknown terrain
 _SIGMA = np.float32(80)
 _OVERLAP = 32
 _DIFFICULTIES = 100

@@ -54,7 +54,7 @@ class Lifecycle:
     def __init__(self, executor: Executor, clock: SteadyClock, pace: FramePace) -> None:
         self.pace = pace
         self.lock = RLock()
-        #: the jobs that have not ended, filed by what they wait for
+        #: the unfinished jobs, indexed by what they wait for
         self.roster = Roster()
         self.recorder: Recorder | None = None
         #: numbers of the jobs that lacked memory in this frame
@@ -138,7 +138,7 @@ class Lifecycle:
         self.last_error = f"{type(error).__name__}: {error}"
 
     def pause(self, job: Job, paused: bool) -> None:
-        """See :meth:`Job.pause`."""
+        """Implements :meth:`Job.pause` and :meth:`Job.resume`."""
         with self.lock:
             job.paused = paused
             self.roster.file_anew(job)
@@ -147,8 +147,8 @@ class Lifecycle:
                 self.recorder.changed(job, said, self._clock.now_ms())
 
     def read(self, job: Job, name: str) -> Any:
-        """See :meth:`Job.read`."""
-        with self.lock:  # or the job ends between a look at its state and what follows from it
+        """Implements :meth:`Job.read`."""
+        with self.lock:  # the job must not end between the check of its state and its use
             if not job.ended:
                 job.wants_read = True
                 return None
@@ -163,13 +163,13 @@ class Lifecycle:
     def copy_to_texture(
         self, job: Job, encoder: Any, name: str, options: Mapping[str, Any]
     ) -> None:
-        """See :meth:`Job.copy_to_texture`."""
+        """Implements :meth:`Job.copy_to_texture`."""
         with self.lock:
             job.need_done(name)
             self.charges.add(self.executor.copy_to_texture(encoder, job.result, name, options))
 
     def waiting_for(self, job: Job) -> str:
-        """See :attr:`Job.waiting_for`."""
+        """Implements :attr:`Job.waiting_for`."""
         return waiting_for(job, self._memory_s_holder, self.pace.last_report)
 
     def _memory_s_holder(self, job: Job) -> Job | None:

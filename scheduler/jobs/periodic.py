@@ -58,7 +58,7 @@ class Periodic:
 
     def due(self, now_ms: float) -> None:
         """Submits the next run if its time has come; runs that were missed are skipped."""
-        _ = self.latest  # let those go that have ended
+        _ = self.latest  # drops ended jobs
         with self._lock:
             session, make_inputs = self.session, self.make_inputs
         if make_inputs is None or now_ms < self.next_ms:

@@ -25,7 +25,7 @@ class Roster:
         self._blocked: dict[int, set[int]] = {}  # numbers of the jobs that each one waits for
         self._takers: dict[int, dict[int, Job]] = {}
         self._just_ended: set[int] = set()
-        self._abroad: dict[int, Job] = {}  # those that wait for jobs of another scheduler
+        self._abroad: dict[int, Job] = {}  # jobs that wait for jobs of another scheduler
         self._slots: dict[str, dict[int, Job]] = {}
         self._levels = {idle: Heap(lambda job: (job.virtual_ms, job.number)) for idle in (0, 1)}
         self._left: list[tuple[bool, float]] = []

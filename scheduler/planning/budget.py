@@ -30,7 +30,7 @@ class FixedBudget:
 
 @dataclass(slots=True)
 class SpareBudget:
-    """A budget of what the renderer leaves: ``frame_ms`` less the smoothed render time.
+    """A budget of the time that the renderer leaves: ``frame_ms`` less the smoothed render time.
 
     Once enough frames are known, :class:`scheduler.planning.frame_slack.FrameSlack` decides
     between floor and ceiling instead. ``headroom`` is the share that stays unused because render
@@ -63,21 +63,21 @@ class SpareBudget:
             checked(name, getattr(self, name))
 
     def next_ms(self) -> float:
-        """Milliseconds for the next frame's networks: 0 while they are held back."""
+        """Returns the milliseconds for the next frame's networks; 0 during shedding."""
         if 0 < self._shed <= self.shed_frames and self._unheard <= self.shed_frames:
             return 0.0
         return self._current if self._current >= 0 else self.floor_ms
 
     def within(self, ms: float) -> float:
-        """The milliseconds between floor and ceiling."""
+        """Returns the milliseconds limited to the range from floor to ceiling."""
         return min(self.ceiling_ms, max(self.floor_ms, ms))
 
     def begin_frame(self) -> None:
-        """Another frame is filled."""
+        """Counts a frame, to notice that render times have stopped."""
         self._unheard += 1
 
     def observe(self, render_ms: float) -> None:
-        """The renderer's own GPU time in a frame."""
+        """Updates the budget with the renderer's own GPU time in a frame."""
         self._unheard = 0
         self._render_ms += (render_ms - self._render_ms) * (
             0.5 if render_ms > self._render_ms else 0.1

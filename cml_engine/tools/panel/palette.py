@@ -52,7 +52,7 @@ BAD = _hex("e2685f")
 #: the background of graphs and bars
 WELL = _hex("131920")
 
-#: by lane of the frame graph
+#: colours by lane of the frame graph
 LANES = {
     "render": _hex("7b86b8"),
     "inference": _hex("4db6a4"),
