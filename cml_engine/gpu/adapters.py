@@ -59,8 +59,10 @@ def _named(wanted: str) -> wgpu.GPUAdapter:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    """Returns one JSON-compatible row per adapter; ``chosen`` marks the one that ``cml.Gpu()``
-    takes."""
+    """Returns one JSON-compatible row per adapter.
+
+    ``chosen`` marks the adapter that ``cml.Gpu()`` takes.
+    """
     try:
         chosen = adapter_name(request_adapter(None))
     except DeviceError:

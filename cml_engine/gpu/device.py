@@ -1,5 +1,4 @@
-"""A device and its queue, with the objects created once per device: pipelines, layouts,
-allocator."""
+"""A device and its queue, with the pipelines, layouts and allocator created for it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,10 @@ SLICE_BYTES = 16
 
 
 class Device:
-    """A device and its queue, as used within this package; the public class is
-    :class:`cml_engine.Gpu`."""
+    """A device and its queue, as used within this package.
+
+    The public class is :class:`cml_engine.Gpu`.
+    """
 
     def __init__(
         self,
@@ -144,8 +145,10 @@ class Device:
 
     @device_errors()
     def wait(self) -> None:
-        """Blocks until the GPU has finished all submitted work. For tools that measure, not for
-        games."""
+        """Blocks until the GPU has finished all submitted work.
+
+        For tools that measure; a game never waits.
+        """
         wait(self.device)
         turns.gpu_is_done()
 
@@ -187,10 +190,10 @@ class Device:
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
-        """Returns the bind group layout of kernels: slice (dynamic offset), parameters, then the
-        tensors.
+        """Returns the bind group layout of kernels with this number of tensors.
 
-        All tensors are read-write, so that one arena can contain inputs and outputs of the same
+        The bindings are the slice (dynamic offset), the parameters, then the tensors. All
+        tensors are read-write, so that one arena can contain inputs and outputs of the same
         dispatch.
         """
         found = self._layouts.get((tensors, params_bytes))

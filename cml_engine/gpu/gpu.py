@@ -39,10 +39,9 @@ class Gpu(Device):
         return FrameExecutor(self)
 
     def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:
-        """Creates a timer of the host's own passes with these names; it measures one frame in
-        ``every``.
+        """Creates a timer of the host's own passes with these names; the timer never blocks.
 
-        The timer never blocks.
+        It measures one frame in ``every``.
         """
         return FrameTimer(self, names, every=every)
 

@@ -150,8 +150,7 @@ class PendingMap:
 
 @cache
 def _map_callback() -> Any:
-    """Returns the callback shared by all mappings, because creating one costs more than a
-    mapping."""
+    """Returns the callback that all mappings share, because creating one is slow."""
     from wgpu.backends.wgpu_native import _api
 
     api: Any = _api
@@ -181,8 +180,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raises :class:`DeviceError` if a call failed because the device is lost, not for its
-    arguments."""
+    """Raises :class:`DeviceError` if the error says that the device is lost."""
     if _is_lost(error):
         raise device_error(error) from error
 

@@ -47,8 +47,7 @@ class Turns:
             self._free.clear()
 
     def end_frame(self) -> None:
-        """Lets compile threads continue after the submit, unless the host also waits for the
-        GPU."""
+        """Lets compile threads continue, unless the host also waits for the GPU."""
         self._told = True
         if not self._waits:
             self._free.set()

@@ -39,8 +39,10 @@ _REMEMBERED = 64
 
 
 class SliceLike(Protocol):
-    """Workgroups ``[first, first + count)`` of a program's step, or of an input load (``step <
-    0``)."""
+    """Workgroups ``[first, first + count)`` of a program's step.
+
+    A negative ``step`` is a load of the job's inputs.
+    """
 
     @property
     def network(self) -> Any: ...
@@ -235,8 +237,10 @@ class FrameExecutor(JobExecutor):
         return self._ring.dropped
 
     def end_frame(self, frame: int) -> list[GroupTiming]:
-        """Requests the data of frames that are old enough and returns the timings that have
-        arrived."""
+        """Ends the frame after its submit and returns the timings that have arrived.
+
+        Requests the data of frames that are old enough.
+        """
         turns.end_frame()
         self._frame = frame + 1
         self._beginning.clear()

@@ -75,8 +75,7 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None
 
 
 def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
-    """Returns the shape and type of a job's future output; None if the job ended without
-    outputs."""
+    """Returns the shape and type of a job's future output, or None if the job ended without it."""
     places = _outputs_of(gpu, value.job)
     if places is None:
         return None

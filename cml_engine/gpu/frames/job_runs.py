@@ -1,5 +1,4 @@
-"""The runs that are wrong because a frame was never submitted, and the runs that read their
-results."""
+"""Runs that are wrong because a frame was never submitted, and all runs that read from them."""
 
 from __future__ import annotations
 

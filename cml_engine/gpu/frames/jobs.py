@@ -58,8 +58,7 @@ class JobExecutor:
         return accepted
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepWork]:
-        """Returns the costs of loading the accepted textures, which run before the network's own
-        steps."""
+        """Returns the costs of the texture loads that run before the network's own steps."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
     def let_go(self, value: Any) -> None:
@@ -105,8 +104,7 @@ class JobExecutor:
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
     ) -> JobRun:
-        """Uploads the host arrays, appends the copies of the GPU tensors and returns the new
-        run."""
+        """Uploads the arrays, appends the copies of the GPU tensors and returns the new run."""
         self._let_ended_go()
         try:
             return self._write_inputs(encoder, network, inputs)
@@ -155,8 +153,7 @@ class JobExecutor:
         self._give_up_reserved(network)
 
     def resume_job(self, network: GpuProgram) -> None:
-        """Reverts :meth:`end_job` because its frame is abandoned; the job keeps the network's
-        memory."""
+        """Reverts :meth:`end_job` in an abandoned frame; the job keeps the network's memory."""
         self._ended.remove(network)
         network.held.spoil()
 
@@ -169,8 +166,10 @@ class JobExecutor:
 
 
 def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
-    """Returns the runs that produced the inputs; raises :class:`InputError` if one of them is
-    wrong."""
+    """Returns the runs that produced the inputs.
+
+    Raises :class:`InputError` if one of them is wrong.
+    """
     found = []
     for name, value in inputs.items():
         run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None

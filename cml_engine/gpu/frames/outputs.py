@@ -69,10 +69,9 @@ class Result:
         self.count_takers(0)
 
     def count_takers(self, more: int) -> None:
-        """Adds ``more`` (which may be negative) to the number of jobs that will read from the
-        outputs.
+        """Adds ``more`` to the number of jobs that will read from the outputs.
 
-        Frees the memory if it was released and no reader is left.
+        ``more`` may be negative. Frees the memory if it was released and no reader is left.
         """
         with _takers_lock:
             self.takers += more
@@ -116,8 +115,7 @@ class Result:
         self._staging, self.asked_frame = staging, frame
 
     def ask(self, oldest: int) -> None:
-        """Starts mapping the staging buffer if its copy belongs to frame ``oldest`` or an
-        earlier one."""
+        """Starts mapping the staging buffer if its copy is from frame ``oldest`` or before."""
         if self._staging is not None and not self._staging.asked and self.asked_frame <= oldest:
             self._staging.ask()
 

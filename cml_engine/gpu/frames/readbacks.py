@@ -58,8 +58,10 @@ class Readbacks:
                 self.request(encoder, result, frame)
 
     def ask(self, frame: int) -> bool:
-        """Starts mapping the copies that are old enough; returns True if any readback is
-        pending."""
+        """Starts mapping the copies that are old enough.
+
+        Returns True if any readback is pending.
+        """
         for result in self._reading:
             result.ask(frame - AGE)
         return bool(self._reading)

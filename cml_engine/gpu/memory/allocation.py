@@ -58,8 +58,10 @@ class Allocation:
         self._memory.settle()
 
     def free_now(self) -> None:
-        """Frees the range even while a frame is being encoded, because nothing in the frame uses
-        it."""
+        """Frees the range even while a frame is being encoded.
+
+        The caller guarantees that nothing in the frame uses the range.
+        """
         self._once()
         self._give_back()
 
@@ -84,8 +86,7 @@ class Allocation:
         return (self.buffer,)
 
     def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
-        """Returns the buffer that contains the byte at ``offset``, and the byte's offset in that
-        buffer."""
+        """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
         return self.buffer, self.offset + offset
 
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:

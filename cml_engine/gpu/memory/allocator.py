@@ -114,8 +114,7 @@ class Allocator(Pressure):
     def _check_foreign(
         self, found: MemoryRange, nbytes: int, alignment: int, category: str
     ) -> None:
-        """Raises :class:`DeviceError` if the host's allocator returned a range that breaks its
-        contract.
+        """Raises :class:`DeviceError` if a range breaks the contract of the host's allocator.
 
         Without this check a bad range would appear later as a wrong result.
         """

@@ -64,8 +64,10 @@ class Books:
     # --- deferred frees
 
     def later(self, free: Callable[[], None]) -> None:
-        """Calls ``free`` as soon as no frame is being encoded. Safe to call from any thread or
-        finalizer."""
+        """Calls ``free`` as soon as no frame is being encoded.
+
+        Safe to call from any thread or finalizer.
+        """
         self._later.append(free)
 
     def settle(self) -> None:

@@ -26,8 +26,10 @@ class Segments:
     def allocated(
         cls, memory: Home, nbytes: int, each: int, usage: int, *, owner: str, category: str
     ) -> Segments:
-        """Allocates ``nbytes`` in segments of ``each`` bytes; frees them all if one allocation
-        fails."""
+        """Allocates ``nbytes`` in segments of ``each`` bytes.
+
+        If one allocation fails, all segments are freed.
+        """
         parts: list[Allocation] = []
         try:
             for start in range(0, nbytes, each):
@@ -45,8 +47,7 @@ class Segments:
         return tuple(part.buffer for part in self._parts)
 
     def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
-        """Returns the buffer that contains the byte at ``offset``, and the byte's offset in that
-        buffer."""
+        """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
         part, rest = divmod(offset, self._each)
         return self._parts[part].at(rest)
 
@@ -65,7 +66,9 @@ class Segments:
             part.free()
 
     def free_now(self) -> None:
-        """Frees all segments even while a frame is being encoded, because nothing in it uses
-        them."""
+        """Frees all segments even while a frame is being encoded.
+
+        The caller guarantees that nothing in the frame uses them.
+        """
         for part in self._parts:
             part.free_now()

@@ -68,8 +68,10 @@ class GpuTensor:
         return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
     def keep(self) -> None:
-        """Keeps the memory until :meth:`let_go` for a job that will read it, even if it is
-        released before."""
+        """Keeps the memory for a job that will read it, until :meth:`let_go`.
+
+        The memory stays even if the outputs are released before.
+        """
         if self.owner is not None:
             self.owner.count_takers(1)
 

@@ -49,8 +49,7 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """Converts c4 elements back to a tensor of the given NCHW shape
-    (``cml_engine/ir/layout.py``)."""
+    """Converts c4 elements (``cml_engine/ir/layout.py``) back to a tensor of NCHW ``shape``."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4

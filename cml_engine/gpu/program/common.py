@@ -1,5 +1,4 @@
-"""Constants shared by the programs of one network at several shapes: packed weights and kernel
-digests."""
+"""Packed weights and kernel digests shared by the programs of one network at several shapes."""
 
 from __future__ import annotations
 
@@ -103,8 +102,10 @@ def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:
 
 
 def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
-    """Writes chunks up to ``limit`` bytes; returns the unused part of the limit, 0 if more may
-    remain."""
+    """Writes chunks up to ``limit`` bytes and returns the unused part of the limit.
+
+    Returns 0 if more chunks may remain.
+    """
     for offset, numbers in chunks:
         write_numbers(allocation, offset, numbers)
         limit -= numbers.nbytes

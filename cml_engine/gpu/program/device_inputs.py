@@ -137,8 +137,10 @@ def _bring(
     target: Target,
     binding: Binding,
 ) -> None:
-    """Moves a value to ``binding`` of ``target``: a tensor by a copy, a texture by the next of
-    ``ways``."""
+    """Moves a value to ``binding`` of ``target``.
+
+    A tensor is copied; a texture is bound to the next load of ``ways``.
+    """
     if isinstance(value, GpuTensor):
         place = target.place(binding)
         encoder.copy_buffer_to_buffer(value.buffer, value.offset, *place, value.fact.nbytes)

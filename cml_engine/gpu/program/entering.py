@@ -1,5 +1,4 @@
-"""Quantization of GPU inputs: converts real numbers on the device to the words of an integer
-network."""
+"""Quantization of real numbers on the device to the input words of an integer network."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ class Held:
         self._residency.claim()
 
     def take_back(self) -> None:
-        """Restores the input values of the previous run, because the latest run never ran on the
-        GPU."""
+        """Restores the input values of the previous run, because the latest run was abandoned."""
         self.values = self._before
         self.lose()
 

@@ -17,8 +17,7 @@ from cml_engine.ir.graph import Array
 def run_ranges(
     program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> None:
-    """Runs ranges ``(step, first, count)`` in this order, with one submit per
-    :data:`RANGE_SLOTS`."""
+    """Runs ranges ``(step, first, count)`` in order, one submit per :data:`RANGE_SLOTS`."""
     with program.exclusive():
         _run_ranges(program, inputs, ranges)
 

@@ -193,8 +193,7 @@ class Builder:
             self._network = self._what = ""
 
     def built(self, network: str) -> None:
-        """Clears the last error if it belongs to this network, because all of its pipelines
-        exist now."""
+        """Clears the last error if it belongs to this network, whose pipelines now exist."""
         if network == self._failed:
             self._failed = self._error = ""
 
@@ -203,8 +202,7 @@ class Builder:
         self._what, self._since = what, time.perf_counter()
 
     def doing(self) -> str:
-        """Describes the current work and its duration, the number of waiting networks, and the last
-        error.
+        """Describes the current work, its duration, the queue length and the last error.
 
         The error disappears once its network has been built. Returns "" if the thread is idle
         and nothing failed.

@@ -1,5 +1,4 @@
-"""A prepared plan on a GPU: pipelines, bind groups and memory are created once and then only
-encoded."""
+"""A prepared plan on a GPU: its pipelines, bind groups and memory are created once."""
 
 from __future__ import annotations
 
@@ -41,8 +40,10 @@ class _Launch:
     def dispatch(
         self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
     ) -> None:
-        """Dispatches ``count`` workgroups of the slice at offset ``slot``, in rows of at most
-        ``width``."""
+        """Dispatches ``count`` workgroups of the slice at offset ``slot``.
+
+        A row has at most ``width`` workgroups.
+        """
         compute.set_pipeline(self.pipeline.pipeline)
         compute.set_bind_group(0, self.bind_group, [slot])
         if count <= width:
@@ -61,8 +62,7 @@ def _group(compute: wgpu.GPUComputePassEncoder, name: str) -> Iterator[None]:
 
 
 class PreparedProgram(ProgramMemory):
-    """A program with everything it needs to be encoded: uploaded weights, pipelines, bind
-    groups."""
+    """A program with all it needs to be encoded: uploaded weights, pipelines, bind groups."""
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class PreparedProgram(ProgramMemory):
         self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
     def common_of(self, plan: Plan) -> Common | None:
-        """Returns other weights for this program's plan; None if its kernels' files have
-        changed."""
+        """Returns other weights for this program's plan, or None if a kernel file has changed."""
         common = Common(plan, self.gpu.memory)
         return common if common.step_keys(plan) == self._keys else None
 
@@ -178,8 +177,7 @@ class PreparedProgram(ProgramMemory):
             launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
     def submit_steps(self, steps: Sequence[int]) -> None:
-        """Runs these whole steps in order on the current memory and prints their kernels'
-        output."""
+        """Runs these whole steps in order on the current memory and shows what kernels print."""
         for step in steps:
             if self.prints is not None and step in self.prints:
                 self.prints.run(self.plan.steps[step], self.encode_range)

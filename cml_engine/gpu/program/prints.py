@@ -64,11 +64,10 @@ class Prints:
     def run(
         self, step: Step, encode: Callable[[wgpu.GPUComputePassEncoder, int, int, int], None]
     ) -> None:
-        """Runs the whole step by ``encode(pass, step, first, count)`` and writes its output to
-        stderr.
+        """Runs the whole step and writes its output to stderr.
 
-        The step runs in ranges of workgroups. If the buffer overflows, the output of the first
-        workgroups is therefore kept.
+        ``encode(pass, step, first, count)`` appends a range of workgroups. The step runs in
+        ranges, so that the output of the first workgroups is kept if the buffer overflows.
         """
         self._memory.write(bytes(4))
         encoder = self._gpu.device.create_command_encoder(label=self._name)

@@ -186,8 +186,7 @@ class GpuProgram(PreparedProgram):
         return [*self.held.built_on, *updated_by]
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
-        """Appends the updates of the network's variables. ``run`` is given for a job of a
-        scheduler."""
+        """Appends the updates of the network's variables; ``run`` is given for a job."""
         super().encode_updates(encoder)
         if run is not None and self.plan.updates:
             self._updated_by = run

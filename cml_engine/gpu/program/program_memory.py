@@ -83,8 +83,10 @@ class ProgramMemory(ABC):
         return bool(self._pins or self.residency.holders)
 
     def evict(self) -> None:
-        """Frees arena and weights now. Raises :class:`InputError` if the program cannot be
-        evicted."""
+        """Frees arena and weights now.
+
+        Raises :class:`InputError` if the program cannot be evicted.
+        """
         with self._if_free() as free:
             if not free or self._in_use or self.plan.updates:
                 why = "has variables that would be lost" if self.plan.updates else "is running"
@@ -104,8 +106,7 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Pins the memory like :meth:`pinned` and requires that no scheduler's job is running in
-        it.
+        """Pins the memory like :meth:`pinned`, if no scheduler's job is running in it.
 
         Raises :class:`InputError` if a job is running.
         """
@@ -122,8 +123,10 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def _if_free(self) -> Iterator[bool]:
-        """Yields True if no other thread uses the program; others then wait until the block
-        ends."""
+        """Yields True if no other thread uses the program.
+
+        In that case other threads wait until the ``with`` block ends.
+        """
         free = self.residency.lock.acquire(blocking=False)
         try:
             with device_errors():
@@ -157,8 +160,10 @@ class ProgramMemory(ABC):
         return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
 
     def _take_memory(self) -> bool:
-        """Allocates the memory like :meth:`_acquire`; returns False if other models must end
-        jobs first."""
+        """Allocates the memory like :meth:`_acquire`.
+
+        Returns False if other models must end their jobs first.
+        """
         try:
             with self.pinned():
                 self._acquire()

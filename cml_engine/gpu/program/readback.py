@@ -15,8 +15,7 @@ from cml_engine.ir.graph import Array
 
 
 class Readback:
-    """The readback of all outputs of a run through one mappable buffer, which is allocated per
-    run."""
+    """The readback of all outputs of a run, through one mappable buffer per run."""
 
     def __init__(self, plan: Plan) -> None:
         self._name = plan.name

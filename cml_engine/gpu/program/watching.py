@@ -55,8 +55,7 @@ def run_watched(
 
 
 def _submit_loads(program: GpuProgram, inputs: Mapping[str, Any]) -> None:
-    """Brings the inputs into the program's memory, including inputs that are on the device
-    already."""
+    """Copies the inputs into the program's memory, from the host or the device."""
     encoder = program.gpu.device.create_command_encoder()
     _, loads = program.begin(encoder, inputs)
     compute = encoder.begin_compute_pass()

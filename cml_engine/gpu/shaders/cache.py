@@ -30,8 +30,7 @@ def shader_file(digest: str) -> Path:
 
 
 def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Code:
-    """Returns the code of the shader ``digest`` from its file, else from ``compile()``, and stores
-    it.
+    """Returns the code of the shader ``digest`` from its file, else compiles and stores it.
 
     ``compiler`` is the name and version of the installed compiler. If it is ``None``, code of
     any version is accepted. A file that is truncated, changed, foreign or from another compiler

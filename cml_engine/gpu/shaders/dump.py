@@ -84,8 +84,7 @@ def _write(folder: Path, name: str, content: bytes | str) -> Path:
 
 
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
-    """Returns the kernel for every target, or the compiler's diagnostics if there is no
-    translation."""
+    """Returns the kernel in every target language, or the diagnostics of a failed translation."""
     found: dict[str, bytes] = {}
     for target, suffix in _TARGETS.items():
         request = compilers.Request(source, key.path, target)

@@ -121,8 +121,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def resolved_source(key: ShaderKey) -> str:
-    """Returns the compiler's input: defines, prelude, and the kernel's file with its line
-    numbers."""
+    """Returns the compiler's input: defines, prelude, and the kernel's file with line numbers."""
     source = _source(key)
     return prints.with_prints(source, key.path.parent) if key.prints else source
 
@@ -132,8 +131,7 @@ def _source(key: ShaderKey) -> str:
 
 
 def printing(key: ShaderKey) -> ShaderKey:
-    """Returns the variant with CML_PRINT enabled, or the key itself if the kernel does not use
-    it."""
+    """Returns the variant with CML_PRINT enabled; the key itself if the kernel never prints."""
     return replace(key, tensors=key.tensors + 1, prints=True) if _names_print(key) else key
 
 
@@ -164,8 +162,7 @@ def own_source(key: ShaderKey) -> str:
 
 
 def _tensors(key: ShaderKey) -> list[str]:
-    """Returns the declarations of ``T0``, ``T1``, …, with one binding per tensor or part of a
-    tensor."""
+    """Returns the declarations of ``T0``, ``T1``, …, with one binding per tensor or part."""
     lines, defines, bound = list[str](), dict(key.defines), 0
     tensors = key.tensors - key.prints
     for i in range(tensors):
@@ -179,8 +176,7 @@ def _tensors(key: ShaderKey) -> list[str]:
 
 
 def _first_line(key: ShaderKey) -> int:
-    """Returns the line at which an inline source begins in its Python file; 1 if it is not
-    found."""
+    """Returns the first line of an inline source in its Python file; 1 if it is not found."""
     if not key.inline or not key.path.is_file():
         return 1
     before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
@@ -248,8 +244,7 @@ def with_unsigned_lanes(wgsl: str) -> str:
 
 
 def _with_unsigned_lane(call: str) -> str:
-    """Returns the text behind ``subgroupShuffle(`` with the second argument converted to
-    ``u32``."""
+    """Converts the second argument to ``u32`` in the text behind ``subgroupShuffle(``."""
     depth, comma = 1, -1
     for at, letter in enumerate(call):
         depth += (letter in "([") - (letter in ")]")

@@ -120,8 +120,10 @@ def labels_of(source: str, folder: Path) -> list[str]:
 
 
 def _flat(source: str, folder: Path) -> str:
-    """Returns the source with its includes inlined if they print, else unchanged to keep its
-    lines."""
+    """Returns the source with its includes inlined if they print, else unchanged.
+
+    Inlining would change the line numbers.
+    """
     in_files = any(_NAME in text for text in included(source, folder).values())
     return with_includes(source, folder) if in_files else source
 

@@ -37,8 +37,7 @@ class Slang:
         weakref.finalize(self, self._lib.spDestroySession, self._session).atexit = False
 
     def compile(self, arguments: Sequence[str]) -> tuple[bytes, list[str]]:
-        """Runs the compiler with command-line ``arguments`` and returns the code and the files it
-        read.
+        """Runs the compiler with command-line ``arguments``; returns the code and the files read.
 
         Raises :class:`SlangError` with the compiler's diagnostics.
         """
@@ -92,8 +91,10 @@ def write_message(stream: IO[bytes], head: object, body: bytes = b"") -> None:
 
 
 def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
-    """Reads a message of :func:`write_message`; raises :class:`EOFError` if the other process
-    ended."""
+    """Reads a message of :func:`write_message`.
+
+    Raises :class:`EOFError` if the other process has ended.
+    """
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError("the other process is gone")

@@ -50,8 +50,10 @@ def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
 
 
 def level_size(what: str, texture: Any, layer: int, mip: int) -> tuple[int, int]:
-    """Returns width and height of a mip level; raises :class:`InputError` if layer or level is
-    missing."""
+    """Returns width and height of a mip level.
+
+    Raises :class:`InputError` if the texture has no such layer or mip level.
+    """
     layers, mips = texture.depth_or_array_layers, texture.mip_level_count
     if layer >= layers or mip >= mips:
         raise InputError(

@@ -150,8 +150,7 @@ def _params(
 def _is_texels(
     form: TextureFormat, picture: Planes, tensor: GpuTensor, target: TextureTarget, row: int
 ) -> bool:
-    """Returns True if the tensor's elements equal the texture's rows, so that no packing is
-    needed."""
+    """Returns True if the tensor's elements equal the texture's rows without packing."""
     same = form.encoding == "float32" and len(form.order) == picture.channels
     aligned = row % ROW_BYTES == 0 and tensor.offset % form.texel_bytes == 0
     return same and aligned and picture.interleaved and target.unchanged

@@ -1,5 +1,4 @@
-"""The kernels between textures and tensors and the kernel that quantizes inputs, built once per
-device."""
+"""The kernels between textures and tensors, and the kernel that quantizes inputs."""
 
 from __future__ import annotations
 
@@ -135,10 +134,9 @@ class TextureKernels:
     # --- launches
 
     def bound(self, name: str, whose: Any, key: tuple[Any, ...], others: Callable[[], Any]) -> Any:
-        """Returns a bind group of the kernel: parameters, then the resources that ``others``
-        returns.
+        """Returns a bind group of the kernel, cached under ``key`` as long as ``whose`` exists.
 
-        It is cached under ``key`` as long as ``whose`` exists.
+        Its entries are the parameters, then the resources that ``others`` returns.
         """
 
         def make() -> Any:

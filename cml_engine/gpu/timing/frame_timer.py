@@ -49,8 +49,10 @@ class FrameTimer:
 
     @property
     def untimed_frames(self) -> int:
-        """The number of untimed frames: too many frames were in flight, or the frame had too
-        many passes."""
+        """The number of frames that were not timed.
+
+        Too many frames were in flight, or the frame had too many passes.
+        """
         return self._ring.dropped if self._ring else 0
 
     def writes(self, name: str) -> dict[str, Any] | None:
@@ -82,11 +84,10 @@ class FrameTimer:
             self._resolved = True
 
     def end_frame(self) -> list[tuple[int, dict[str, float]]]:
-        """Ends the frame after its submit and returns the frames whose times have arrived, oldest
-        first.
+        """Ends the frame after its submit and returns the times that have arrived.
 
-        Each comes as the frame's number and the milliseconds by name. A pass that did not run in
-        the frame has no entry.
+        An entry is a frame's number and its milliseconds by name, oldest frame first. A pass
+        that did not run in the frame has no entry.
         """
         if self._ring is None:
             return []

@@ -181,8 +181,7 @@ class TimestampRing:
         return self.in_flight > 0
 
     def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
-        """Yields the slots of frames whose timings have arrived, oldest first, with milliseconds
-        per pass.
+        """Yields the slots whose timings have arrived, oldest first, with milliseconds per pass.
 
         Raises :class:`DeviceError` if the device is lost.
         """
@@ -226,8 +225,7 @@ class TimestampRing:
         return found
 
     def close(self) -> None:
-        """Closes the latest slot, so that its readback does not wait for more frames to share
-        it."""
+        """Closes the latest slot, so that its readback does not wait for more frames."""
         if self._busy:
             self._busy[-1].open = False
 
