@@ -141,9 +141,7 @@ def test_one_bad_input_costs_itself_only(client, net, tmp_path, rng):
     for number in (4, 7):
         np.save(tmp_path / f"in/{number:03}.npy", np.ones((1, 3, 8, 8), np.float32))
     mended = map_network(cml.load(net), pattern, store, client, backend="cpu")
-    assert (
-        mended.complete and mended.made == 4 and mended.kept == 5
-    )  # the task of four rows has both
+    assert mended.complete and mended.made == 4 and mended.kept == 5  # the task of four has both
 
 
 def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng):

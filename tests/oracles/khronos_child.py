@@ -1,7 +1,7 @@
-"""Runs models with the Khronos interpreter; a process of its own, for some models end it.
+"""Runs models with the Khronos interpreter, in a process of its own because some models crash it.
 
-Standard input: a line for each model, its folder. Standard output: a line for each when it is
-done; the results lie beside the model as ``result_<i>.npy``.
+Standard input: a model's folder per line. Standard output: a line per finished model; its results
+are written beside the model as ``result_<i>.npy``.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Every operator beside the interpreter of Khronos's own ``nnef`` package, call by call.
+"""Every operator against the interpreter of Khronos's own ``nnef`` package, call by call.
 
-It runs in a child: some calls end its process. What it cannot do, or does differently from the
-specification, is listed here with the reason; all other answers must be ours.
+The interpreter runs in a child process, because some calls crash it. Operators that it lacks, or
+that differ from the specification, are listed here with the reason; all other answers must agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if importlib.util.find_spec("nnef") is None:
 
 CHILD = Path(__file__).with_name("khronos_child.py")
 RANDOM = 12
-#: operators that it does not have
+#: operators that the interpreter lacks
 MISSING = {
     "argmax_pool": "not implemented", "max_pool_with_index": "needs argmax_pool",
     "sample": "not implemented", "desample": "not implemented",
@@ -40,7 +40,7 @@ DIFFERENT = {
     "add_n": "its definition calls itself without end", "copy_n": "not an operator there",
 }  # fmt: skip
 OPERATORS = [op for op in standard_signatures() if op not in (*GRAPH_LEVEL, *MISSING, *DIFFERENT)]
-#: compounds that it only has by expansion; it expands them in its own way
+#: compounds that the interpreter expands, in its own way
 LOWERED = [
     op for op, fragment in standard_fragments().items()
     if fragment.body is not None and op not in (*MISSING, "copy_n", "add_n", "max_pool")
@@ -48,7 +48,7 @@ LOWERED = [
 
 
 def refused(call: SampleCall) -> str:
-    """Why a call is not asked of it, or nothing."""
+    """Returns the reason why the interpreter is not given a call; "" if it is."""
     attrs, arrays = call.attrs, call.arrays
     checks = {
         "an extent of 0": any(a.size == 0 for a in arrays),
@@ -93,13 +93,15 @@ def _uneven(call: SampleCall) -> bool:
 
 def calls_of(op: str) -> Iterator[SampleCall]:
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
-    count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # for it takes few of them
+    count = (
+        10 * RANDOM if op == "multilinear_upsample" else RANDOM
+    )  # the interpreter accepts few of them
     random = (random_call(op, Numbers(seed)) for seed in range(count))
     yield from (c for c in (*small, *random) if not refused(c))
 
 
 def write(call: SampleCall, folder: Path) -> Path:
-    """The model and its inputs, as the child reads them."""
+    """Writes the model and its inputs in the format that the child reads."""
     right = call.answers()
     inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
     texts.write_text(folder, call.body(len(right)), inputs)
@@ -109,7 +111,8 @@ def write(call: SampleCall, folder: Path) -> Path:
 
 
 def run(folders: list[Path]) -> list[str]:
-    """What the child says of each model; where it dies, that, and a new one takes the rest."""
+    """Returns the child's answer for each model; after a crash a new child takes the remaining
+    ones."""
     said: list[str] = []
     while len(said) < len(folders):
         child = subprocess.run(
@@ -126,7 +129,7 @@ def run(folders: list[Path]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
-    """For each operator: calls, and what the child said of each."""
+    """The calls of each operator with the child's answer to each."""
     base = tmp_path_factory.mktemp("khronos")
     work = [(op, call) for op in OPERATORS for call in calls_of(op)]
     folders = [write(call, base / str(i)) for i, (_, call) in enumerate(work)]
@@ -145,7 +148,7 @@ def test_same_answers(op, verdicts, tmp_path):
         theirs = [np.load(folder / f"result_{i}.npy") for i in range(int(said.split()[1]))]
         ours = call.run(tmp_path, "cpu", len(theirs))
         pairs = [(a, b.astype(a.dtype)) for a, b in zip(ours, theirs, strict=True)]
-        # where a rounding decides ours and theirs may differ; both are right by the formula then
+        # if rounding decides, the two may differ, and both are right by the formula
         jumps = call.verdicts([b for _, b in pairs]) if op in JUMPS else []
         for verdict in jumps or [judge(op, a, b) for a, b in pairs]:
             assert verdict.ok, f"{op} {dict(call.attrs)}: {verdict.problem}"

@@ -1,4 +1,4 @@
-"""The network of the CML blog beside the Khronos interpreter, on both backends."""
+"""The network of the CML blog against the Khronos interpreter, on both backends."""
 
 import importlib.util
 import subprocess
@@ -20,7 +20,7 @@ LOWERED = "mean_reduce,max"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The folder, with the version line that their parser demands, and their answers in it."""
+    """A folder with the model, the version line that Khronos's parser demands, and its answers."""
     folder = write_model_abc(tmp_path_factory.mktemp("abc") / "model_abc.nnef")
     (folder / "graph.nnef").write_text("version 1.0;\n" + MODEL_ABC)
     for i, array in enumerate(inputs_abc().values()):

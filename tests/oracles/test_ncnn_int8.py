@@ -1,4 +1,4 @@
-"""Networks of 8 bits in ncnn's files: its package computes them, and in bytes."""
+"""8-bit networks in ncnn's files: ncnn's package computes them with bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def samples(rng):
 
 
 def test_ncnns_package_computes_in_bytes(network, rng):
-    """What each convolution gives is that of rounded numbers, which are not those of floats."""
+    """Each convolution's result equals that of rounded numbers, and differs from that of floats."""
     assert network.handed == {"a"}
     assert 1e-3 < network.error(samples(rng)[0]) < 0.05
 

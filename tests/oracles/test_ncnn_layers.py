@@ -1,4 +1,4 @@
-"""Every ncnn layer that converts, over its parameters: our numbers against ncnn's own."""
+"""Every convertible ncnn layer over its parameters: the engine's numbers against ncnn's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fixtures.ncnn_models import input_line, run_ncnn, weight_bytes, write
 
 pytest.importorskip("ncnn")
 
-#: A layer's line, its inputs' shapes, its weights (``weight_bytes``), and what inputs may hold.
+#: A layer's line, its inputs' shapes, its weights (``weight_bytes``), and its inputs' values.
 Case = tuple[str, Sequence[tuple[int, ...]], str, str]
 
 VOLUME, PLANE, LINE, DEEP = (4, 5, 6), (4, 6), (6,), (4, 3, 4, 5)
@@ -24,7 +24,7 @@ SHAPES = (VOLUME, PLANE, LINE, DEEP)
 
 
 def case(line, *shapes, weights="", values="any"):
-    """``"ReLU 0=0.1"`` becomes a line with the inputs ``x0``, ``x1`` and the output ``out``."""
+    """Expands ``"ReLU 0=0.1"`` to a line with the inputs ``x0``, ``x1`` and the output ``out``."""
     kind, *params = line.split()
     outputs = ["out"]
     if params and params[0].startswith("->"):
@@ -98,7 +98,7 @@ def convolutions() -> Iterator[Case]:
 
 
 def _windowed(rng: np.random.Generator, activation: str, i: int) -> Iterator[Case]:
-    """A convolution and a deconvolution of each number of axes, all parameters at random."""
+    """Yields random convolutions and deconvolutions with each number of axes."""
     kw, kh, kd = rng.integers(1, 5, 3)
     stride, dilation = rng.integers(1, 4, 3), rng.integers(1, 3, 3)
     before, behind = rng.integers(0, 3, 3), rng.integers(0, 3, 3)
@@ -350,7 +350,7 @@ def products() -> Iterator[Case]:
 
 
 def recurrent() -> Iterator[Case]:
-    """Sequences of rows of 5, to rows of 4; states go in and out where the line says so."""
+    """Yields layers from rows of 5 to rows of 4, some with states as inputs and outputs."""
     for kind, gates, biases in (("LSTM", 4, 4), ("GRU", 3, 4), ("RNN", 1, 1)):
         for direction in range(3):
             dirs = 2 if direction == 2 else 1
@@ -377,7 +377,7 @@ FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
     moves, axes, products, recurrent,
 )  # fmt: skip
 
-#: Of each, another test has the numbers.
+#: Another test checks the numbers of each.
 ELSEWHERE = {"Embed", "Input", "MemoryData", "Packing"}
 
 
@@ -403,7 +403,7 @@ def test_a_wrong_number_is_found(tmp_path, rng, monkeypatch):
 
 
 def test_damaged_layers_are_refused_or_run(tmp_path, rng):
-    """Parameters at random: an error of the model's, or a folder that loads and runs."""
+    """Random parameters give a model error, or a folder that loads and runs."""
     cases = [found for family in FAMILIES for found in family()]
     kept = 0
     for _ in range(400):
@@ -433,7 +433,7 @@ DAMAGE = ("0", "1", "-1", "-233", "-234", "3", "7", "65536", "2147483647", "9999
 
 
 def test_weights_as_a_table(tmp_path, rng):
-    """A flag that is no type: 256 values, and a byte for each weight."""
+    """An unknown type flag means 256 values and a byte for each weight."""
     table, places = rng.standard_normal(256).astype("<f4"), rng.integers(0, 256, 18)
     weights = struct.pack("<I", 1) + table.tobytes() + places.astype(np.uint8).tobytes() + bytes(2)
     path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
@@ -453,7 +453,7 @@ def test_stored_tensors(tmp_path, rng):
 
 @pytest.mark.parametrize("bias", [0, 1])
 def test_rows_of_a_table(tmp_path, rng, bias):
-    """ncnn has words' numbers as integers, which are our floats' values."""
+    """ncnn takes word indices as integers, where the engine takes floats of the same values."""
     line = f"Embed e 1 1 x out 0=3 1=7 2={bias} 3=21"
     path = write(
         tmp_path, [input_line("x", LINE), line], weight_bytes("f21 r3"[: 3 + 3 * bias], rng)
@@ -465,7 +465,8 @@ def test_rows_of_a_table(tmp_path, rng, bias):
 
 
 def compare(folder, rng, line, shapes, weights, values):
-    """What is wrong with our results, in words."""
+    """Describes the first difference between the engine's and ncnn's results; "" if there is
+    none."""
     last = line.split("\n")[-1].split()
     outputs = last[4 + int(last[2]) : 4 + int(last[2]) + int(last[3])]
     arrays = {f"x{i}": _values(rng, shape, values) for i, shape in enumerate(shapes)}

@@ -47,7 +47,7 @@ SKIPPED = ("external", "variable", "constant", "update")
 
 
 def khronos(texts: list[str]) -> list[Any]:
-    """What the other parser makes of some texts: operations, or its message."""
+    """Returns the Khronos parser's result for each text: its operations, or its error message."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps(texts),
@@ -60,7 +60,7 @@ def khronos(texts: list[str]) -> list[Any]:
 
 
 def sample(param: Param) -> str:
-    """Any value of a parameter's type."""
+    """Returns any value of a parameter's type."""
     kind = param.type
     tensors = {"integer": "xi", "logical": "xl"}
     if kind.kind == "array":
@@ -74,7 +74,7 @@ def sample(param: Param) -> str:
 
 
 def call_of(sig: Signature) -> str:
-    """A model that calls one operator with nothing but what it must have."""
+    """Returns a model that calls one operator with only its required arguments."""
     given = [
         sample(p) if p.is_tensor else f"{p.name} = {sample(p)}" for p in sig.params if p.required
     ]
@@ -90,7 +90,7 @@ def call_of(sig: Signature) -> str:
 
 
 def agree(mine: Any, theirs: Any) -> bool:
-    """Equal; numbers within the float32 that the other parser keeps them in."""
+    """Returns True if the values are equal; numbers are compared in the parser's float32."""
     if isinstance(mine, float):
         return bool(np.float32(mine) == np.float32(theirs))
     return bool(json.loads(json.dumps(mine)) == theirs)
@@ -144,7 +144,7 @@ def test_operators_and_operands_of_a_model(tmp_path: Path) -> None:
 
 
 def _names(operands: list[Any]) -> list[str]:
-    """Operands as our nodes name them: literals by their text."""
+    """Returns operands as the engine's nodes name them: literals by their text."""
     flat = [
         o for operand in operands for o in (operand if isinstance(operand, list) else [operand])
     ]

@@ -1,4 +1,4 @@
-"""Operators that ONNX has with the same meaning, beside ONNX Runtime."""
+"""Operators that ONNX has with the same meaning, against ONNX Runtime."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ NONE = np.float32([])
 
 
 def onnx_run(op, inputs, opset=19, **attrs):
-    """One node's first result."""
+    """Returns the first result of one node."""
     names = [f"i{k}" if a is not NONE else "" for k, a in enumerate(inputs)]
     given = {n: a for n, a in zip(names, inputs, strict=True) if n}
     kind = onnx.helper.np_dtype_to_tensor_dtype

@@ -1,9 +1,9 @@
-"""The StyleGAN2 example beside the paper's own order of computation, in PyTorch.
+"""The StyleGAN2 example against the paper's own order of computation, in PyTorch.
 
 The formulas: Karras et al. 2020, sections 2.2 (modulate and demodulate the weights) and appendix B
 (resampling by upfirdn with [1,3,3,1]); normalisation of the latent and the learning rate's
 multiplier are those of Karras et al. 2019. Weights are modulated and demodulated for each picture
-and convolved as one group per picture, so nothing of the example's reordering is repeated here.
+and convolved as one group per picture, so this test repeats none of the example's reordering.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def activated(x):
 
 
 def upfirdn(x, up, padding, gain):
-    """Zeros between the values, zeros around them, then the filter; its sum is ``gain``."""
+    """Inserts zeros between the values and around them, then applies the filter, whose sum is
+    ``gain``."""
     n, c, h, w = x.shape
     wide = x.new_zeros(n, c, h, up, w, up)
     wide[:, :, :, 0, :, 0] = x
@@ -128,7 +129,7 @@ def test_the_gpu_agrees_with_the_paper(most_bytes, parameters, z, expected, gpu)
 
 @pytest.mark.parametrize("name", ["b4.conv1.bias", "b8.conv0.noise_strength", "b64.torgb.weight"])
 def test_every_kind_of_parameter_is_seen(name, parameters, z, expected):
-    """A parameter that is off by little moves the picture by far more than the tolerance."""
+    """A small change of any parameter changes the picture by far more than the tolerance."""
     wrong = {**parameters, f"synthesis.{name}": parameters[f"synthesis.{name}"] + np.float32(0.05)}
     assert np.abs(found(wrong, z, "cpu") - expected).max() > 10 * TOLERANCE
     assert expected.std() > 0.05

@@ -1,4 +1,4 @@
-"""Operators that PyTorch has with the same meaning, beside it."""
+"""Operators that PyTorch has with the same meaning, against PyTorch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The trained network on the photo: ours against ncnn's own run of the same files."""
+"""The trained network on the photo: the engine against ncnn's own run of the same files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = (48, 40)
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
-    """The network's files and the photo, small, in the benchmark's form."""
+    """The network's files and the photo, small, as a workload of the benchmark."""
     try:
         assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
     except assets.AssetError as error:
@@ -57,7 +57,7 @@ def test_gpu_agrees_with_ncnn(graph, gpu, workload, expected):
 
 
 def test_the_reference_is_a_picture_and_not_zeros(workload, expected):
-    """An enlargement keeps its small photo's averages; a constant would pass no such check."""
+    """An upscaled photo keeps its averages, so a constant picture would fail this check."""
     small = workload.load_inputs()["data"]
     blocks = expected.reshape(1, 3, SIZE[1], 4, SIZE[0], 4).mean(axis=(3, 5))
     assert np.corrcoef(blocks.ravel(), small.ravel())[0, 1] > 0.98

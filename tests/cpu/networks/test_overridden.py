@@ -51,7 +51,7 @@ def some_graphs():
         yield net.graph(net.nodes[-1].outputs[0]), net.input()
     for seed in range(12):
         yield random_graph(seed)
-    # attributes that the other operators lack
+    # an operator that the other graphs lack
     net = Net(1, 4, 5, 6)
     one = net.constant(1.0)
     padded = net.op("pad", net.op("mul", net.op("copy", "x"), one), padding=[(0, 0)] * 4)

@@ -77,7 +77,7 @@ def test_every_case_in_every_order_of_memory(op):
 
 
 def by(way, case, rng):
-    """Yields a case's result by one way and by the definition, for all memory orders."""
+    """Compares a case's results by one way with the definition's, for all memory orders."""
     arrays = [
         g if isinstance(g, np.ndarray) else rng.uniform(-1, 1, g).astype(np.float32)
         for g in case.inputs

@@ -105,7 +105,7 @@ def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
 
 
 def test_extents_without_a_name_are_not_all_one():
-    """Some exporters call every open extent '?'."""
+    """Some exporters name every open extent '?'."""
     made = model([node("Relu", "x", "y")], [value("x", ["?", "?"])], [value("y", None)])
     assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
     with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
@@ -144,7 +144,7 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
 
 
 def test_what_is_found_among_many_has_a_count():
-    """NonZero has room for everything; what was found comes first, the rest is -1."""
+    """NonZero's result has room for all elements: the found ones come first, the rest is -1."""
     made = model([node("NonZero", "x", "y")], [value("x", [2, 3])], [value("y", None, "int64")])
     graph = cml.load(made.SerializeToString())
     assert graph.outputs == ("y", "y_count")
@@ -155,7 +155,7 @@ def test_what_is_found_among_many_has_a_count():
 
 
 def test_local_functions_are_inlined():
-    """A function of two nodes with an attribute of its own and one of the call's."""
+    """The function has two nodes, an attribute of its own and an attribute of the call."""
     inner = node("LeakyRelu", "scaled", "b")
     inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
     nodes = [node("Add", "a a", "scaled"), inner]
@@ -223,7 +223,7 @@ def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
 def test_loops_and_branches_are_written_out(rng):
     body = onnx.helper.make_graph(
         [
-            node("Add", "a w", "b"),  # a name of the graph around
+            node("Add", "a w", "b"),  # a name of the outer graph
             node("Mul", "b b", "s"),
             node("Identity", "go", "more"),
         ],
@@ -286,7 +286,7 @@ def test_other_floats_are_computed_in_32_bits(rng, dtype):
 
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
-    """Numbers, dots and slashes: the session takes the names of the file."""
+    """Names have digits, dots and slashes; the session takes the names of the file."""
     nodes = [node("Mul", "1 half", "0.5"), node("Add", "0.5 1", "out:0"), node("Relu", "1", "true")]
     outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
     made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
@@ -326,7 +326,7 @@ def test_an_input_of_float64_is_told_of():
 
 
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
-    """Every attribute of every version that an opset has, with its default, and as many inputs."""
+    """Rows have every attribute with its default, and all inputs, of every version in an opset."""
     from cml_engine.formats.onnx import operators  # noqa: F401
     from cml_engine.formats.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
 
@@ -339,7 +339,7 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
         opset = max(schema.since_version, FIRST_OPSET)
         newest = onnx.defs.get_schema(schema.name, opset, "")
         if newest.since_version != schema.since_version:
-            continue  # of opsets before the first that is read
+            continue  # of opsets before the first supported one
         row = row_for("", schema.name, opset)
         if row is None:
             wrong.append(f"{schema.name} {opset}: no row")

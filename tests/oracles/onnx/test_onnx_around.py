@@ -1,4 +1,4 @@
-"""What surrounds the import of an ONNX model: placeholders, weights at random, names of nodes."""
+"""Parts around the import of an ONNX model: placeholders, random weights, names of nodes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_unknown_operators_say_what_to_do(tmp_path):
 
 
 def without_its_data(path):
-    """A network whose external data has gone."""
+    """A network whose external data file is missing."""
     shapes = {"f": (8, 3, 3, 3), "b": (8,), "s": (8,), "o": (8,), "m": (8,), "v": (8,), "w": (8, 5)}
     made = model(
         [node("Conv", "x f b", "c"), node("BatchNormalization", "c s o m v", "n"),

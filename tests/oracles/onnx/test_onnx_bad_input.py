@@ -1,4 +1,4 @@
-"""ONNX files that are not right: one message of ours, at once, and nothing allocated."""
+"""Invalid ONNX files: one error message of the engine, immediately, and no large allocation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  
 
 X, Y = value("x", [1, 4]), value("y", None)
 SHAPES = {"image": (1, 3, 8, 8)}
-#: what reading a damaged model may take, with the Python objects of its nodes
+#: the memory limit for reading a damaged model, with the Python objects of its nodes
 LIMIT = 32 * 2**20
 
 
@@ -37,7 +37,7 @@ def little_memory() -> Iterator[None]:
 
 
 def refused(made: Any, match: str, kind: type[CmlError] = CmlError, **more: Any) -> str:
-    """The message with which a model is refused."""
+    """Returns the message with which a model is refused."""
     data = made if isinstance(made, bytes) else made.SerializeToString()
     more.setdefault("limits", cml.LoadLimits(memory=LIMIT, nodes=2_000))
     with little_memory(), pytest.raises(kind, match=match) as caught:
@@ -58,7 +58,8 @@ def data() -> bytes:
 
 
 def loads_or_refuses(data: bytes) -> bool:
-    """Whether it loads; anything but an error of ours is a failure of the test."""
+    """Returns True if the model loads, False after an error of the engine; other errors fail the
+    test."""
     try:
         cml.load(data, shapes=SHAPES)
     except CmlError as error:
@@ -239,7 +240,8 @@ def test_absurd_shapes():
 
 
 def test_known_tensors_that_grow():
-    """What two small tensors of the file broadcast to is not computed at import."""
+    """The import does not compute the large result of broadcasting two small tensors of the
+    file."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
         nodes = [node(op, "a b", "c"), node("Shape", "c", "y")]
@@ -250,7 +252,8 @@ def test_known_tensors_that_grow():
 
 
 def test_numbers_that_do_not_fit():
-    """A double that floats cannot hold is refused, not infinity; the limits of doubles are."""
+    """A double beyond the range of floats is refused, not turned into infinity; the limits are
+    accepted."""
     nodes = [node("Cast", "x", "d", to=11), node("Add", "d w", "y")]
     refused(model(nodes, [X], [Y], {"w": np.array([1e300, 1])}), "1e\\+300.*32 bits")
     limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
@@ -284,7 +287,7 @@ def test_functions_without_end():
 
 
 def test_functions_that_double():
-    """Forty lines of functions that each call the next one twice are 2^40 nodes."""
+    """Forty functions that each call the next one twice expand to 2^40 nodes."""
     opsets = [helper.make_opsetid("my", 1)]
     functions = [
         helper.make_function("my", f"F{i}", ["a"], ["c"], calls, opsets)
@@ -303,7 +306,7 @@ def test_functions_that_double():
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """A field with a length, as the wire has it."""
+    """Returns a length-delimited protobuf field."""
     size, length = len(payload), b""
     while True:
         length += bytes([size & 0x7F | (0x80 if size > 0x7F else 0)])
@@ -313,7 +316,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """An If in an If in an If, deeper than the package can write."""
+    """Returns nested Ifs, deeper than the package can write."""
     leaf = helper.make_graph([node("Identity", "x", "y")], "g", [], [Y]).SerializeToString()
     output, kind = field(12, Y.SerializeToString()), b"\xa0\x01\x05"
     graph = leaf
@@ -357,7 +360,7 @@ def test_external_data(tmp_path):
 
 
 def test_external_data_beyond_2_gb(tmp_path):
-    """A file with a hole, which takes no room on disk; only what is wanted is read."""
+    """The sparse file takes no space on disk; only the requested range is read."""
     begin, values = 2**31 + 16, np.arange(4, dtype=np.float32)
     with (tmp_path / "w.bin").open("wb") as file:
         file.seek(begin)
@@ -368,7 +371,7 @@ def test_external_data_beyond_2_gb(tmp_path):
 
 
 class Pak:
-    """A model and the data beside it, in memory."""
+    """A source with a model and its data in memory."""
 
     name, graph = "pak:net", "net.onnx"
 
@@ -454,7 +457,7 @@ def test_types_that_do_not_fit():
 
 @pytest.mark.filterwarnings("ignore:.*is float64")
 def test_bits_that_are_not_those_computed_with():
-    """A float of 64 bits is one of 32 here: its bits would be others."""
+    """A 64-bit float is computed in 32 bits here, so its bits would differ."""
     wide = value("x", [2], "float64")
     refused(model([node("BitCast", "x", "y", to=7)], [wide], [Y], opset=27),
             "float64 read as int64", UnsupportedOp)  # fmt: skip
@@ -469,7 +472,7 @@ def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
     assert not Path(tmp_path / "out").exists()
 
 
-# -- names and shapes that steer what reads them -------------------------------------------------
+# -- names and shapes that could mislead readers -------------------------------------------------
 
 
 CONTROLS = ["\x1b[31mred\x1b[2J", "a\x07b", "\x9b31m", "a\u202eb", "a\rb", "\0"]
@@ -495,7 +498,7 @@ EMPTY = [[0, *[2**31 - 1] * count] for count in (3, 8)]
 
 @pytest.mark.parametrize("shape", EMPTY)
 def test_empty_shapes_that_no_array_has(shape):
-    """NumPy refuses them, with an error of its own."""
+    """NumPy refuses them with an error of its own."""
     refused(model([node("Relu", "x", "y")], [value("x", shape)], [Y]), "shape")
     refused(one("Relu"), "shape|extents", shapes={"x": tuple(shape)})
     for op, inputs in (("Reshape", "e s"), ("Expand", "x s"), ("ConstantOfShape", "s")):

@@ -1,4 +1,4 @@
-"""Small ONNX files that ask for much memory or work."""
+"""Small ONNX files that require much memory or work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 20.0
 
 
 def called(functions: dict[str, list[Any]], calls: list[Any]) -> Any:
-    """A model whose functions go from ``a`` to ``c``."""
+    """Returns a model whose functions lead from ``a`` to ``c``."""
     opsets = [helper.make_opsetid("my", 1), helper.make_opsetid("", 17)]
     made = [
         helper.make_function("my", name, ["a"], ["c"], body, opsets)
@@ -78,7 +78,8 @@ def one(op: str, inputs: str, weights: Any, opset: int = 18, **attrs: Any) -> An
 
 
 def long_attribute(field: str, kind: int, item: Any) -> Any:
-    """An attribute of 4 million numbers, which the onnx package writes as a field for each."""
+    """Returns an attribute of 4 million numbers, which the onnx package writes as a field for
+    each."""
     made = model([node("Relu", "x", "y")], [X], [Y])
     attribute = made.graph.node[0].attribute.add()
     attribute.name, attribute.type = "many", kind
@@ -138,7 +139,7 @@ def test_hostile_files_are_refused_at_once(name: str) -> None:
 
 
 def test_what_a_stranger_could_make_slow_takes_linear_time() -> None:
-    """One tensor that is added 20 000 times makes as many names; functions have dead nodes."""
+    """One tensor that is added 20 000 times makes 20 000 names; functions have dead nodes."""
     sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])
     for made in (sums, dead_nodes_in_functions()):
         data, start = made.SerializeToString(), time.process_time()
@@ -157,7 +158,7 @@ def test_constants_as_large_as_a_real_network_s_weights() -> None:
     "element", ["int64", "int32", "uint64", "uint8", "bool", "float", "double"]
 )
 def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None:
-    """Packed into one field and one by one, they are read as the onnx package reads them."""
+    """Packed and unpacked numbers are read as the onnx package reads them."""
     from onnx import TensorProto, numpy_helper
 
     from cml_engine.formats.onnx.protobuf import Message
@@ -184,7 +185,7 @@ def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None
 
 
 def _packed_size(packed: bytes, head: bytes) -> int:
-    """How long the payload of the one packed field is, behind its key and length."""
+    """Returns the payload length of the only packed field, without its key and length."""
     rest = len(packed) - len(head) - 1
     return next(n for n in range(rest, -1, -1) if len(_varint(n)) + n == rest)
 

@@ -1,4 +1,4 @@
-"""Inputs that are the same in every run: ``--constant``, ``constants=`` and files that decide."""
+"""Inputs that are constant in every run: ``--constant``, ``constants=`` and files that decide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def branch(op: str, name: str) -> Any:
 
 @pytest.fixture
 def rates(tmp_path: Path) -> Path:
-    """A network that computes -x at a rate of 16000 and the magnitude of x at others."""
+    """A network that computes -x at a rate of 16000 and the magnitude of x at other rates."""
     inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
     nodes = [
         node("Equal", "rate wanted", "same"),

@@ -36,7 +36,7 @@ WRONG: tuple[Any, ...] = (
 
 @cache
 def smallest() -> dict[tuple[str, str, int], Any]:
-    """A case of ONNX's own for each row: that of the smallest inputs."""
+    """Returns ONNX's own case with the smallest inputs for each row."""
     found: dict[tuple[str, str, int], Any] = {}
     for case in onnx_nodes.cases().values():
         model = onnx_nodes.model_of(case)
@@ -57,7 +57,8 @@ def key_of(row: OnnxRow) -> tuple[str, str, int]:
 
 
 def survives(model: Any, inputs: list[Array], what: str) -> None:
-    """Fails if loading or running raises anything but an error of ours; or of known inputs."""
+    """Fails if loading or running raises anything but an error of the engine; also with known
+    inputs."""
     names = [info.name for info in model.graph.input]
     for known in ({}, dict(zip(names, inputs, strict=False))):
         try:
@@ -72,7 +73,7 @@ def survives(model: Any, inputs: list[Array], what: str) -> None:
 
 
 def undamaged(row: OnnxRow) -> tuple[Any, list[Array]]:
-    """A model of one node of the row, which is right where ONNX has a case of it."""
+    """Returns a model of one node of the row, which is valid if ONNX has a case of it."""
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
     names = [f"x{i}" for i in range(min(row.inputs, 4))]

@@ -1,4 +1,4 @@
-"""What docs/your_model.md shows without PyTorch runs."""
+"""The examples without PyTorch in docs/your_model.md run; the one with PyTorch compiles."""
 
 from __future__ import annotations
 

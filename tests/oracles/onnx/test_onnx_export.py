@@ -1,4 +1,4 @@
-"""Models written as ONNX: every operator's declared cases and whole networks, in ONNX Runtime."""
+"""Models exported to ONNX: every operator's declared cases and whole networks, in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.reference.calls import OPERATORS  # noqa: E402
 load_families()
 AGENTS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
 
-#: what ONNX leaves open, or ONNX Runtime does in a way of its own; only that it is written well
+#: open in ONNX or different in ONNX Runtime; only the validity of the file is checked
 OPEN = {
     ("top_k", "equals, NaN, zeros"): "where a NaN goes",
     ("max_roi_pool", "NaN wins"): "which of a NaN and a number is greater",
@@ -42,9 +42,9 @@ OPEN = {
 }
 #: cases that ONNX's own evaluator judges: ONNX Runtime clamps positions before a cubic
 BY_REFERENCE = {("grid_sample", "cubic", "replicate")}
-#: what ONNX Runtime has not yet in opset 26; ONNX's own evaluator has
+#: missing in ONNX Runtime for opset 26, but not in ONNX's own evaluator
 LACKING = {"to_bits", "from_bits", "roi_align"}
-#: what is refused at opset 20: its operator, and a part of the message
+#: refused at opset 20: the operator, and a part of the message
 REFUSED = {
     "to_bits": "needs opset 26",
     "from_bits": "needs opset 26",
@@ -53,14 +53,15 @@ REFUSED = {
 
 
 def cases_of(op):
-    """Every case; its operands computed and known by turns, the first both ways."""
+    """Yields every case; operands alternate between inputs and constants, the first is tried as
+    both."""
     for i, case in enumerate(registered()[op].cases):
         ways = (False, True) if i == 0 else (bool(i % 2),)
         for constants in ways if len(case.inputs) > 1 else (False,):
             yield case, constants
 
 
-#: a game's own, which other tests of the process may have registered, are refused
+#: a game's operators, which other tests may have registered, are refused
 OURS = [name for name, spec in registered().items() if not (spec.from_game or spec.custom)]
 
 
@@ -81,9 +82,7 @@ def test_every_case_of_an_operator(op):
         wanted = on_cpu(graph, inputs)
         assert difference(got, wanted) == "", f"{case.id} constants={constants}"
         if number == 0:
-            again = on_cpu(
-                cml.load(data), inputs
-            )  # where results are counted, with one more output
+            again = on_cpu(cml.load(data), inputs)  # counted results have one more output
             again = {name: again[name] for name in wanted}
             assert difference(again, wanted) == "", f"read back: {case.id}"
 

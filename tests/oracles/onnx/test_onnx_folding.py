@@ -1,4 +1,4 @@
-"""An operator of constants and the same operator at run time: one result, and ONNX's."""
+"""An operator of constants and the same operator at run time have one result, which is ONNX's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.fixtures.onnx_models import model, node, value
 
 Array = np.ndarray[Any, Any]
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
-ODD = (1 << 24) + 1  # no float of 32 bits
+ODD = (1 << 24) + 1  # not representable as a 32-bit float
 INF, NAN = np.inf, np.nan
 
 
 def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
-    """Returns the result, which is the same of constants and of an input."""
+    """Returns the result, which must be the same for constants and for an input."""
     given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
     made = node(op, " ".join(given), "y", **attrs)
     results = []
@@ -28,7 +28,7 @@ def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
         inputs = [value(name, a.shape, str(a.dtype)) for name, a in given.items()]
         inputs = [v for v in inputs if v.name not in known] or [value("unused", (1,))]
         network = model([made], inputs, [value("y", None)], known, opset)
-        with warnings.catch_warnings():  # of integers that are not proven to fit
+        with warnings.catch_warnings():  # about integers that are not proven to fit
             warnings.simplefilter("ignore", cml.nnef.NnefWarning)
             graph = cml.load(network.SerializeToString())
         assert (known is not given) or not any(n.op != "copy" for n in graph.nodes)
@@ -111,7 +111,7 @@ def test_an_equation_that_changes_nothing(rng):
 
 
 def test_powers_of_integers():
-    """ONNX Runtime casts the power, which cuts it off."""
+    """ONNX Runtime casts the power to an integer, which truncates it."""
     roots = np.array([0, 1, 2, 3, 4, 8, 9, 15, 1 << 24, (1 << 24) - 1, 46340**2, 46340**2 - 1])
     got = both("Pow", roots.astype(np.int32), np.array(0.5, np.float32))
     np.testing.assert_array_equal(got, [0, 1, 1, 1, 2, 2, 3, 3, 4096, 4095, 46340, 46339])

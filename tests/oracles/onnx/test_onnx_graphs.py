@@ -19,7 +19,7 @@ def test_random_graphs():
 
 
 def test_a_difference_is_seen(monkeypatch):
-    """With sums for products, some graph differs."""
+    """Some graph differs if products are replaced by sums."""
     from cml_engine.formats.onnx.call import OnnxCall
 
     real = OnnxCall.op

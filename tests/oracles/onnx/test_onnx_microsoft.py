@@ -1,4 +1,4 @@
-"""Operators of files that ONNX Runtime has optimised, against ONNX Runtime."""
+"""Operators in files optimized by ONNX Runtime, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
 
 
 SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
-#: node, the shape of x, which of its results are compared
+#: node, the shape of x, the compared results
 CALLS: list[tuple[Any, tuple[int, ...], str]] = [
     (ms("Gelu", "x"), SEQUENCE, "y"),
     (ms("FastGelu", "x"), SEQUENCE, "y"),
@@ -106,7 +106,7 @@ def test_operator(rng, made, shape, compared):
 
 
 def test_group_norm(rng):
-    """ONNX Runtime has it on other devices only: here is its formula."""
+    """ONNX Runtime has the operator only on other devices, so its formula is the reference."""
     given = {name: weights(rng)[name] for name in ("v8", "u8")}
     made = ms("GroupNorm", "x v8 u8", groups=2, activation=1, epsilon=1e-3)
     network = model([made], [value("x", [2, 3, 5, 8])], [value("y", None)], given,

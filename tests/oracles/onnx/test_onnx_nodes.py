@@ -1,5 +1,7 @@
-"""ONNX's own backend node tests. Nothing may give a wrong answer; what is refused is refused by
-name, and docs/onnx_operators.md lists it."""
+"""ONNX's own backend node tests: no wrong answers.
+
+An unsupported case is refused by name, and docs/onnx_operators.md lists it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_the_page_says_what_passes(verdicts):
 
 
 def test_texts_of_attributes_that_nothing_knows_are_refused():
-    """Where one of a few is wanted, another one is never taken for one of them."""
+    """An attribute with a fixed set of texts never accepts a text outside that set."""
     import onnx
 
     taken, seen = [], set[tuple[str, str]]()
@@ -72,12 +74,16 @@ def test_texts_of_attributes_that_nothing_knows_are_refused():
                 if "nonsense" not in onnx_nodes.run_case(other, "cpu").reason:
                     taken.append(key)
                 attribute.s = old
-    known = {"ImageDecoder", "TfIdfVectorizer", "Einsum"}  # refused for what they are, a formula
+    known = {
+        "ImageDecoder",
+        "TfIdfVectorizer",
+        "Einsum",
+    }  # refused as a whole; Einsum's text is a formula
     assert [key for key in taken if key[0] not in known] == [] and len(seen) > 25
 
 
 def test_a_sample_through_nnef_and_back():
-    """All of it is run by ``python -m tests.onnx_nodes --round-trip``."""
+    """``python -m tests.onnx_nodes --round-trip`` runs all cases."""
     pytest.importorskip("onnxruntime")
     names = sorted(onnx_nodes.cases())[::14]
     found = onnx_nodes.run("cpu", names, onnx_nodes.round_trip)

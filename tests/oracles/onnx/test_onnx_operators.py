@@ -1,4 +1,4 @@
-"""Extensions that stand for ONNX's operators, beside ONNX's own reference implementation."""
+"""Extensions that implement ONNX's operators, against ONNX's reference implementation."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ load_families()
 
 
 def wanted(op, arrays, outputs=1, opset=22, **attrs):
-    """What ONNX's operator makes of the arrays; None leaves an input out."""
+    """Returns the results of ONNX's operator for the arrays; None omits an input."""
     names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
     node = onnx.helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attrs)
     model = onnx.helper.make_model(
@@ -135,7 +135,7 @@ def test_col2im(rng):
 
 
 def test_deform_columns(rng):
-    """With a filter, as ONNX has it."""
+    """Compares with a filter, as ONNX's operator has one."""
     x, filter = scalars(rng, 1, 4, 5, 4), scalars(rng, 3, 4, 2, 2)
     offset, mask = scalars(rng, 1, 16, 4, 3, low=-2, high=2), scalars(rng, 1, 8, 4, 3)
     (right,) = wanted("DeformConv", (x, filter, offset, None, mask), offset_group=2,

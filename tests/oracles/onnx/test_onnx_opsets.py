@@ -1,4 +1,4 @@
-"""Operators whose attributes, inputs or meaning changed: each form against ONNX Runtime."""
+"""Operators whose attributes, inputs or meaning changed: each version against ONNX Runtime."""
 
 from __future__ import annotations
 

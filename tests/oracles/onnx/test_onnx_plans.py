@@ -1,4 +1,4 @@
-"""A network from ONNX is the same plan as the same network from NNEF: the same kernels run."""
+"""A network from ONNX has the same plan as from NNEF, so the same kernels run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NETS = {
 
 
 def steps(graph: Graph, software: bool) -> list[tuple[Any, ...]]:
-    """What runs: kernels, their variants and sizes, and how much is packed."""
+    """Returns each dispatch of the plan: its kernel, variant, workgroups and parameters."""
     optimized = optimize(graph)
     plan = lower(optimized, Limits(software=software), choose_layout(optimized))
     return [
@@ -60,7 +60,7 @@ def steps(graph: Graph, software: bool) -> list[tuple[Any, ...]]:
     ]
 
 
-#: what ONNX has no operator for: these normalize by computed means, which are written out there
+#: no operator in ONNX: normalizations by computed means, which are written out there
 WRITTEN_OUT = ("styled", "groups")
 
 

@@ -33,7 +33,10 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_at_most_lies_between(way: str, tmp_path: Path) -> None:
-    """Halves go up here and to even there, and multipliers have 15 bits: a step here and there."""
+    """Results may differ by one step.
+
+    The engine rounds halves up with 15-bit multipliers, ONNX Runtime to even.
+    """
     path = quantized(tmp_path, small_cnn(), **WAYS[way])
     graph = cml.load(path)
     assert graph.integer and any("by the model's own scales" in note for note in graph.notes)
@@ -66,7 +69,7 @@ _SCALES = {
 
 
 def by_operators(*changed: Any, **arrays: Any) -> onnx.ModelProto:
-    """QLinearConv, a move of integers, QLinearMatMul; ``changed`` nodes by their outputs."""
+    """Returns QLinearConv, a move of integers and QLinearMatMul; ``changed`` replaces nodes."""
     rng = np.random.default_rng(5)
     weights = {
         **_SCALES,
@@ -94,7 +97,7 @@ def test_operators_of_integers(tmp_path: Path, rng: np.random.Generator) -> None
     graph = cml.load(path)
     assert graph.integer and graph.constants["w"].dtype == np.int8
     (bias,) = (a for a in graph.constants.values() if a.dtype == np.int32)
-    assert bias.tolist() == [[4000, -(2**26) - 1]]  # not of what a float32 holds
+    assert bias.tolist() == [[4000, -(2**26) - 1]]  # beyond the exact integers of a float32
     inputs = {"x": rng.uniform(-3, 3, (1, 3, 6, 6)).astype(np.float32)}
     (got,) = cml.Session(graph, "cpu").run(inputs).values()
     off = (got - computed(path, inputs)[0]) / 0.5
@@ -117,7 +120,7 @@ def test_it_is_an_integer_network_in_all(tmp_path: Path, capsys: Any) -> None:
     assert "matmul 'k_matmul', clamp" in capsys.readouterr().out
 
 
-#: what has no integer form: nodes instead, arrays instead, and what is said of it
+#: models without an integer version: replaced nodes, replaced arrays, and the warning
 FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "two scales": (
         [node("DequantizeLinear", "k sm zo", "y")], {},
@@ -153,7 +156,7 @@ FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", FLOATS)
 def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> None:
-    """The model runs as any does, and says which node it is, and why."""
+    """The model runs as a float network, and a warning names the node and the reason."""
     nodes, arrays, why = FLOATS[case]
     made = [node("QuantizeLinear", "x sx zx", "q"), *nodes]
     if case == "arithmetic":
@@ -183,7 +186,7 @@ def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> Non
 
 
 def ranges(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """64 numbers whose quantized range is of that kind."""
+    """Returns 64 numbers whose quantized range is of that type."""
     x = rng.uniform(-3, 3, 64)
     if kind == "zero":
         x[:] = 0
@@ -202,7 +205,7 @@ def ranges(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 def test_dynamic_quantization(
     kind: str, on_gpu: bool, rng: np.random.Generator, request: Any, tmp_path: Path
 ) -> None:
-    """To the integer what ONNX Runtime gives, which has the scale 1 for a range of zero."""
+    """Integers equal those of ONNX Runtime, which uses the scale 1 for a range of zero."""
     outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
     made = [node("DynamicQuantizeLinear", "x", "y s z")]
     path = saved(model(made, [value("x", (64,))], outputs), tmp_path / "m.onnx")
@@ -225,7 +228,8 @@ FLOATS_TO_CAST = np.array(
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_casts_of_floats_that_do_not_fit(dtype: str, gpu: cml.Gpu) -> None:
-    """The low bits of the nearest of 32 bits: of constants, of inputs, and on both backends."""
+    """Returns the low bits of the nearest 32-bit integer, for constants, inputs and both
+    backends."""
     target = np.dtype(dtype)
     made = node("Cast", "x", "y", to=onnx.helper.np_dtype_to_tensor_dtype(target))
     given = value("x", FLOATS_TO_CAST.shape)

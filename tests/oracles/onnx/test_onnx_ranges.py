@@ -1,5 +1,4 @@
-"""ONNX's integers of 64 bits are 32 here: silently where they are proven to fit, and never
-otherwise."""
+"""ONNX's 64-bit integers are 32-bit here: silently if proven to fit, otherwise with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 LEAST, MOST = -(2**31), 2**31 - 1
 ONE = {"one": np.int64(1), "axis": np.int64(1), "axes": np.array([1], np.int64)}
-#: how an integer that is surely small comes about: of an input's type, by these nodes
+#: sources of an integer that is proven to be small: an input's type, and these nodes
 SMALL = {
     "bool": [node("Cast", "x", "n", to=7)],
     "uint8": [node("Cast", "x", "n", to=7)],
@@ -48,7 +47,7 @@ def made(nodes, outputs="y", dtype="int64", weights=WEIGHTS, shape=(2, 6), opset
 
 
 def load(data):
-    """The graph, and what is said of it as a warning."""
+    """Returns the graph and the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = cml.load(data)
@@ -87,7 +86,10 @@ def test_each_sum_of_inputs_is_told_of_once(how, dtype):
 
 @pytest.mark.parametrize("then", ["Cast", "Less", "Max"])
 def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
-    """Of 32 bits sums are what they are with a sign; what is larger, or which float, is not."""
+    """Sums of 32 bits have the same bits with and without a sign, so an Add gives no warning.
+
+    A comparison, a maximum and a cast to float depend on the sign, so each gives one.
+    """
     nodes = [node("Add", "x x", "a"), node(then, *{"Cast": ["a", "y"]}.get(then, ["a x", "y"]),
                                            **({"to": 1} if then == "Cast" else {}))]  # fmt: skip
     out = {"Cast": "float32", "Less": "bool", "Max": "uint32"}[then]
@@ -139,7 +141,7 @@ def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
-    """float32 holds 2^24: these would be rounded there."""
+    """float32 is exact only up to 2^24 and would round these values."""
     axis = {"axis": 1, "keepdims": 0}
     nodes = [
         node("ReduceSum", "x axes", "sum"),
@@ -168,14 +170,14 @@ def test_what_goes_through_floats_is_named():
     assert "  1 compute integers in floats, exact to 2^24, and may leave that" in graph.notes
 
 
-# -- random arithmetic: what is silent is right --------------------------------------------------
+# -- random arithmetic: right wherever no warning is given --------------------------------------------------
 
 OPS = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Sign", "Where", "ReduceSum",
        "CumSum", "Concat", "Clip", "ReduceMax", "MatMul")  # fmt: skip
 
 
 def _random_nodes(rng, count):
-    """Nodes of [4, 4] integers, from two inputs of 8 and 16 bits."""
+    """Returns random nodes of [4, 4] integers, from two inputs of 8 and 16 bits."""
     nodes = [node("Cast", "a", "t0", to=7), node("Cast", "b", "t1", to=7)]
     weights = {f"c{i}": rng.integers(1, [9, 300, 70000][i], (4, 4)) for i in range(3)}
     weights |= {"axis": np.int64(1), "axes": np.array([1], np.int64), "low": np.int64(-99),
@@ -208,7 +210,7 @@ def _random_nodes(rng, count):
 
 
 def test_random_arithmetic_is_right_where_it_is_silent(rng):
-    """At the ends of the inputs' types, where sums are the largest."""
+    """The inputs are at the ends of their types' ranges, where sums are largest."""
     silent = 0
     for _ in range(60):
         nodes, weights, last = _random_nodes(rng, 7)
@@ -219,7 +221,7 @@ def test_random_arithmetic_is_right_where_it_is_silent(rng):
         data = model(nodes, inputs, outs, kept, 13).SerializeToString()
         try:
             graph, said = load(data)
-        except UnsupportedOp as error:  # all of it is beyond
+        except UnsupportedOp as error:  # every value is beyond the range
             assert "its values are" in str(error)
             continue
         if said:

@@ -41,7 +41,7 @@ BEFORE_11 = [
 
 
 def every(cases: Sequence[Any], step: int) -> list[Any]:
-    """All cases for the long proof, and some of them for the suite."""
+    """Returns all cases for the long proof, and every ``step``-th for the suite."""
     marks = {False: pytest.mark.long, True: ()}
     return [pytest.param(*case, marks=marks[i % step == 0]) for i, case in enumerate(cases)]
 
@@ -49,7 +49,7 @@ def every(cases: Sequence[Any], step: int) -> list[Any]:
 def network(
     opset: int, op: str, attrs: dict[str, Any], scale: float, extents: Sequence[int]
 ) -> Any:
-    """A node for each extent of its last axis."""
+    """Returns a network with a node for each extent of its last axis."""
     scales = np.array([1, 1, scale], np.float32)
     inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
     if opset < 9:
@@ -111,7 +111,7 @@ def test_scales(rng, opset, coordinates, method, scale):
 
 
 def _is_sure(places: Array) -> Array:
-    """Returns False where a rounding error of 64 bits decides.
+    """Returns False if a 64-bit rounding error decides the result.
 
     The evaluator then takes the neighbours of another position: 15 times 1.7,
     ``half_pixel_symmetric``, ``round_prefer_ceil``.
@@ -125,8 +125,11 @@ def _nearest(method: str, ratio: float, scale: float) -> Any:
 
 
 def _first(x: Array) -> Array:
-    """ONNX: ``length_resized > 1 ? … : 0``. The evaluator has -0.5, and an extent that is not
-    rounded in the place of ``length_resized``; ONNX Runtime has what ONNX says."""
+    """Returns the first value of an axis, by ONNX's rule ``length_resized > 1 ? … : 0``.
+
+    The evaluator takes the position -0.5 and an unrounded extent for ``length_resized``; ONNX
+    Runtime follows the rule.
+    """
     return x[:, :, :1]
 
 
@@ -138,8 +141,8 @@ def test_scales_before_11(rng, opset, op, mode, scale):
 def compare_with_runtime(
     rng: np.random.Generator, opset: int, op: str, attrs: dict[str, Any], scale: float
 ) -> None:
-    """Compares all extents that change: ONNX Runtime copies a tensor that keeps its extent,
-    whatever the scale."""
+    """Compares all extents that change; ONNX Runtime copies a tensor whose extent stays the
+    same."""
     sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}
     extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
     inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in extents}
@@ -157,8 +160,8 @@ def test_half_pixels_for_nn(rng, scale):
 
 
 def test_a_cropped_extent():
-    """ONNX: ``floor(input_dimension * (roi_end - roi_start) * scale)``; ONNX Runtime leaves the
-    region out of it."""
+    """ONNX: ``floor(input_dimension * (roi_end - roi_start) * scale)``; ONNX Runtime ignores the
+    region."""
     region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
     made = model(
         [node("Resize", "x r s", "y", coordinate_transformation_mode="tf_crop_and_resize")],
@@ -173,7 +176,7 @@ def test_a_cropped_extent():
 
 @pytest.mark.parametrize("mode", ("nearest", "linear", "cubic"))
 def test_no_batch(mode):
-    """A batch of 0 has a result of no elements."""
+    """A batch of 0 has a result without elements."""
     made = network(13, "Resize", {"mode": mode}, 2.0, (4,))
     graph = cml.load(made.SerializeToString(), shapes={"x4": (0, 1, 4)})
     assert graph.facts["y4"].shape == (0, 1, 8)

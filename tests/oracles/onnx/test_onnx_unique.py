@@ -1,4 +1,5 @@
-"""Unique and Det beside ONNX Runtime and NumPy: parts of any shape, ties, NaN, on both backends."""
+"""Unique and Det against ONNX Runtime and NumPy: parts of any shape, ties, NaN, on both
+backends."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def unique(shape, dtype, **attrs):
 
 
 def found(got, name, axis=0):
-    """What was found, of what has room for more; the rest is -1."""
+    """Returns the valid part of a result with room for more; the rest must be -1."""
     if name == "inverse":
         return got[name]
     axis = axis if name == "y" else 0
