@@ -93,9 +93,7 @@ def _uneven(call: SampleCall) -> bool:
 
 def calls_of(op: str) -> Iterator[SampleCall]:
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
-    count = (
-        10 * RANDOM if op == "multilinear_upsample" else RANDOM
-    )  # the interpreter accepts few of them
+    count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # it accepts few of them
     random = (random_call(op, Numbers(seed)) for seed in range(count))
     yield from (c for c in (*small, *random) if not refused(c))
 

@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLAYER = ROOT / "players" / "c"
 HERE = Path(__file__).parent
-#: what every build is held to
+#: flags of every build
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-g")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def need_gcc() -> str:
-    """gcc, or the test is skipped."""
+    """Returns the path of gcc; skips the test without it."""
     gcc = shutil.which("gcc")
     if gcc is None:
         pytest.skip("gcc is not installed: the C player cannot be built")
@@ -33,7 +33,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def wgpu_folder() -> Path:
-    """Headers and library of wgpu-native, as the wheel has them."""
+    """Returns the folder of the wheel's headers and library of wgpu-native."""
     spec = importlib.util.find_spec("wgpu")
     if spec is None or spec.origin is None:
         pytest.skip("wgpu is not installed: there is no webgpu.h to build against")
@@ -42,8 +42,10 @@ def wgpu_folder() -> Path:
 
 @functools.cache
 def build(source: str, *flags: str, device: bool = False) -> Path:
-    """The program of ``players/c/<source>``, or of a source beside the tests. ``device``: linked
-    with the player and wgpu-native."""
+    """Builds ``players/c/<source>``, or a source beside the tests, and returns the program.
+
+    With ``device`` it is linked with the player and wgpu-native.
+    """
     gcc = need_gcc()
     program = Path(_folder().name) / f"{Path(source).stem}{abs(hash((source, flags, device)))}"
     file = next(f for f in (PLAYER / source, HERE / source) if f.exists())

@@ -17,7 +17,7 @@ _SECONDS = 240
 
 
 def deno_command(*words: str | Path) -> dict[str, Any]:
-    """What `subprocess.run` takes to run Deno from the project's root."""
+    """Returns the arguments of `subprocess.run` that run Deno in the project's root."""
     program = find_deno()
     if program is None:
         raise FileNotFoundError("deno is not installed: pip install deno (the extra `players`)")
@@ -26,7 +26,7 @@ def deno_command(*words: str | Path) -> dict[str, Any]:
 
 
 def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Deno for a test; skipped where there is none."""
+    """Runs Deno for a test, which is skipped if Deno is not installed."""
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
     done = subprocess.run(**deno_command(*words), capture_output=True, text=True, timeout=_SECONDS)

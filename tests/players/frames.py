@@ -1,10 +1,10 @@
-"""The budget, kept by the Python scheduler and by the players: one machine, one run.
+"""Compares how the Python scheduler and the players keep a frame budget, on one machine in one run.
 
 ``python -m tests.players.frames MODEL --budget-ms 4 --frames 600`` prints the table of
-``cml frames`` as Python has it and as the JavaScript player has it in Deno, and then Python's rows
-beside the C player's, which encodes as many frames of ten slices, too. ``--players web`` or ``c``
-takes one alone. They take turns. Exit code 1 where the C player made anything in its frames, or the
-other gave other bits in slices.
+``cml frames`` from Python and from the JavaScript player in Deno, and then Python's rows beside
+those of the C player, which also encodes as many frames of ten slices. ``--players web`` or ``c``
+selects one player. They run in interleaved rounds. Exit code 1 if the C player created any object
+in its frames, or if slices in the JavaScript player were not bit-identical to a whole run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def main() -> int:
 
 
 def _by_deno(file: Path, budget_ms: float, frames: int) -> bool:
-    """Print the JavaScript player's table; whether slices gave the bits of the whole run."""
+    """Prints the JavaScript player's table; returns True if slices were bit-identical to a whole
+    run."""
     words = ("--budget-ms", str(budget_ms), "--frames", str(frames))
     command = deno_command("run", "-A", "--no-check", WEB / "frames.js", file, *words)
     done = subprocess.run(**command, capture_output=True, text=True)
@@ -87,7 +88,7 @@ def _by_deno(file: Path, budget_ms: float, frames: int) -> bool:
 
 
 class _ByC:
-    """The C player's frames, of all its turns together."""
+    """The C player's frames, over all its rounds together."""
 
     def __init__(self, file: Path, budget_ms: float, frames: int) -> None:
         self.program = build("play.c", "-O2", device=True)
@@ -117,7 +118,8 @@ class _ByC:
         print(f"CPU of cml_encode per frame, ms: {cpu}; made in the frames: {self.made}")
 
     def encode(self, folder: Path, frames: int) -> None:
-        """Print what encoding frames of ten slices takes; what is made in them counts, too."""
+        """Prints the time to encode frames of ten slices, and counts the objects created in
+        them."""
         file = folder / "chain.cml"
         file.write_bytes(cook(chain(), ["portable", "software"]))
         words = ("--slices", "10", "--frames", str(frames), "--budget", "1e9")

@@ -1,12 +1,13 @@
-"""Real networks in the JavaScript player: they give what Python gives, in whatever slices.
+"""Plays real networks in the JavaScript player: the results agree with Python's, for any slices.
 
-    python -m tests.players.networks                            # all that can be had here
+    python -m tests.players.networks                            # all networks available here
     python -m tests.players.networks upres integer-texture
     python -m tests.players.networks --profile portable terrain
 
-Each is cooked and played in Deno on its golden input: whole, in slices by a budget, and in slices
-by chance. NumPy's outputs are in the file: floats may differ by its tolerance, integer networks not
-at all, slices from the whole never. Exit code 1 where one does.
+Each network is cooked and played in Deno on its golden input: whole, in slices by a budget, and in
+random slices. The file contains NumPy's outputs: floats may differ by the file's tolerance, integer
+networks must be bit-identical, and slices must be bit-identical to the whole run. Exit code 1 if
+one differs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.players.deno import WEB, deno_command
 
 
 def play_golden(files: Sequence[Path], profile: str = "") -> list[dict[str, Any]]:
-    """What ``check.js`` says of each file."""
+    """Returns the results of ``check.js`` for each file."""
     words = ["--profile", profile] if profile else []
     done = subprocess.run(
         **deno_command("run", "-A", "--no-check", WEB / "check.js", *files, *words),

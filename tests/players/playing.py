@@ -1,4 +1,4 @@
-"""Runs ``players/c/play.c`` on a cooked file and reads what it says."""
+"""Runs ``players/c/play.c`` on a cooked file and reads its output."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Played:
-    """``outputs`` are flat; ``told`` is what the program prints."""
+    """A run of the player: flat ``outputs``, and ``told``, the JSON that the program prints."""
 
     outputs: dict[str, Array]
     told: dict[str, Any]
 
 
 def run_play(program: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The program's run, whatever comes of it; nothing that a sanitizer says goes unheard."""
+    """Runs the program with leak detection off and returns the finished process."""
     environment = {
         **os.environ,
-        "NODEVICE_SELECT": "1",  # a layer of Mesa's that asks for a desktop
-        "ASAN_OPTIONS": "detect_leaks=0",  # the driver's; the program counts its own
+        "NODEVICE_SELECT": "1",  # a Mesa layer that requires a desktop
+        "ASAN_OPTIONS": "detect_leaks=0",  # the driver leaks; the program counts its own
     }
     return subprocess.run(
         [program, *words], capture_output=True, text=True, timeout=1200, env=environment
@@ -36,7 +36,7 @@ def run_play(program: Path, *words: str | Path) -> subprocess.CompletedProcess[s
 
 
 def as_on_device(array: Array) -> Array:
-    """The numbers as a device has them: 4 bytes each, logical ones 0 or 1."""
+    """Returns the numbers as on a device: 4 bytes each, logical values as 0 or 1."""
     kind = {"f": np.float32, "b": np.uint32}.get(array.dtype.kind, np.int32)
     return np.ascontiguousarray(array, kind)
 
@@ -45,7 +45,7 @@ def play(
     program: Path, file: Path, inputs: Mapping[str, Array], outputs: Mapping[str, Any], *words: str,
     trusted: bool = True,
 ) -> Played:  # fmt: skip
-    """The network's outputs (their types are given), and the frames that it took."""
+    """Plays the file; returns the outputs in the given types, and the number of frames."""
     command: list[str | Path] = [file, *(["--trusted"] if trusted else [])]
     for name, array in inputs.items():
         path = file.with_suffix(f".{name}.in")
@@ -63,8 +63,10 @@ def play(
 
 @dataclass(frozen=True)
 class InSlices:
-    """A network played with several budgets. ``off``: the largest difference from what was wanted,
-    relative to 1 and to the value."""
+    """A network played with several budgets.
+
+    ``off`` is the largest difference from the expected outputs, over 1 plus the value.
+    """
 
     frames: tuple[int, ...]
     same_slices: bool
@@ -76,7 +78,11 @@ def play_in_slices(
     program: Path, file: Path, inputs: Mapping[str, Array], wanted: Mapping[str, Array],
     budgets: tuple[str, ...] = ("0.5", "8", "1e9"),
 ) -> InSlices:  # fmt: skip
-    """Whether any slices give the same bits, and how they agree with a session's outputs."""
+    """Plays the network with each budget.
+
+    Compares the runs with each other for identical bits, and the first one with a session's
+    outputs.
+    """
     expected = {name: as_on_device(array) for name, array in wanted.items()}
     kinds = {name: array.dtype for name, array in expected.items()}
     played = [play(program, file, inputs, kinds, "--budget", ms) for ms in budgets]

@@ -1,4 +1,4 @@
-"""A recording of the scheduler as lines for ``players/c/replay.c``, and what that decides."""
+"""Writes a scheduler recording as lines for ``players/c/replay.c``, and reads its decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICIES = ("least_laxity", "fair_share", "by_priority")
 
 
 def lines_of(recording: Recording) -> Iterator[str]:
-    """Everything that a replay needs, a line each; numbers to the last bit."""
+    """Returns all data of a replay, one item per line; numbers are exact."""
     options = recording.options
     guess = FirstGuess.from_json(options["cost_model"]["guess"])
     jobs = sum(event["kind"] == "submit" for event in recording.events)
@@ -86,7 +86,7 @@ def _words(*values: str | float) -> str:
 
 
 def replayed(program: Path, recording: Recording) -> list[list[list[int]]]:
-    """The slices that the C player decides, frame by frame."""
+    """Returns the slices that the C player decides, frame by frame."""
     lines = "\n".join(lines_of(recording)) + "\n"
     run = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

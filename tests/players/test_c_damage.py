@@ -1,4 +1,4 @@
-"""Damaged cooked files, and those made to harm, are errors of the C player and nothing else."""
+"""Damaged and malicious cooked files give an error in the C player and do nothing else."""
 
 import random
 import struct
@@ -39,7 +39,7 @@ def cooked():
 
 @pytest.fixture
 def said(program, tmp_path):
-    """What the player says of bytes: a status and a text."""
+    """A function that returns the player's status and message for a file's bytes."""
 
     def look(data):
         file = tmp_path / "x.cml"
@@ -166,14 +166,15 @@ def test_a_device_that_lacks_something_says_what(gpu, cooked, tmp_path):
 
 @pytest.mark.gpu
 def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
-    """Bytes of the plan at random: an error, or a network that runs, with run-time checks on."""
+    """Random bytes in the plan give an error, or a network that runs, with run-time checks
+    enabled."""
     program = build("play.c", *SANITIZED, device=True)
     chance = random.Random(1)
     size = next(n for tag, _, n in sections(cooked) if tag == "plan")
     file = tmp_path / "stranger.cml"
     for _ in range(4):
         file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
-        run = run_play(program, file, "--most", "40")  # it may ask for no end of work
+        run = run_play(program, file, "--most", "40")  # it may request endless work
         assert run.returncode in (0, 1), run.stderr
         assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr
 
@@ -184,12 +185,12 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
     [
         ("WGSL", (), "the device refused"),
         ("WGSL", ("--trusted",), "the device refused"),
-        # wgpu-native would end the process: a stranger's SPIR-V is not looked at
+        # wgpu-native would end the process, because untrusted SPIR-V is not validated
         ("SPIR-V", (), "needs kernels in WGSL"),
     ],
 )
 def test_code_that_does_not_compile_is_an_error(gpu, cooked, tmp_path, language, trust, said):
-    """Well packed, with hashes that match, and nonsense."""
+    """The code is well packed with matching hashes, but is not valid shader code."""
     nonsense = {"SPIR-V": b"\x03\x02\x23\x07" + 60 * b"no", "WGSL": b"this is no WGSL"}[language]
     file = tmp_path / "nonsense.cml"
     code = (nonsense, b"") if language == "SPIR-V" else (b"", nonsense)

@@ -1,4 +1,4 @@
-"""The C player computes what sessions do, in any slices, and makes nothing in steady state."""
+"""The C player agrees with sessions for any slices, and creates no object in steady state."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_another_input_gives_another_output(program, small, gpu):
     "name", ["upres", "population", pytest.param("texture", marks=pytest.mark.long)]
 )
 def test_any_slices_give_the_same_bits(program, folder, gpu, name):
-    """An agent of the demo, in frames of few slices up to a frame of all."""
+    """Plays an agent of the demo in frames of few slices up to a single frame."""
     import demo_game.operators  # noqa: F401 - registers the demo's own operators
 
     graph = cml.load(MODELS / f"{name}.nnef")
@@ -92,7 +92,7 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["animevideo", "diffusion", "stylegan2"])
 def test_large_networks_play(name, tmp_path, gpu):
-    """`python -m tests.cooked_networks --in-c` prints what they give."""
+    """`python -m tests.cooked_networks --in-c` prints their results."""
     assert cooked_networks.check_in_c(name, gpu, tmp_path)
 
 
@@ -106,14 +106,14 @@ def test_variables_change_after_each_run(program, folder):
 
 
 def test_nothing_is_made_in_steady_state(program, small):
-    """``--frames 10000`` for longer."""
+    """Run the program with ``--frames 10000`` for a longer test."""
     told = play(program, small, small_inputs(), {}, "--frames", "400", "--budget", "0.05").told
     assert told["frames"] >= 400
     assert told["made"] == {"host": 0, "buffers": 0, "bind_groups": 0, "pipelines": 0}
 
 
 def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
-    """Some 30 us of a processor (docs/ship_it.md); here with slack, as others use it too."""
+    """Encoding takes some 30 us (docs/ship_it.md); the limit has slack for a shared machine."""
     file, inputs = (
         written(folder, "chain", chain(), player=True),
         {"y0": np.ones((1, 8), np.float32)},
@@ -147,7 +147,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_a_host_does(case, folder, gpu):
-    """``tests/players/behaviour.c`` says what."""
+    """``tests/players/behaviour.c`` describes the cases."""
     program = build("behaviour.c", *SANITIZED, device=True)
     run = run_play(program, case, written(folder, "counter", counter(), player=True))
     assert run.returncode == 0, run.stderr
@@ -156,7 +156,7 @@ def test_whatever_a_host_does(case, folder, gpu):
 
 @pytest.mark.parametrize("calls", [4000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_calls_in_any_order_harm_nothing(calls, folder, gpu):
-    """``tests/players/random_calls.c`` says what they are."""
+    """``tests/players/random_calls.c`` lists the calls."""
     program = build("random_calls.c", *SANITIZED, device=True)
     file = written(folder, "counter", counter(), player=True)
     run = run_play(program, str(calls), "1", file)
@@ -176,7 +176,7 @@ larger = nearest_upsample(mixed, factor = [2, 2]);
 
 
 def test_the_example_shows_the_network_s_picture(folder, gpu):
-    """An engine's scene on its left, what a network that swaps red and blue makes of it on its
+    """The picture shows the scene on the left, and the scene with red and blue swapped on the
     right."""
     swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
     graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))

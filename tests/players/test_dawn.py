@@ -1,7 +1,7 @@
-"""The C player against Dawn's ``webgpu.h``: what ``CML_DAWN`` names, a folder with
-``include/webgpu/webgpu.h`` and, where there is one, a library ``libwebgpu*.so``.
+"""The C player against Dawn's ``webgpu.h``.
 
-Dawn takes no Mesa older than its own demands: ``VK_ICD_FILENAMES`` may name SwiftShader.
+``CML_DAWN`` names a folder with ``include/webgpu/webgpu.h`` and optionally a library
+``libwebgpu*.so``. Dawn refuses older versions of Mesa; ``VK_ICD_FILENAMES`` may name SwiftShader.
 """
 
 import os

@@ -14,7 +14,7 @@ from tests.players.deno import ROOT
 DOCS = (ROOT / "docs" / "cooked.md").read_text()
 C = (ROOT / "players" / "c" / "cml.c").read_text()
 JAVASCRIPT = (ROOT / "players" / "web" / "cml.js").read_text()
-#: by its name in C: the record in Python, and what stands before its table in the docs
+#: by its name in C: the record in Python, and the text before its table in the docs
 RECORDS = {
     "header_row": (form.HEADER, "## Header"),
     "section_row": (form.SECTION, "## Section table"),
@@ -36,13 +36,13 @@ _C_TYPES = {
 
 
 def fields(record: Struct) -> str:
-    """A letter for each field, b for each byte."""
+    """Returns a letter for each field, b for each byte."""
     counted = re.findall(r"(\d*)([A-Za-z])", record.format)
     return "".join(("b" if kind == "s" else kind) * int(count or 1) for count, kind in counted)
 
 
 def fields_in_docs(heading: str) -> tuple[str, list[int]]:
-    """The fields of the table behind the heading, and where its rows say that they begin."""
+    """Returns the fields of the table after the heading, and the offsets that its rows state."""
     table = DOCS[DOCS.index(heading) :].split("|---|---|---|\n", 1)[1].split("\n\n", 1)[0]
     found, starts = "", []
     for row in table.splitlines():
@@ -75,7 +75,7 @@ def fields_in_c(name: str) -> str:
 
 
 def offsets(letters: str) -> dict[int, int]:
-    """The offset of each field, in order."""
+    """Returns the offset of each field, in order."""
     sizes, at, found = {"b": 1, "I": 4, "Q": 8, "d": 8}, 0, {}
     for index, letter in enumerate(letters):
         found[index] = at

@@ -14,7 +14,7 @@ from tests.scheduler.test_record import eventful_run, run_by_wall_clock, run_wit
 
 @pytest.fixture(scope="module")
 def program():
-    """Whatever it replays, it does so without an undefined operation."""
+    """The replay program, built with sanitizers so that undefined behaviour fails the test."""
     return build("replay.c", *SANITIZED)
 
 
@@ -35,7 +35,7 @@ def test_other_timings_are_decided_otherwise(program):
 
 
 class _ShortOfMemory(SimGpu):
-    """A device that sometimes has no memory for a job's outputs, at its start or its end."""
+    """A device that sometimes has no memory for a job's outputs, at the job's start or end."""
 
     def __init__(self, chance, **options):
         super().__init__(**options)
@@ -46,7 +46,7 @@ class _ShortOfMemory(SimGpu):
         return "memory" if self._chance.random() < 0.1 else ""
 
     def begin_job(self, encoder, network, inputs):
-        self._begun.add(network)  # what it reserved is still there
+        self._begun.add(network)  # its reserved memory is still there
 
     def finish_job(self, encoder, network):
         return None if network not in self._begun and self._chance.random() < 0.1 else network
@@ -57,8 +57,11 @@ class _ShortOfMemory(SimGpu):
 
 
 def random_run(seed, frames=300):
-    """Networks of all sizes, some of which share memory; jobs with all options, more than can be
-    done; frames that are abandoned; budgets that change, or are what the renderer leaves."""
+    """Records a random run of the scheduler.
+
+    It has networks of all sizes, some with shared memory, and more jobs than fit, with all options.
+    Frames may be abandoned, and budgets change or depend on the renderer.
+    """
     chance = random.Random(seed)
     clock = VirtualClock(chance.uniform(0, 1e6))
     gpu = _ShortOfMemory(

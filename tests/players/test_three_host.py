@@ -1,4 +1,5 @@
-"""three.js as the host, on one device with networks: in Deno to the number, and in Chromium."""
+"""three.js as the host, on one device with networks: exact numbers in Deno, and pictures in
+Chromium."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def host(tmp_path_factory):
 
 @pytest.mark.gpu
 def test_what_three_draws_is_what_the_network_made(host):
-    """The painted texture is the network's output in sRGB; the scene from above is the texture."""
+    """The painted texture equals the network's output in sRGB; the scene from above shows the
+    texture."""
     done = run_deno("run", "-A", "--no-check", HERE / "three.js", host)
     found = json.loads(done.stdout)
     assert found["errors"] == [] and found["runs"] == 1

@@ -1,4 +1,4 @@
-"""Constants are stored once, and all players make the same buffers of them."""
+"""Constants are stored once, and all players build identical buffers from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of(net: Net) -> cml.Graph:
 
 
 def wide() -> cml.Graph:
-    """Winograd, long rows of a first layer, and groups."""
+    """Returns a network with Winograd, long rows in a first layer, and groups."""
     net = Net(1, 3, 32, 32)
     x = net.conv(net.conv(net.conv("x", 37, 7), 45), 45)
     return net.graph(net.conv(net.deconv(x, 12), 24, groups=3))
@@ -55,7 +55,7 @@ def integers() -> cml.Graph:
     return net.graph(net.op("relu", sums, to=line(64.0, signed=False)))
 
 
-#: by name: the network, and whether it is cooked in 16 bits
+#: by name: the network, and True if it is cooked in 16 bits
 NETWORKS = {
     "small": (small_model, False),
     "a variable": (counter, False),
@@ -91,7 +91,7 @@ def digests_of(plan) -> list[str]:
 
 
 def wanted(model: cml.Graph, half: bool) -> list[str]:
-    """What a session on the model itself uploads, for every profile."""
+    """Returns the digests of the buffers that a session on the model uploads, for every profile."""
     storage = "half" if half else "float"
     found = []
     for profile in PROFILES.values():

@@ -1,4 +1,4 @@
-"""All three players say the same of whatever cooked file."""
+"""All three players give the same verdict on any cooked file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.players.building import SANITIZED, build
 from tests.players.deno import deno_command, find_deno
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
-#: what C and JavaScript say, and Python's error
+#: the answers of C and JavaScript, and Python's error
 ERRORS = {
     "whole": "loads",
     "2": "CorruptArtifact",
@@ -41,12 +41,15 @@ _VALUES = {
 
 @pytest.fixture(scope="module")
 def whole():
-    """A file for players: they read all of it but its description."""
+    """A file for players, which read all of it except its description."""
     return cook(counter(), ["portable", "software"], player=True, guesses=cooked_guesses()[:2])
 
 
 def corpus(whole: bytes, count: int, seed: int) -> list[bytes]:
-    """Files with a field of any section changed, damaged ones, and bombs; hashes and totals fit."""
+    """Returns files with changed fields in any section, damaged files, and bombs.
+
+    Hashes and totals match.
+    """
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     sizes = [(tag, size) for tag, _, size in sections(whole)]
     found = [
@@ -74,7 +77,7 @@ def put(at: int, form: str, value: float) -> Callable[[bytearray], None]:
 
 
 def by_python(path: Path) -> tuple[str, str]:
-    """The verdict, and the reason."""
+    """Returns the verdict and the reason."""
     try:
         READERS["cooked"](path)
     except cml.CmlError as error:
@@ -83,7 +86,7 @@ def by_python(path: Path) -> tuple[str, str]:
 
 
 def lines(command: Sequence[str | Path], names: str, **where: Any) -> list[str]:
-    """What a reader says of the files, as Python's errors are called."""
+    """Returns a reader's verdict on each file, under the names of Python's errors."""
     run = subprocess.run(command, input=names, capture_output=True, text=True, **where)
     assert run.returncode == 0, run.stderr
     ready, *found = run.stdout.splitlines()

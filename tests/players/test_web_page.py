@@ -1,4 +1,4 @@
-"""``cml export --to web``: a page that needs nothing but a web server."""
+"""``cml export --to web``: a page that requires only a web server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cml_command(*words: object) -> int:
 
 @pytest.fixture
 def page(tmp_path):
-    """The page of a network that enlarges pictures."""
+    """The page of a network that upscales pictures."""
     model = write_model(tmp_path / "twice.nnef", TWICE)
     assert cml_command("export", model, tmp_path / "page", "--to", "web") == 0
     return tmp_path / "page"

@@ -56,7 +56,7 @@ def test_a_recording_with_other_timings_replays_to_others(tmp_path):
 
 
 def replayed(recording: Recording, folder: Path) -> dict[str, object]:
-    """What the JavaScript scheduler decides otherwise."""
+    """Replays a recording in JavaScript; returns the decisions that differ from it."""
     recording.save(folder / "run.json")
     done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
     return json.loads(done.stdout)
@@ -73,7 +73,7 @@ def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.gpu
 def test_cooked_networks_give_what_python_gives(terrain, tmp_path, gpu):
-    """Floats to tolerance, integers to the bit; in any slices the bits of the whole."""
+    """Floats agree to tolerance, integers exactly; any slices are bit-identical to a whole run."""
     exact = tmp_path / "exact.cml"
     device = "software" if gpu.limits.software else "portable"
     exact.write_bytes(cook(NETWORKS["integer-population"](), [device]))
@@ -91,7 +91,7 @@ def test_every_network_gives_what_python_gives(name):
 
 @pytest.mark.gpu
 def test_an_integer_network_gives_the_same_bits(tmp_path):
-    """By products of bytes, which are in the file as WGSL alone."""
+    """Uses products of bytes, whose code is in the file as WGSL only."""
     file = tmp_path / "net.cml"
     file.write_bytes(cook(net_of(8)[0], ["portable"]))
     kernels = read_kernels(Container(memoryview(file.read_bytes()), None), trusted=True)

@@ -1,4 +1,4 @@
-"""The demo game's world in a browser: its tiles are the ones that Python makes."""
+"""The demo game's world in a browser has the tiles that Python makes."""
 
 from __future__ import annotations
 

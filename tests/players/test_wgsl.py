@@ -1,5 +1,7 @@
-"""A stranger's WGSL that would end the process is refused before a shader compiler has it, by the
-same rules in Python, C and JavaScript."""
+"""Untrusted WGSL that would crash the process is refused before a shader compiler reads it.
+
+The rules are the same in Python, C and JavaScript.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def is_taken(text):
 
 @pytest.fixture(scope="module")
 def own():
-    """Kernels of the engine's own."""
+    """The engine's own kernels."""
     file = Container(memoryview(cook(small_model())), None)
     return [kernel.kernel.code() for kernel in read_kernels(file, trusted=False)]
 
@@ -69,7 +71,7 @@ def test_array_sizes_are_plain_numbers(size):
 
 
 def mutated(texts, count, seed=0):
-    """The texts with tokens at random."""
+    """Yields the texts with random tokens replaced."""
     chance = random.Random(seed)
     tokens = [*"()[]{}<>;,.+-/*&|=!@:_0", "array<", "array", "else", "fn f", "struct S", "const c",
               "S", "f(", "c", "//", "\n", "ä", "<=", "->", ">>", "i32(", "array<S, 9>"]  # fmt: skip
@@ -122,7 +124,7 @@ def test_a_session_and_the_c_player_refuse_the_file(name, gpu, tmp_path):
 
 @pytest.fixture(scope="module")
 def too_large():
-    """A file whose kernel has a larger array than its tensor, which is seen when it is encoded."""
+    """A file whose kernel has an array larger than its tensor, which is detected at encoding."""
     text = kernel("").replace("array<f32>", "array<f32, 4096>")
     return with_wgsl(cook(counter(), ["portable"], golden=False, player=True), text)
 

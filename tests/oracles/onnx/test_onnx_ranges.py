@@ -170,7 +170,7 @@ def test_what_goes_through_floats_is_named():
     assert "  1 compute integers in floats, exact to 2^24, and may leave that" in graph.notes
 
 
-# -- random arithmetic: right wherever no warning is given --------------------------------------------------
+# -- random arithmetic: right wherever no warning is given -----------------------------------------
 
 OPS = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Sign", "Where", "ReduceSum",
        "CumSum", "Concat", "Clip", "ReduceMax", "MatMul")  # fmt: skip
