@@ -1,5 +1,4 @@
-"""Every operator, declared once: ``declaration/`` says what that is, a package for
-each family holds them."""
+"""All operators: ``declaration/`` defines how one is declared, and each family has a package."""
 
 from cml_engine.ops.declaration.registry import is_registered, lookup, registered, unregister
 from cml_engine.ops.declaration.spec import (

@@ -1,11 +1,11 @@
-"""Products of matrices that do not wait for cores that others have.
+"""Matrix products that do not wait for cores that other threads occupy.
 
-OpenBLAS, which NumPy's wheels bring, cuts a product into as many equal parts as there are cores,
-and its threads spin until the last part is done: beside a busy process every product waits for the
-time slices of its slowest thread, and burns the others' meanwhile. So a network runs with OpenBLAS
-on one thread (:func:`one_thread`), and large products are cut into blocks here (:func:`multiply`),
-which threads of our own take one by one as they get to it, and sleep between. A thread without a
-core takes none.
+OpenBLAS, which NumPy's wheels contain, cuts a product into as many equal parts as there are
+cores, and its threads spin until the last part is done. Beside a busy process, every product
+waits for the slowest thread while the others burn their time slices. A network therefore runs
+with OpenBLAS on one thread (:func:`one_thread`), and :func:`multiply` cuts large products into
+blocks. Helper threads take the blocks one by one and sleep when there are none, so a thread
+without a core delays nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _OpenBlas:
         return int(self._get())
 
     def enter(self) -> None:
-        """One thread, until all who entered have left."""
+        """Limits OpenBLAS to one thread until every caller has left."""
         with self._lock:
             if not self._inside:
                 self._before = self.threads
@@ -66,7 +66,7 @@ class _OpenBlas:
 
 @Once
 def openblas() -> _OpenBlas | None:
-    """NumPy's OpenBLAS; None where NumPy was built with another library."""
+    """Returns NumPy's OpenBLAS; None if NumPy was built with another library."""
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".dylibs"):
         for file in sorted(folder.glob("*openblas*")):
@@ -80,8 +80,10 @@ def openblas() -> _OpenBlas | None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, BLAS has one thread; afterwards as many as before. For the whole process: other
-    threads' products are computed by one thread too in the meantime."""
+    """Runs the block with BLAS on one thread and restores the number of threads afterwards.
+
+    The setting applies to the whole process, so products of other threads use one thread too.
+    """
     library = openblas()
     if library is None:
         yield
@@ -94,8 +96,11 @@ def one_thread() -> Iterator[None]:
 
 
 def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
-    """``np.matmul(a, b, out=out)`` for matrices, or stacks of them. How it is cut depends on the
-    shapes alone, so the result is the same whoever computes it."""
+    """Computes ``np.matmul(a, b, out=out)`` for matrices or stacks of matrices.
+
+    The partition into blocks depends on the shapes alone, so results are bit-identical for any
+    number of threads.
+    """
     if out is None:
         stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         out = np.empty((*stack, a.shape[-2], b.shape[-1]), np.result_type(a, b))
@@ -143,7 +148,7 @@ class _Shared:
         self._error: Exception | None = None
 
     def work(self) -> None:
-        """Take blocks until there are no more."""
+        """Runs blocks until none is left."""
         with np.errstate(all="ignore"):
             for block in self._waiting:
                 try:
@@ -164,7 +169,7 @@ class _Shared:
 
 
 def share(blocks: Sequence[Callable[[], object]]) -> None:
-    """Do all of them, this thread and the helpers each taking the next."""
+    """Runs all blocks on this thread and the helper threads; each takes the next free block."""
     shared = _Shared(blocks)
     for _ in range(min(_cores(), len(blocks)) - 1):
         _helpers().submit(shared.work)

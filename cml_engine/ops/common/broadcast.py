@@ -1,8 +1,8 @@
 """NNEF's broadcasting: shapes are aligned from the LEFT, missing trailing dimensions are 1.
 
-``[1,8]`` meets ``[2,8,4,4]`` as ``[1,8,1,1]``: the opposite of NumPy. Here are the rule on shapes,
-the view of an array that makes NumPy follow it, and what a kernel walks: as few dimensions as
-possible, with one stride per operand.
+``[1,8]`` broadcasts with ``[2,8,4,4]`` as ``[1,8,1,1]``, the opposite of NumPy. This module has
+the shape rule, array views that make NumPy follow it, and the iteration space of a kernel: as
+few dimensions as possible, with one stride per operand.
 """
 
 from __future__ import annotations
@@ -54,19 +54,22 @@ def left_view(array: Array, rank: int) -> Array:
 
 
 def left_views(*arrays: Array) -> list[Array]:
-    """All arrays as views of the largest rank among them."""
+    """Returns all arrays as views of the largest rank among them."""
     rank = max(a.ndim for a in arrays)
     return [left_view(a, rank) for a in arrays]
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides in elements."""
+    """Returns row-major strides in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
-    """Extents and strides along ``[N, C/4, lane, spatial…]`` of a tensor that lies in ``layout``,
-    with trailing dimensions of 1 up to ``rank``; stride 0 where the extent is 1."""
+    """Returns the extents and strides of a tensor along ``[N, C/4, lane, spatial…]``.
+
+    ``layout`` is the tensor's memory layout. Trailing dimensions of 1 are added up to ``rank``;
+    the stride is 0 where the extent is 1.
+    """
     batch, channels, *spatial = fact.shape + (1,) * (rank - fact.rank)
     if channels % 4 and (channels != 1 or layout in BLOCKED):
         raise InternalError(f"{layout} tensor {fact}: {channels} channels do not fall into fours")
@@ -86,7 +89,7 @@ def in_memory_order(values: Shape, layout: str) -> Shape:
 
 
 def broadcast_strides(shape: Shape) -> Shape:
-    """Row-major strides, 0 along dimensions of extent 1."""
+    """Returns row-major strides, with 0 for dimensions of extent 1."""
     strides = contiguous_strides(shape)
     return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
@@ -107,7 +110,7 @@ class Walk:
 
     @property
     def flat(self) -> bool:
-        """One run through memory: every operand is dense or a single element."""
+        """True for a single pass through memory: every operand is dense or a single element."""
         return len(self.extents) == 1
 
 

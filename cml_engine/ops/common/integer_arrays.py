@@ -1,7 +1,7 @@
-"""The rule of integer inference on NumPy's arrays: words and sums as whole numbers in float32.
+"""The rule of integer inference on NumPy arrays: words and sums are integers in float32.
 
-Between them float64 computes, in which every step is exact: no product here has more than 53 bits.
-It computes blocks that stay in a processor's near cache from the first step to the last.
+Intermediate values are float64, in which every step is exact, because no product exceeds 53
+bits. Arrays are processed in blocks that stay in the CPU cache from the first step to the last.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _NEAR = 1 << 14
 
 
 def requantize(sums: Array, code: Array, low: float, high: float, out: Out = None) -> Array:
-    """``rule.requantize``: ``code`` is ``rule.Multiplier.code``. Of this and the others: ``out``,
-    which may be the first operand, takes the words."""
+    """Applies ``rule.requantize``; ``code`` is ``rule.Multiplier.code``.
+
+    In this and the following functions, ``out`` receives the words; it may be the first operand.
+    """
     return _rounded(np.multiply, (sums, _factor(code)), low, high, out)
 
 
 def requantize_wide(
     upper: Array, lower: Array, code: Array, factor: float, low: float, high: float, out: Out = None
 ) -> Array:
-    """Of a sum in two parts, ``factor * upper + lower``."""
+    """Requantizes a sum that is given in two parts, ``factor * upper + lower``."""
     return requantize(_whole(upper, lower, factor), code, low, high, out)
 
 
 def requantize_by_sign(
     sums: Array, code: Array, negative: Array, low: float, high: float, out: Out = None
 ) -> Array:
-    """With a multiplier of their own for sums below zero."""
+    """Requantizes sums, with a separate multiplier for sums below zero."""
     return _rounded(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
 
 
@@ -50,7 +52,7 @@ def requantize_pair(
     a: Array, b: Array, first: Array, second: Array, shift: Array, low: float, high: float,
     out: Out = None,
 ) -> Array:  # fmt: skip
-    """``rule.requantize_pair``."""
+    """Applies ``rule.requantize_pair`` to arrays."""
     factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
     return _rounded(_both, (a, b, *factors), low, high, out)
 
@@ -58,7 +60,7 @@ def requantize_pair(
 def requantize_product(
     a: Array, b: Array, code: Array, low: float, high: float, out: Out = None
 ) -> Array:
-    """Of the product of two words."""
+    """Requantizes the product of two words."""
     return _rounded(_product, (a, b, _factor(code)), low, high, out)
 
 
@@ -98,7 +100,8 @@ def _rounded(
     high: float,
     out: Out,
 ) -> Array:
-    """What ``scaled(*operands, out=…)`` gives, as words: halves up."""
+    """Computes ``scaled(*operands, out=…)``, rounds it with halves up, and clips it to the
+    range."""
     modes: Any = [["writeonly", "allocate"], *[["readonly"]] * len(operands)]
     blocks = np.nditer(
         [out, *operands],
@@ -118,7 +121,7 @@ def _rounded(
 
 
 def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Array:
-    """Real numbers as words: ``inverse`` is one over the scale, NaN becomes 0."""
+    """Quantizes floats to words; ``inverse`` is the inverse of the scale, NaN becomes 0."""
     given = np.ascontiguousarray(values, np.float32)
     words = np.empty(given.shape, np.float32)
     flat, into = given.reshape(-1), words.reshape(-1)
@@ -144,7 +147,7 @@ def numbers_of(words: Array, scale: np.float32) -> Array:
 
 
 def look_up(words: Array, table: Array, first: int) -> Array:
-    """``rule.look_up``."""
+    """Applies ``rule.look_up`` to arrays."""
     at = words.astype(np.int64) - first
     if len(table) == SMALL_TABLE:
         return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])

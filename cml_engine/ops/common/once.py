@@ -1,4 +1,4 @@
-"""What a process has one of: made when it is first wanted, by whichever thread wants it first."""
+"""Values that a process creates once, on first use, from any thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A decorator: the function is called once, and all callers get what it gave. (With
-    ``functools.cache`` two threads may both call it.) A process that was forked makes its own, for
-    threads and pipes do not come along."""
+    """A decorator that calls a function once per process and returns its result to all callers.
+
+    With ``functools.cache``, two threads could both call the function. A forked process calls it
+    again, because threads and pipes are not inherited.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self.__doc__ = make.__doc__
@@ -30,5 +32,5 @@ class Once(Generic[T]):
         return self._made[process]
 
     def forget(self) -> None:
-        """Make another one when it is wanted next."""
+        """Discards the result; the next call creates a new one."""
         self._made.clear()

@@ -25,7 +25,7 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Ro
 
 
 def but_along(*named: str) -> RowsOf:
-    """:func:`same_rows`, where the attributes of these names, an axis or some, are others."""
+    """Returns :func:`same_rows` restricted to axes that the named attributes do not contain."""
 
     def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
         values = [attrs[name] for name in named]
@@ -36,8 +36,12 @@ def but_along(*named: str) -> RowsOf:
 
 
 def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[Span, Span]:
-    """The rows under the windows ``begin`` to ``end``, and the padding with which these are then
-    all windows: before and after. Where the border is made of rows inside, these are among them."""
+    """Returns the rows under the windows ``begin`` to ``end``, and the padding before and after
+    them.
+
+    With that padding, the rows produce exactly these windows. If the border repeats rows of the
+    operand, those rows are included.
+    """
     low = begin * axis.stride - axis.before
     high = (end - 1) * axis.stride - axis.before + axis.reach
     first, last = max(low, 0), min(high, axis.wide)
@@ -57,7 +61,7 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
     """Returns, for a transposed window, the operand's rows and the padding for the results
     ``begin`` to ``end``.
 
-    With that padding these results are exactly what the rows make.
+    With that padding, the rows produce exactly these results.
     """
     first = max(-((axis.reach - 1 - begin - axis.before) // axis.stride), 0)
     last = min((end - 1 + axis.before) // axis.stride + 1, axis.narrow)

@@ -1,8 +1,9 @@
-"""Pooling, upsampling and joining in NumPy for sessions: results lie in memory as the inputs do,
-so that feature maps which a ``conv`` leaves channels last stay so, in memory that lasts.
+"""Pooling, upsampling and concatenation in NumPy for sessions, with results in the inputs' memory
+order.
 
-The definitions are ``pooling/cpu.py`` and the operators of ``resampling/``, ``movement/``: values
-are the same.
+Feature maps that a ``conv`` stores channels last stay channels last, in reused memory. The
+values are identical to those of the definitions: ``pooling/cpu.py`` and the operators of
+``resampling/`` and ``movement/``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def prepare_max_pool(
 def prepare_nearest_upsample(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    """Every value is copied to its block; None (the definition) for types that are no floats."""
+    """Prepares copying every value to its block; returns None for non-float types.
+
+    None selects the operator's definition.
+    """
     if facts[0].dtype != "scalar":
         return None
     extents = list(zip(facts[0].shape, (1, 1, *attrs["factor"]), strict=True))
@@ -67,7 +71,11 @@ def prepare_nearest_upsample(
 def prepare_concat(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    """As the largest part lies; None (the definition) for types that are no floats."""
+    """Prepares concatenation in the memory order of the largest part; returns None for non-float
+    types.
+
+    None selects the operator's definition.
+    """
     if facts[0].dtype != "scalar":
         return None
     axis = attrs["axis"]

@@ -1,4 +1,7 @@
-"""Checks that several operators' shape rules share; each names wanted, got and the next step."""
+"""Checks shared by the shape rules of several operators.
+
+Each message states the expected and the actual value and the next step.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _DTYPE_OF_KIND = {"f": "scalar", "i": "integer", "b": "logical"}
 
 
 def fact_of(dtype: str, shape: Sequence[int]) -> Fact:
-    """A result's fact, refused where its rank is more than NNEF allows."""
+    """Returns the fact of a result; raises :class:`ShapeError` if its rank exceeds NNEF's limit."""
     if len(shape) > MAX_RANK:
         raise ShapeError(
             f"the result would have rank {len(shape)} ({list(shape)}), at most {MAX_RANK} is "
@@ -30,7 +33,7 @@ def fact_from(array: Array) -> Fact:
 
 
 def check_axis(axis: int, rank: int, what: str = "axis") -> int:
-    """``axis`` if it is one of a tensor of that rank."""
+    """Returns ``axis``; raises :class:`ShapeError` if a tensor of that rank does not have it."""
     if not 0 <= axis < rank:
         wanted = f"0 to {rank - 1}" if rank else "none, for the tensor has rank 0"
         raise ShapeError(f"{what} {axis} is not in the tensor: wanted {wanted}; counts from 0")
@@ -38,7 +41,7 @@ def check_axis(axis: int, rank: int, what: str = "axis") -> int:
 
 
 def check_axes(axes: Sequence[int], rank: int) -> list[int]:
-    """``axes`` if all are in a tensor of that rank and none comes twice."""
+    """Returns ``axes``; raises :class:`ShapeError` if one is out of range or repeated."""
     for axis in axes:
         check_axis(axis, rank)
     if len(set(axes)) != len(axes):
@@ -54,7 +57,7 @@ def check_type(dtype: str, **facts: Fact) -> None:
 
 
 def check_word(name: str, value: str, known: Collection[str]) -> None:
-    """Raises :class:`ShapeError` if the attribute ``name`` is none of the known words."""
+    """Raises :class:`ShapeError` if the value of attribute ``name`` is not one of ``known``."""
     if value not in known:
         raise ShapeError(f"{name} '{value}', wanted one of {', '.join(known)}")
 
@@ -93,7 +96,7 @@ def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
 
 
 def fill_reshape(shape: Sequence[int], replaced: Sequence[int]) -> list[int]:
-    """The extents that ``shape`` asks for in place of ``replaced``: 0 copies, -1 is the rest."""
+    """Returns the extents of ``replaced`` after a reshape: 0 copies an extent, -1 is the rest."""
     out = [_copied(replaced, i) if x == 0 else int(x) for i, x in enumerate(shape)]
     if any(x < -1 for x in out) or out.count(-1) > 1:
         raise ShapeError(f"shape {list(shape)} may hold extents, 0 (copy) and one -1 (the rest)")
@@ -123,10 +126,10 @@ def _copied(replaced: Sequence[int], i: int) -> int:
 
 
 def slice_range(extent: int, begin: int, end: int, stride: int, to_end: bool) -> tuple[int, int]:
-    """First index and number of indices of one axis of a slice.
+    """Returns the first index and the number of indices of one axis of a slice.
 
-    Negative numbers count from the end, both are clamped to what the axis has, an ``end`` of 0
-    is the end where ``to_end``; the count is rounded up, and may be 0.
+    Negative numbers count from the end. Both ends are clamped to the axis. An ``end`` of 0 is
+    the end of the axis if ``to_end`` is True. The count is rounded up and may be 0.
     """
     if stride == 0:
         raise ShapeError("a slice's stride is 0, wanted 1 or more, or less than 0 to go backwards")

@@ -32,17 +32,17 @@ class WindowAxis:
 
     @property
     def reach(self) -> int:
-        """Extent of the dilated window."""
+        """The extent of the dilated window."""
         return (self.size - 1) * self.dilation + 1
 
     @property
     def trivial(self) -> bool:
-        """Every value is its own window."""
+        """True if every window contains a single value and the axis keeps its extent."""
         return self.size == 1 and self.stride == 1 and self.before == 0 == self.after
 
     @property
     def whole(self) -> bool:
-        """One window, which is the whole axis."""
+        """True if there is one window, which covers the whole axis."""
         return (
             self.narrow == 1
             and self.before == 0
@@ -70,7 +70,7 @@ def geometry(window: Sequence[WindowAxis]) -> dict[str, list[int]]:
 
 
 def volume(window: Window) -> int:
-    """Number of taps."""
+    """Returns the number of taps."""
     return prod(axis.size for axis in window)
 
 
@@ -81,10 +81,10 @@ def resolve_window(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Window:
-    """A window over a tensor of ``shape``, with everything implicit made explicit.
+    """Returns a window over a tensor of ``shape`` with all defaults resolved.
 
     Empty ``padding`` is automatic (as many windows as strides fit, the odd one padded at the
-    end), empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative.
+    end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative.
     """
     rank = len(shape)
     _check("size", size, rank, 1)
@@ -143,7 +143,8 @@ def resolve_reverse(
 
 
 def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
-    """Automatic padding: what the windows lack, the odd one at the end."""
+    """Returns the automatic padding before and after an axis; an odd element is added at the
+    end."""
     total = max((narrow - 1) * stride + reach - wide, 0) if narrow else 0
     return total // 2, total - total // 2
 

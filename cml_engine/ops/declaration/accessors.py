@@ -94,7 +94,8 @@ class Interface:
     defines: dict[str, int | str] = field(default_factory=dict)
 
     def parameter(self, name: str, kind: str, value: Any) -> str:
-        """A run-time parameter; its name in HLSL, where the user's own names cannot meet it."""
+        """Adds a run-time parameter and returns its HLSL name, which cannot clash with the
+        user's names."""
         inner = f"cml_p_{name}"
         self.layout.append(f"{inner}:{kind}")
         self.values[inner] = value
@@ -120,7 +121,7 @@ class Interface:
         ]
 
     def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
-        """``name_load(k, i)`` over tensors ``name0``, ``name1``, …"""
+        """Generates ``name_load(k, i)`` over tensors ``name0``, ``name1``, …"""
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
             return
@@ -134,7 +135,8 @@ class Interface:
         ]
 
     def attribute(self, name: str, value: Value, kind: str) -> None:
-        """``kind`` is an NNEF primitive; a text becomes the define ``name_is_text``."""
+        """Adds an attribute of the NNEF primitive ``kind``; a string becomes the define
+        ``name_is_text``."""
         if kind == "string":
             self.defines |= word(name, "_".join(map(str, _leaves(value))))
             return
@@ -177,7 +179,7 @@ def launch(
     defines: Mapping[str, int | str],
     cost: Cost | None,
 ) -> Dispatch:
-    """One of several launches; see :meth:`Lowering.launch`."""
+    """Builds the dispatch of one pass; see :meth:`Lowering.launch`."""
     spec = lookup(op.node.op)
     own = kernel or spec.kernel
     assert own is not None  # only a kernel's lower comes here
@@ -260,7 +262,7 @@ def _main(arguments: int) -> list[str]:
 
 
 def _operands(op: KernelContext, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
-    """All inputs, then all results, under the names of the signature."""
+    """Returns all inputs and all results, under the names of the signature."""
     found = signature_of(spec)
     inputs = _named(_input_types(found), op.in_names, "in", spec)
     outputs = _named(_output_types(found), op.out_names, "out", spec)
@@ -281,8 +283,11 @@ def _output_types(found: Signature | None) -> list[tuple[str, Type]] | None:
 def _named(
     params: Sequence[tuple[str, Type]] | None, tensors: Sequence[str], side: str, spec: OpSpec
 ) -> list[tuple[str, str]]:
-    """HLSL's names of the tensors: declared ones, ``name0``, ``name1``, … for a list of tensors,
-    ``in0``, ``out0``, … where nothing is declared."""
+    """Pairs the tensors with their HLSL names.
+
+    These are the declared names; ``name0``, ``name1``, … for a list of tensors; and ``in0``,
+    ``out0``, … without a declaration.
+    """
     if params is None:
         return [(f"{side}{i}", tensor) for i, tensor in enumerate(tensors)]
     lists = [name for name, kind in params if kind.kind == "array"]
@@ -306,7 +311,7 @@ def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[Name
 
 
 def _kind(spec: OpSpec, name: str, value: Value) -> str:
-    """The NNEF primitive that the attribute is, or is made of."""
+    """Returns the NNEF primitive type of an attribute or of its elements."""
     found = signature_of(spec)
     param = found.by_name.get(name) if found else None
     if param is not None:

@@ -40,8 +40,11 @@ HLSL_WORDS = frozenset(
 
 
 def checked(spec: OpSpec, file: Path | None) -> OpSpec:
-    """The declaration made whole: its paths absolute, its signature complete. ``file`` is where
-    it comes from, if that is known. :class:`OperatorError` where anything in it is wrong."""
+    """Returns the declaration with absolute paths and a complete signature.
+
+    ``file`` is the declaring file, if it is known. Raises :class:`OperatorError` if the
+    declaration is invalid.
+    """
     if not isinstance(spec, OpSpec):
         raise OperatorError(f"register wants a cml.OpSpec, got {type(spec).__name__}")
     if not _NAME.fullmatch(spec.name):
@@ -60,7 +63,8 @@ def checked(spec: OpSpec, file: Path | None) -> OpSpec:
 
 
 def _exactly(spec: OpSpec) -> OpSpec:
-    """An exact operator is compared to the bit, and so wants both ways to compute it."""
+    """Checks an exact operator, which needs CPU and GPU code because both are compared bit by
+    bit."""
     if not spec.exact:
         if spec.bounds is not None:
             raise OperatorError(f"operator '{spec.name}': bounds is for exact=True")
@@ -118,12 +122,12 @@ def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
 
 
 def fault(spec: OpSpec, what: str, source: Source | None = None) -> OperatorError:
-    """An error that names the operator."""
+    """Returns an error whose message names the operator."""
     return OperatorError(f"operator '{spec.name}': {what}", source)
 
 
 def _complete(signature: str) -> str:
-    """With its final semicolon, which is easily forgotten."""
+    """Returns the signature with a final semicolon."""
     text = signature.strip()
     return f"{text};" if text and text[-1] not in ";}" else text
 
@@ -274,7 +278,7 @@ def _is_game_file(kernel: Kernel) -> bool:
 
 
 def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
-    """The kernel's HLSL and that of the game's files which it includes."""
+    """Returns the HLSL of the kernel and of the game's files that it includes."""
     folder = spec.folder or Path.cwd()
     if Path(kernel.path).is_absolute():
         folder = Path(kernel.path).parent

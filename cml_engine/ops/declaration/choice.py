@@ -35,8 +35,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A variant that was measured to be faster than the default of then, ``over``. Where that
-    is the default no longer it says nothing; "" is any default."""
+    """A variant that was measured to be faster than ``over``, the default at that time.
+
+    The measurement is ignored if the default has changed since; an empty ``over`` matches any
+    default.
+    """
 
     chosen: str
     over: str = ""

@@ -1,6 +1,6 @@
-"""Passes words from Python to HLSL as defines that name them.
+"""Passes enumerated strings from Python to HLSL as named defines.
 
-The words are stated once, where they are checked; no number stands for one.
+The strings are declared once, where they are checked, and never appear as numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ WGSL_ONLY = "WGSL_ONLY"
 
 
 def word(name: str, value: str) -> dict[str, int | str]:
-    """``word("border", "reflect-even")`` is the define ``border_is_reflect_even``."""
+    """Returns a define for a string: ``word("border", "reflect-even")`` is
+    ``border_is_reflect_even``."""
     return {f"{name}_is_{_identifier(value)}": 1}
 
 
 def numbers(words: Sequence[str]) -> dict[str, int | str]:
-    """For words that a kernel is told when it runs: a define for each, its place among them."""
+    """Returns a define with the index of each string, for kernels that receive the string at run
+    time."""
     return {_identifier(text).upper(): i for i, text in enumerate(words)}
 
 

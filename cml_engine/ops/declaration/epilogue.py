@@ -1,8 +1,9 @@
-"""Elementwise operators fused into a kernel that produces a tensor: what the kernel must be given.
+"""Generates the code and arguments of elementwise operators that are fused into a kernel.
 
-The statements are made of the operators' own formulas; ``shaders_hlsl/include/epilogue.hlsli`` is
-their frame. A kernel that takes epilogues says so (``Kernel.epilogues``), appends :data:`PARAMS` to
-its parameters, and for each node asks :func:`epilogue_of` for the defines, values and tensors.
+The statements are generated from the operators' own formulas and inserted into
+``shaders_hlsl/include/epilogue.hlsli``. A kernel that supports epilogues declares it
+(``Kernel.epilogues``), appends :data:`PARAMS` to its parameters, and calls :func:`epilogue_of`
+for each node to get the defines, values and tensors.
 """
 
 from __future__ import annotations
@@ -76,13 +77,15 @@ def epilogue_of(
     sums: str = "float",
     beside: bool = False,
 ) -> EpilogueArgs:
-    """The arguments of ``op``'s epilogues, their tensors bound as ``T<slot>``, ``T<slot+1>``, ….
+    """Returns the arguments of ``op``'s epilogues, with tensors bound as ``T<slot>``,
+    ``T<slot+1>``, ….
 
-    ``vector``: the kernel stores ``float4`` of four channels. An operand is a number, or it has a
-    value for every place of the result, for every index of its ``channel_axis``, one for all, or
-    (:func:`is_by_position`) one for every position. ``sums``: what the kernel has, ``int`` where
-    that is whole numbers which floats need not hold. ``beside``: whole numbers for each channel may
-    lie behind the bias, which the kernel calls ``BIAS``, and its channels ``out_c``.
+    With ``vector``, the kernel stores a ``float4`` of four channels. An operand is a number, or
+    it has one value for every element of the result, for every index of its ``channel_axis``,
+    for all, or (:func:`is_by_position`) for every position. ``sums`` is the type of the kernel's
+    results: ``int`` for integers that exceed the precision of floats. With ``beside``, integers
+    per channel may be stored after the bias; the kernel must call the bias ``BIAS`` and its
+    number of channels ``out_c``.
     """
     width = "4" if vector else ""
     made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}", beside)
@@ -128,7 +131,7 @@ class _Statements:
         return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors), tuple(self.beside))
 
     def add(self, epilogue: Epilogue) -> None:
-        """One more statement, of ``v``: by four numbers at once where the expression can be."""
+        """Adds a statement on ``v``, for four numbers at once if the expression allows it."""
         formula = formula_of(epilogue.op)
         if formula is None or not formula.fusable or epilogue.own:
             raise self.op.refuse(
@@ -242,7 +245,10 @@ def _whole(value: Array) -> bool:
 
 
 def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:
-    """``value`` (one, or one for each channel) for each channel, with zeros to a whole multiple."""
+    """Returns ``value`` (one number, or one per channel) per channel, padded with zeros.
+
+    The length is rounded up to a multiple of ``multiple``.
+    """
     filled = np.zeros(-(-channels // multiple) * multiple, np.float32)
     filled[:channels] = value.reshape(-1)
     return filled

@@ -1,8 +1,9 @@
-"""Expressions of numbers: what an elementwise operator computes, read once and written in the form
-that each place wants: HLSL of one number, HLSL of four at once, NumPy.
+"""Expressions of elementwise operators: parsed once, then generated as scalar HLSL, vector HLSL or
+NumPy.
 
-Numbers, operands, ``{attributes}``, ``+ - * /``, comparisons, ``&& ||``, ``c ? x : y``, parentheses
-and calls. A condition is no number and a number no condition, so that all forms mean the same.
+An expression has numbers, operands, ``{attributes}``, ``+ - * /``, comparisons, ``&& ||``, ``c ?
+x : y``, parentheses and calls. Conditions and numbers are distinct types, so that all generated
+forms have the same meaning.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of an expression. ``kind``: ``number``, ``operand`` (``text`` is its letter),
-    ``attribute``, ``call``, ``known`` (an operator's: the first part is its body), ``choice``, or
-    the symbol of what is done with the ``parts``."""
+    """A node of an expression tree.
+
+    ``kind`` is ``number``, ``operand`` (``text`` is its letter), ``attribute``, ``call``,
+    ``known`` (an operator, whose body is the first part), ``choice``, or the symbol of the
+    operation on the ``parts``.
+    """
 
     kind: str
     text: str = ""
@@ -80,7 +84,7 @@ class Term:
 
     @property
     def arguments(self) -> tuple[Term, ...]:
-        """Its parts as they were written."""
+        """The arguments of a call as written in the expression."""
         return self.parts[1:] if self.kind == "known" else self.parts
 
     def calls(self) -> list[Term]:
@@ -95,8 +99,11 @@ def parse(
     attributes: Sequence[str] = (),
     known: Mapping[str, Known] | None = None,
 ) -> Term:
-    """The expression. ``operands`` gives the letter of each name; what is called and not ``known``
-    is a function of shaders. :class:`ExpressionError` where it is none, or no number."""
+    """Parses an expression.
+
+    ``operands`` maps names to letters. A called name that is not in ``known`` is a shader
+    function. Raises :class:`ExpressionError` if the text is invalid or its type is not a number.
+    """
     return _Parser(text, operands, attributes, known or {}).whole()
 
 
@@ -262,8 +269,10 @@ def near_names(name: str, known: Mapping[str, Known]) -> str:
 
 
 def hlsl(term: Term) -> str:
-    """HLSL of one number, with ``{attributes}``: every operation in parentheses, every number as
-    32 bits hold it."""
+    """Returns scalar HLSL with ``{attributes}``.
+
+    Every operation is in parentheses, and every number is written as its float32 value.
+    """
     inner = [hlsl(part) for part in term.parts]
     if term.kind == "!=":
         return f"cml_unequal({inner[0]}, {inner[1]})"  # true for a NaN, as in C and in NumPy
@@ -273,8 +282,10 @@ def hlsl(term: Term) -> str:
 
 
 def wide_hlsl(term: Term, kind: str) -> str | None:
-    """HLSL of all numbers of a ``kind`` (``float``, ``float4``) at once, without branches; None
-    where it calls what only takes one."""
+    """Returns branch-free HLSL for all numbers of a ``kind`` (``float``, ``float4``) at once.
+
+    Returns None if the expression calls a function that takes scalars only.
+    """
     inner = [
         wide_hlsl(part, kind) for part in (term.parts[:1] if term.kind == "known" else term.parts)
     ]

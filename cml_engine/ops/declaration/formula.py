@@ -19,22 +19,22 @@ LETTERS = "abcde"
 
 @dataclass(frozen=True)
 class Formula:
-    """One elementwise operator.
+    """The formula of one elementwise operator.
 
     Parameters
     ----------
     hlsl : an expression over the operands ``a`` to ``e`` and ``{attribute}`` names. The functions
         it calls are in ``pointwise.hlsli``.
     numpy : ``numpy(*arrays, *attribute values)``.
-    types : the operands' NNEF types; ``?`` is any, the same for all that have it.
+    types : the operands' NNEF types; ``?`` is any type, the same for all operands that have it.
     result : the result's type; ``?`` is that of the ``?`` operands.
-    attrs : attributes in the order in which ``numpy`` takes them.
-    fusable : the kernels of other operators may apply it to their results: it then has operands
-        and a result of numbers, and its expression is one of ``expression.py``'s.
-    commutative : the first two operands may stand in either order.
-    term : the expression as it is read, where that is known already.
-    in_place : ``in_place(attrs, x, *others)`` makes its result of ``x`` in the memory of ``x``, or
-        is False and does nothing.
+    attrs : attributes in the order of ``numpy``'s arguments.
+    fusable : the kernels of other operators may apply it to their results. This requires numeric
+        operands, a numeric result, and an expression that ``expression.py`` can parse.
+    commutative : the first two operands may be swapped.
+    term : the parsed expression, if it is known already.
+    in_place : ``in_place(attrs, x, *others)`` writes its result to the memory of ``x``, or does
+        nothing and returns False.
     """
 
     hlsl: str
@@ -60,8 +60,10 @@ class Formula:
         return self.hlsl.format(**dict(zip(self.attrs, attributes, strict=True)))
 
     def wide_expression(self, kind: str, attributes: Sequence[str]) -> str | None:
-        """The HLSL of as many numbers as ``kind`` (``float4``) holds, without branches; None where
-        it calls what only takes one."""
+        """Returns branch-free HLSL for all numbers of a ``kind`` (``float4``) at once.
+
+        Returns None if the expression calls a function that takes scalars only.
+        """
         found = wide_hlsl(self._term, kind)
         return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))
 

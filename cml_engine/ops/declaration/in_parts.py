@@ -27,8 +27,10 @@ _ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")
 
 @dataclass(frozen=True, slots=True)
 class InParts:
-    """``count`` ranges of ``nbytes``; the last may be shorter. ``total`` are the tensor's bytes,
-    ``limit`` are those that the device binds at once."""
+    """A tensor that is bound as ``count`` ranges of ``nbytes``; the last range may be shorter.
+
+    ``total`` is the tensor's size in bytes, ``limit`` the largest binding of the device.
+    """
 
     count: int
     nbytes: int
@@ -37,7 +39,7 @@ class InParts:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """In how many parts it could be bound."""
+        """The possible numbers of parts."""
         fewest = -(-self.total // self.limit)
         return tuple(str(count) for count in range(fewest, max(self.count, MOST_PARTS) + 1))
 
@@ -105,7 +107,7 @@ def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> 
 
 
 def _each(ranges: list[str], do: str) -> str:
-    """Returns HLSL that applies a statement to the range in which ``i`` lies."""
+    """Returns HLSL that applies a statement to the range that contains ``i``."""
     cases = []
     for k, part in enumerate(ranges):
         at = f"i - {k}u * each" if k else "i"
@@ -115,8 +117,11 @@ def _each(ranges: list[str], do: str) -> str:
 
 
 def check_atomics(op: Binder, source: str, hlsl: str, name: str) -> None:
-    """:class:`DeviceError` where the kernel changes what it calls ``hlsl`` by atomic operations: no
-    part can stand for the tensor then."""
+    """Raises :class:`DeviceError` if the kernel uses atomic operations on the tensor named
+    ``hlsl``.
+
+    A tensor with atomic operations cannot be bound in parts.
+    """
     if hlsl in _ATOMIC.findall(source):
         raise DeviceError(
             f"{op.node.title}: '{name}' cannot be bound in parts: the kernel changes it by atomic "

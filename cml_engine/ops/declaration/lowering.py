@@ -41,9 +41,10 @@ LOOP_TURNS = 4
 
 @dataclass
 class Lowering:
-    """One node on its way to dispatches: facts, layouts, weights to pack, scratch to ask for.
+    """The lowering of one node to dispatches: its facts, layouts, packed weights and scratch
+    memory.
 
-    ``inputs`` and ``outputs`` are facts in NNEF's own terms (NCHW), whatever the layout.
+    ``inputs`` and ``outputs`` are facts in NNEF's axis order (NCHW), for any layout.
     """
 
     graph: Graph
@@ -101,7 +102,7 @@ class Lowering:
         return self.layouts.get(name, PLAIN)
 
     def is_blocked(self, name: str) -> bool:
-        """Returns True if the tensor lies in blocks of four channels."""
+        """Returns True if the tensor is stored in blocks of four channels."""
         return self.layout(name) in BLOCKED
 
     def vector_type(self, name: str) -> str:
@@ -113,9 +114,11 @@ class Lowering:
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def pack(self, key: str, make: Callable[[], Array | Packing]) -> str:
-        """A new constant of the plan with the value ``make()``; ``key`` names it, and says with
-        the node's constants all that it depends on (once made, it is not made again, at other
-        shapes neither). It is bound like any tensor."""
+        """Adds a constant with the value ``make()`` to the plan and returns its name.
+
+        ``key`` and the node's constants must determine the value: a value with a known key is
+        reused, also at other shapes. The constant is bound like any tensor.
+        """
         if lookup(self.node.op).from_game:
             self._pack_for_game(key, make)
         elif key not in self.packed:
@@ -126,7 +129,10 @@ class Lowering:
         return key
 
     def _pack_for_game(self, key: str, make: Callable[[], Array | Packing]) -> None:
-        """A game's key must be no tensor's name, and stand for the same numbers in every node."""
+        """Packs a constant of a game's operator.
+
+        The key must not be the name of a tensor, and must have the same value in every node.
+        """
         made = np.ascontiguousarray(make())
         if made.dtype.kind not in DTYPE_OF_KIND:
             raise self._fault(f"pack('{key}') wants numbers or truth values, got {made.dtype}")
@@ -162,10 +168,12 @@ class Lowering:
         return name
 
     def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
-        """One of the options by name: what the table of variants has for ``key``, else the
-        default. Each must give a correct kernel; the key (:class:`Choice`) and the options may
-        depend on the node and the limits only, so that a tuner finds them again. A network at
-        other shapes keeps what it chose first, so that its weights stay packed as they are."""
+        """Returns one of the options: the choice of the variant table for ``key``, or the default.
+
+        Each option must give a correct kernel. The key (:class:`Choice`) and the options may
+        only depend on the node and the limits, so that a tuner finds them again. A network at
+        other shapes keeps the first choices, so that its packed weights stay valid.
+        """
         if self.pinned:
             pinned: T = self.pinned.pop(0)[1]
             return pinned
@@ -180,7 +188,8 @@ class Lowering:
         return options[chosen]
 
     def _asked_of(self, options: Mapping[str, T], usual: str) -> str:
-        """The option that is asked for; of a kernel without its tile the usual one if it can be."""
+        """Returns the requested option; for a kernel without a tile, its default tile if
+        possible."""
         fits = [o for o in (usual, *options) if o == self.asked or o.startswith(f"{self.asked} ")]
         if not fits:
             raise InputError(
@@ -201,17 +210,17 @@ class Lowering:
         defines: Mapping[str, int | str] | None = None,
         cost: Cost | None = None,
     ) -> Dispatch:
-        """One pass of a game's own operator, whose HLSL has a ``void kernel(uint thread)``.
+        """Returns one pass of a game's own operator, whose HLSL has a ``void kernel(uint thread)``.
 
         Parameters
         ----------
-        threads : how many.
-        reads, writes : the tensors by the names that the shader uses; the names on the right are
-            those of ``in_names``, ``out_names``, :meth:`scratch` or :meth:`pack`.
-        kernel : another HLSL file than the operator's own.
-        values : more numbers for the shader, beside the attributes, by name.
-        defines : what tells this pass from others of the same file: ``{"PASS": 1}``.
-        cost : this pass's part; None = in proportion to its workgroups.
+        threads : the number of threads.
+        reads, writes : the tensors by their names in the shader; the values are names from
+            ``in_names``, ``out_names``, :meth:`scratch` or :meth:`pack`.
+        kernel : an HLSL file other than the operator's own.
+        values : further numbers for the shader by name, in addition to the attributes.
+        defines : defines that distinguish this pass from others of the same file: ``{"PASS": 1}``.
+        cost : the cost of this pass; by default in proportion to its workgroups.
         """
         return accessors.launch(
             self, threads, reads, writes, kernel, values or {}, defines or {}, cost
@@ -234,9 +243,12 @@ def for_each(
     kernel: Kernel | None = None,
     cost: Cost | None = None,
 ) -> Dispatch:
-    """A thread for each of ``n`` things, or for so many ``items`` of them; the shader knows how
-    many there are as ``n``. ``tensors``: others than all that the node reads and writes; ``types``:
-    what the first of them hold, where that is not floats."""
+    """Returns a dispatch with one thread per ``items`` of ``n`` elements.
+
+    The shader receives the number of elements as ``n``. ``tensors`` are the bound tensors, by
+    default all that the node reads and writes. ``types`` lists the HLSL types of the first
+    tensors if they are not floats.
+    """
     typed = {f"T{i}_TYPE": name for i, name in enumerate(types.split())}
     return Dispatch(
         groups=-(-n // (items * GROUP)),

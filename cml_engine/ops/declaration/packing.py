@@ -1,5 +1,4 @@
-"""Describes, as data, how packed weights are made of a constant, so that a cooked file stores it
-once."""
+"""Describes as data how a constant is packed into weights, so that a cooked file stores it once."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ PackedDim = tuple[int, int, int]
 
 
 class PackedArray(Array):
-    """Packed weights that know how they were made; parts and copies of them do not."""
+    """Packed weights with their packing rule; slices and copies of them have none."""
 
     packing: Packing | None = None
 
@@ -25,10 +24,10 @@ class PackedArray(Array):
 class Packing:
     """Weights in the order in which a kernel reads them.
 
-    The element of the result at an index lies in ``source`` where the steps of all dimensions lead,
-    and is zero beyond the source's extents. ``matrix`` makes ``matrix @ window @ matrix.T`` of each
-    3x3 window, which is the source's axis 2; the result's axis 2 then counts the points. The file
-    format and the players in C and JavaScript have the same rule (docs/cooked.md).
+    The steps of all dimensions map an index of the result to an element of ``source``; the
+    result is zero beyond the source's extents. ``matrix`` replaces each 3x3 window, the source's
+    axis 2, by ``matrix @ window @ matrix.T``; the result's axis 2 then counts the points. The
+    file format and the players in C and JavaScript use the same rule (docs/cooked.md).
     """
 
     source: Array
@@ -37,7 +36,7 @@ class Packing:
     matrix: Array | None = None
 
     def array(self) -> PackedArray:
-        """The packed weights; of 8 or 16 bits as 32-bit words, but for floats of 16 bits."""
+        """Returns the packed weights; 8-bit and 16-bit integers are viewed as 32-bit words."""
         values = self.source if self.matrix is None else _transformed(self.source, self.matrix)
         with np.errstate(over="ignore"):
             made = _spread(values.astype(self.dtype), self.dims)
@@ -71,6 +70,6 @@ def _spread(values: Array, dims: tuple[PackedDim, ...]) -> Array:
 
 
 def as_it_is(array: Array) -> Packing:
-    """A constant that no rule describes: the source is the result."""
+    """Returns a packing without a rule, whose result is its source."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return Packing(flat, ((prod(array.shape), 0, 1),), array.dtype)

@@ -1,4 +1,4 @@
-"""Every operator by its name."""
+"""The registry of operators by name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OWN: dict[str, OpSpec] = {}
 
 
 def define(spec: OpSpec) -> OpSpec:
-    """Make one of this package's own operators known."""
+    """Registers one of this package's own operators."""
     _OWN[spec.name] = spec
     return put(spec)
 
 
 def put(spec: OpSpec) -> OpSpec:
-    """Know an operator by its name from now on; a name may be taken only once."""
+    """Registers an operator; raises :class:`OperatorError` if the name is already registered."""
     if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
     _REGISTRY[spec.name] = spec
@@ -29,20 +29,21 @@ def put(spec: OpSpec) -> OpSpec:
 
 
 def own(name: str) -> OpSpec | None:
-    """This package's operator of that name, whether or not a game's stands in its place."""
+    """Returns this package's operator of that name, even if a game's operator replaces it."""
     return _OWN.get(name)
 
 
 def unregister(name: str) -> None:
-    """Forget an operator (a hot reload, a test). Where it stood in the place of one of the
-    engine's, that one is there again."""
+    """Removes an operator (for a hot reload or a test) and restores the engine's one it
+    replaced."""
     found = _REGISTRY.pop(name, None)
     if found is not None and found.from_game and name in _OWN:
         _REGISTRY[name] = _OWN[name]
 
 
 def lookup(name: str) -> OpSpec:
-    """The operator of that name; :class:`UnsupportedOp` with the nearest names otherwise."""
+    """Returns the operator of that name; raises :class:`UnsupportedOp` with the most similar
+    names."""
     try:
         return _REGISTRY[name]
     except KeyError:
@@ -70,5 +71,5 @@ def formula_of(name: str) -> Formula | None:
 
 
 def registered() -> Mapping[str, OpSpec]:
-    """All operators by name, in order of registration."""
+    """Returns all operators by name, in order of registration."""
     return dict(_REGISTRY)

@@ -1,7 +1,7 @@
-"""Memory that the operators of one program use one after the other.
+"""Scratch memory that the operators of one program reuse.
 
-A fresh NumPy array of some megabytes is fresh pages of the system's, and touching these for the
-first time costs as much as what is computed into them.
+A new NumPy array of some megabytes consists of new pages, and touching them for the first time
+costs as much as the computation that fills them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _IDLE = _references([np.empty(0, np.float32)], 0)
 
 
 class Scratch(threading.local):
-    """Buffers by name, as large as the largest use so far. Each thread has its own, so that two
-    may run one program at a time. What an operator takes is its own until it returns; a result
-    is its holders' until there are none."""
+    """Buffers by name, each as large as its largest use so far.
+
+    Each thread has its own buffers, so two threads may run one program at a time. A buffer of
+    :meth:`take` belongs to an operator until it returns. A buffer of :meth:`result` is reused
+    when no array refers to it any more.
+    """
 
     def __init__(self, prepared: Prepared | None = None) -> None:
         self._prepared: Prepared = {} if prepared is None else prepared
@@ -51,7 +54,7 @@ class Scratch(threading.local):
         return found[1]
 
     def take(self, name: str, *shape: int) -> Array:
-        """Uninitialised memory for floats of that shape."""
+        """Returns uninitialized float32 memory of that shape."""
         size = prod(shape)
         if size > _MOST:
             return np.empty(shape, np.float32)
@@ -61,7 +64,7 @@ class Scratch(threading.local):
         return buffer[:size].reshape(shape)
 
     def result(self, *shape: int) -> Array:
-        """The same for what an operator returns: memory that no array uses any more, or fresh."""
+        """Returns uninitialized memory for an operator's result: an unused buffer, or a new one."""
         size = prod(shape)
         if not _LEAST <= size <= _MOST:
             return np.empty(shape, np.float32)
@@ -78,7 +81,7 @@ class Scratch(threading.local):
         return results[index][:size].reshape(shape)
 
     def result_as(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """A result whose dimensions lie in memory in the order of those of ``x``."""
+        """Returns memory for a result whose dimensions have the memory order of ``x``."""
         order = memory_order(x)
         laid = self.result(*(shape[axis] for axis in order))
         return laid.transpose([order.index(axis) for axis in range(x.ndim)])

@@ -86,11 +86,11 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An HLSL file and how to launch it.
+    """An HLSL file and its launch parameters.
 
-    A file of your own defines ``void kernel(uint thread)``, called once for each thread, and finds
-    its tensors and attributes under their declared names: docs/custom_operators.md. (The
-    engine's own kernels state ``params`` and ``lower`` instead, and have a ``main``.)
+    A game's file defines ``void kernel(uint thread)``, which is called once per thread and
+    accesses its tensors and attributes under their declared names: docs/custom_operators.md.
+    (The engine's own kernels have ``params``, ``lower`` and a ``main`` instead.)
 
     Parameters
     ----------
@@ -99,28 +99,33 @@ class Kernel:
     params : for kernels with a ``main`` of their own: the shader's parameters,
         ``"n:u shape:u8 alpha:f pad:i2"``: a name, a type (``u`` uint, ``i`` int, ``f`` float)
         and, for an array, its length. The shader reads them as ``alpha`` and ``shape(i)``; the
-        accessors are generated, nothing is kept in sync by hand.
+        accessors are generated.
     lower : ``lower(op: Lowering) -> iterable of Dispatch``, for operators of several passes; see
         :meth:`Lowering.launch`.
-    threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` gives the number
-        of threads. Without either there is a thread for each element of the first result.
+    threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` returns the number
+        of threads. Without ``lower`` and ``threads`` there is one thread for each element of the
+        first result.
     group : threads per workgroup, the shader's ``GROUP``.
-    layouts : which memory layouts (``cml_engine/ir/layout.py``) the kernel takes. ``"plain"``: only
-        plain. ``"same"``: plain or c4, the same for all feature maps of the node (only asked for
-        where the channels are a multiple of four). ``"copies"``: likewise, and where they are not:
-        lanes that are zeros stay so. ``"each"``: likewise, but feature maps of one
-        position, which are alike either way, may be said to lie otherwise. ``"blocks"``: likewise,
-        but the feature maps may differ in channels, as split's. ``"joins"``: likewise, of any
-        channels. ``"any"``: each tensor either way,
-        c4 best.
-    half : which of the feature maps that it takes as c4 it takes in 16 bits too, c4h; a function
-        ``half(node, facts) -> Half`` where that differs from node to node.
-    epilogues : the operands of the elementwise operators that it can apply to its result before
-        storing it: ``"places"``: one number, or one for each place of the result; ``"channels"``:
-        also one for each channel or each position.
-    trusted : whether the shader runs without bounds and loop checks. Ours do; yours need not.
-    source : the HLSL itself instead of a ``path``.
-    interface : HLSL that the engine generates for it; not yours to set.
+    layouts : the memory layouts (``cml_engine/ir/layout.py``) that the kernel supports.
+        ``"plain"``: only plain.
+        ``"same"``: plain or c4, the same for all feature maps of the node; c4 only if the channels
+        are a multiple of four.
+        ``"copies"``: like "same", but integer feature maps may have any number of channels,
+        because padding lanes stay zero.
+        ``"each"``: like "same", but feature maps of a single position, which are equal in both
+        layouts, may have another layout than the others.
+        ``"blocks"``: like "same", but the feature maps may differ in channels, as split's do.
+        ``"joins"``: like "blocks", but integer feature maps may have any number of channels.
+        ``"any"``: each tensor in either layout; c4 is preferred.
+    half : the feature maps that the kernel supports in 16 bits (c4h) wherever it supports c4; a
+        function ``half(node, facts) -> Half`` if that differs between nodes.
+    epilogues : the operands of the elementwise operators that the kernel can apply to its result
+        before storing it: ``"places"``: one number, or one for each element of the result;
+        ``"channels"``: also one for each channel or each position.
+    trusted : True if the shader runs without bounds and loop checks. The engine's own do; a game's
+        need not.
+    source : the HLSL code instead of a ``path``.
+    interface : HLSL that the engine generates for the kernel; do not set it.
     """
 
     path: str | Path = ""
@@ -159,10 +164,10 @@ POSITION = Tolerance(
 
 @dataclass(frozen=True)
 class Case:
-    """One test of an operator: attributes and inputs (a shape is filled with random values).
+    """One test of an operator: attributes and inputs.
 
-    ``inputs`` may hold shapes, arrays, or ``Random(shape, low, high)``; ``note`` says what the
-    case is for.
+    ``inputs`` may contain shapes, which are filled with random values, arrays, or
+    ``Random(shape, low, high)``. ``note`` states the purpose of the case.
     """
 
     inputs: tuple[Any, ...]
@@ -220,7 +225,7 @@ def same_as(position: int) -> Infer:
 
 
 def not_stated(attrs: Attrs, *facts: Fact) -> Fact:
-    """The shape rule of an operator whose expression says it."""
+    """The shape rule of an operator that has an expression instead; never called."""
     raise NotImplementedError
 
 
@@ -234,36 +239,36 @@ class IntegerFact(Fact):
 
 @dataclass(frozen=True)
 class OpSpec:
-    """Everything there is to know of one operator.
+    """The complete declaration of one operator.
 
     Parameters
     ----------
     name : as in NNEF text.
-    infer : ``infer(attrs, *facts)`` gives the results' facts; raises :class:`ShapeError` (without
-        a source: the caller knows the line) where the inputs do not fit. Left out where there is
-        an ``expression``.
-    cpu : ``cpu(attrs, *arrays)`` gives the results in NumPy; the definition that the GPU is
-        checked against. ``None`` = GPU only, and ``cml validate`` says so.
-    kernel : the GPU's way; ``None`` = the operator is an alias (reshape) or CPU only.
+    infer : ``infer(attrs, *facts)`` returns the results' facts and raises :class:`ShapeError`
+        (without a source: the caller knows the line) if the inputs do not fit. Omitted with
+        ``expression``.
+    cpu : ``cpu(attrs, *arrays)`` returns the results in NumPy; the definition that the GPU is
+        checked against. ``None`` = GPU only, which ``cml validate`` reports.
+    kernel : the GPU kernel; ``None`` = the operator is an alias (reshape) or CPU only.
     cost : ``cost(attrs, input facts, output facts) -> Cost``.
     cases : tests, see :class:`Case`.
-    tolerance : GPU against CPU.
-    alias : the result is the first input's memory under another shape; no kernel runs.
-    signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``:
-        models need not declare the operator then, and its kernel reads by these names.
-    custom : it is not one of NNEF's.
-    folder : where relative kernel paths start; :func:`register` sets it for a game's operators.
-    prepare : ``prepare(attrs, facts, constants, scratch)`` gives the function that a CPU session
-        calls for a node in the place of ``cpu``, or ``None`` to stay with that.
-    expression : in the place of ``infer``, ``cpu`` and ``kernel``, what the operator computes of
-        each element: ``"x < 0 ? {alpha} * x : x"``.
-    exact : of whole numbers it computes whole numbers, without any rounding, so that it may be part
-        of an integer network (docs/integer.md). It is given words, not what they stand for.
-    bounds : ``bounds(attrs, *facts)`` gives the least and the largest whole number of the results
-        of an exact operator, of :class:`IntegerFact`; left out where results are among the words
-        that it is given.
-    formula : what is elementwise about it, if anything; passes put it into other kernels.
-    traits : what else passes know of it; of a game's operator nothing.
+    tolerance : the allowed difference between GPU and CPU.
+    alias : the result is the first input's memory with another shape; no kernel runs.
+    signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``.
+        Models then need not declare the operator, and its kernel uses these names.
+    custom : True if it is not an operator of NNEF.
+    folder : the base of relative kernel paths; :func:`register` sets it for a game's operators.
+    prepare : ``prepare(attrs, facts, constants, scratch)`` returns a function that a CPU session
+        calls for a node instead of ``cpu``, or ``None`` to use ``cpu``.
+    expression : the computation of each element, in place of ``infer``, ``cpu`` and ``kernel``:
+        ``"x < 0 ? {alpha} * x : x"``.
+    exact : it computes integers from integers without rounding, so that it may be part of an
+        integer network (docs/integer.md). It receives words, not the real numbers they represent.
+    bounds : ``bounds(attrs, *facts)`` returns the smallest and the largest integer among the
+        results of an exact operator, from :class:`IntegerFact`. Omitted if every result is one of
+        the words that it receives.
+    formula : the elementwise formula, if there is one; passes fuse it into other kernels.
+    traits : further properties that passes use; empty for a game's operator.
     """
 
     name: str

@@ -19,11 +19,11 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One tensor of the node is made of the others, one after the other along an axis.
+    """One tensor of the node is the concatenation of the others along an axis.
 
-    ``joined``: the result is the whole, its operands are the parts; else the other way.
-    ``place(attrs, fact of the whole, its layout)``: the axis, and where the first part begins, in
-    32-bit words; None where the parts are no runs of memory.
+    If ``joined`` is True, the result is the whole and the operands are the parts; otherwise the
+    operand is the whole. ``place(attrs, fact of the whole, its layout)`` returns the axis and
+    the start of the first part in 32-bit words; None if the parts are not contiguous in memory.
     """
 
     joined: bool
@@ -48,7 +48,7 @@ class Rows:
     """The dependence of result rows, along ``axis``, on rows of the operands.
 
     ``need(begin, end)`` is called with ranges that begin and end at multiples of ``step`` or at
-    the end of the axis. The rows made from them are bit-identical to those of the whole
+    the end of the axis. The rows computed from them are bit-identical to those of the whole
     operator.
     """
 
@@ -63,28 +63,28 @@ RowsOf = Callable[[Attrs, Sequence[Fact], int, str], Rows | None]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Each is None or False where the operator has nothing of the kind.
+    """Properties of an operator that passes use. None or False means that it lacks the property.
 
     Parameters
     ----------
-    before_transpose : ``before_transpose(attrs, order)``: its attributes where the operator comes
-        before a transpose of its result, which all its operands had before.
-    parts : what of it may be views.
-    scaled_weights : ``scaled_weights(attrs, facts, weights, scale)``: its second operand so that
-        the result is ``scale`` times as large, a number for each index of axis 1; the third is a
-        bias.
-    matrix_in_half : ``matrix_in_half(node, facts)``: its second operand, a constant, may lie in
-        memory in 16 bits.
-    filter_in_half : ``filter_in_half(node, layouts)``: its kernels pack its second operand, a
-        constant, in 16 bits.
-    rounds : its first operand are sums, as floats or as integers.
-    enters : it makes words of an input, which who gives that may do too.
-    whole : it is of whole numbers, which 16-bit floats do not hold.
-    adds : it adds up products of its operands: of their absolute values it gives the sum of the
-        terms' absolute values.
-    rows : ``rows(attrs, facts, axis, kernel)``: how some rows of its results are made of some rows
-        of its operands, whose rows lie along that axis; None where they are not. ``kernel`` is the
-        variant that was chosen for it, "" where there was nothing to choose.
+    before_transpose : ``before_transpose(attrs, order)`` returns the operator's attributes after
+        the transpose of all its operands is moved to its result.
+    parts : the tensors that may be views of one another.
+    scaled_weights : ``scaled_weights(attrs, facts, weights, scale)`` returns the second operand
+        that makes the result ``scale`` times as large, with one number for each index of axis 1.
+        The third operand is a bias.
+    matrix_in_half : ``matrix_in_half(node, facts)`` returns True if the second operand, a constant,
+        may be stored in 16 bits.
+    filter_in_half : ``filter_in_half(node, layouts)`` returns True if the operator's kernels pack
+        the second operand, a constant, in 16 bits.
+    rounds : the first operand contains sums, as floats or as integers.
+    enters : it quantizes an input to words; the caller may provide the words instead.
+    whole : it computes integers, which 16-bit floats cannot represent.
+    adds : it adds products of its operands. Applied to their absolute values, it returns the sum of
+        the terms' absolute values.
+    rows : ``rows(attrs, facts, axis, kernel)`` returns the rows of the operands, along that axis,
+        that some rows of the results depend on; None if there is no such relation. ``kernel`` is
+        the chosen variant, "" if there was no choice.
     """
 
     before_transpose: Callable[[Attrs, Order], Attrs] | None = None

@@ -21,7 +21,7 @@ from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
 
 
 class Problem(Protocol):
-    """A node on its way to a kernel: what all variants of a family ask of it."""
+    """A node that is being lowered, as seen by all variants of a kernel family."""
 
     @property
     def op(self) -> Lowering: ...
@@ -49,23 +49,23 @@ def no_others(_: object) -> tuple[()]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelVariant(Generic[N, T]):
-    """One way to compute the operators of a family.
+    """One implementation of the operators of a family.
 
     Parameters
     ----------
-    name : in plans, tuning tables and tests, before the tile.
-    about : what it is, in a few words, for ``cml ops --kernels``.
+    name : the name in plans, tuning tables and tests, before the tile.
+    about : a short description for ``cml ops --kernels``.
     kernel : its HLSL file and parameters.
-    lower : the node's dispatches with that tile.
-    usual : the tile that the rules take.
-    possible : whether it can compute the node.
-    gains : whether it should be the fastest of those that can. The first that says yes is the
-        default; ``before`` names the variants that are asked after it.
-    tiles : the tiles that are worth a try besides.
-    alone : whether there is nothing to choose where it is possible: it is taken, and not tuned.
-    rows : so many neighbouring rows of results are made of each other's inputs, so that what is
-        computed by itself begins and ends at multiples of it.
-    examples : nodes for its tests, ``(operator, case)``; the case's note says what is special.
+    lower : returns the node's dispatches with a tile.
+    usual : returns the default tile.
+    possible : returns True if the variant can compute the node.
+    gains : returns True if the variant should be the fastest possible one. The first variant that
+        returns True is the default; ``before`` names the variants that are asked after it.
+    tiles : returns further tiles for the tuner to measure.
+    alone : True if the variant is always used where it is possible, and not tuned.
+    rows : the number of neighbouring result rows that share inputs; separately computed parts begin
+        and end at multiples of it.
+    examples : nodes for its tests, ``(operator, case)``; the case's note describes its purpose.
     """
 
     name: str
@@ -86,7 +86,7 @@ class KernelVariant(Generic[N, T]):
         return self.name if tile is None else f"{self.name} {tile}"
 
     def worth_a_try(self, node: N) -> list[T]:
-        """The tiles for the tuner; that of the rules, if it is one, comes first."""
+        """Returns the tiles for the tuner, the default tile first if it is one of them."""
         tiles = list(self.tiles(node))
         if self.gains(node) and (usual := self.usual(node)) in tiles:
             tiles.sort(key=lambda tile: tile != usual)
@@ -105,7 +105,8 @@ class KernelVariant(Generic[N, T]):
 class KernelFamily(Generic[N, T]):
     """The variants that compute some operators, and the choice between them.
 
-    ``key`` says in words what decides which is fastest, see :class:`Choice`.
+    ``key`` returns the text of everything that decides which variant is fastest, see
+    :class:`Choice`.
     """
 
     def __init__(self, name: str, key: Callable[[N], str] = str) -> None:
@@ -114,14 +115,14 @@ class KernelFamily(Generic[N, T]):
         FAMILIES[name] = self
 
     def add(self, variant: KernelVariant[N, Any]) -> None:
-        """Make it one of the family's; each variant's module calls this once."""
+        """Adds a variant to the family; each variant's module calls this once."""
         if variant.name in self._added:
             raise ValueError(f"{self.name} has a kernel variant '{variant.name}' already")
         self._added[variant.name] = variant
 
     @cached_property
     def variants(self) -> tuple[KernelVariant[N, Any], ...]:
-        """All of them, in the order in which the rules ask."""
+        """All variants in the order in which the default is chosen."""
         import_module("cml_engine.ops").load_families()
         order = TopologicalSorter[str](dict.fromkeys(sorted(self._added), ()))
         for name, variant in self._added.items():
@@ -133,7 +134,7 @@ class KernelFamily(Generic[N, T]):
         return tuple(sorted(named, key=lambda variant: not variant.alone))
 
     def rows(self, option: str) -> int:
-        """The ``rows`` of the variant that an option names; 1 where there was none to choose."""
+        """Returns ``rows`` of the variant that an option names; 1 if there was no choice."""
         named = (v.rows for v in self.variants if f"{option} ".startswith(f"{v.name} "))
         return next(named, 1)
 
@@ -166,6 +167,6 @@ FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
 
 
 def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
-    """Every family of kernels, all variants loaded."""
+    """Returns all kernel families with all variants loaded."""
     import_module("cml_engine.ops").load_families()
     return tuple(FAMILIES[name] for name in sorted(FAMILIES))
