@@ -37,6 +37,10 @@ _FORGETFUL = 30
 class FrameScheduler:
     """Runs networks beside a renderer, within ``budget_ms`` of GPU time per frame.
 
+    Every frame of the host's loop calls :meth:`encode`, submits, and calls :meth:`end_frame`.
+    None of these waits, builds a pipeline or creates a buffer in steady state. Call them on the
+    thread that renders; jobs may be submitted, inspected and cancelled on any thread.
+
     Parameters
     ----------
     gpu : the :class:`cml_engine.Gpu` of the sessions (any object with ``executor()``).
@@ -48,10 +52,6 @@ class FrameScheduler:
     policy : the order of jobs, see ``scheduler/planning/policy.py``.
     clock, cost_model : injected for tests, simulations and warm starts.
     max_frames_in_flight : the number of frames with pending timings at which no more work is added.
-
-    Every frame of the host's loop calls :meth:`encode`, submits, and calls :meth:`end_frame`.
-    None of these waits, builds a pipeline or creates a buffer in steady state. Call them on the
-    thread that renders; jobs may be submitted, inspected and cancelled on any thread.
     """
 
     def __init__(
