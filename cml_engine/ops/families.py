@@ -10,7 +10,7 @@ from pkgutil import walk_packages
 
 @cache
 def load_families() -> None:
-    """Import every module of this package (once): operators and kernel variants register
-    themselves."""
+    """Imports every module of this package once, so that operators and kernel variants are
+    registered."""
     for module in walk_packages([str(Path(__file__).parent)], f"{__package__}."):
         import_module(module.name)

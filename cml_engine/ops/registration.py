@@ -22,13 +22,12 @@ _file: ContextVar[Path | None] = ContextVar("file of operators", default=None)
 
 
 def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
-    """Make an operator known by its name; a name may be taken only once.
+    """Registers an operator by its name and returns it as registered; a name may be used only once.
 
-    The declaration is checked here and now: :class:`OperatorError` says what is wrong with it.
-    ``file``, usually ``__file__``, is where relative kernel paths start and where messages look
-    for the lines of an inline kernel. Where it is not given, it is the file of operators that is
-    being loaded (``--ops``), else the one that has the operator's functions. Returns the operator
-    as it is known from now on.
+    Raises :class:`OperatorError` if the declaration is invalid. ``file``, usually ``__file__``,
+    is the base of relative kernel paths and the file in which messages locate the lines of an
+    inline kernel. The default is the operator file that is being loaded (``--ops``), otherwise
+    the file that defines the operator's functions.
     """
     load_families()  # so that a name which the engine has is taken already
     if own(getattr(spec, "name", "")) is spec:
@@ -39,7 +38,7 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
 
 @contextmanager
 def registering(file: Path) -> Iterator[None]:
-    """In the ``with`` block, relative kernel paths start beside this file."""
+    """Makes this file the base of relative kernel paths within the ``with`` block."""
     before = _file.set(file)
     try:
         yield
@@ -48,7 +47,7 @@ def registering(file: Path) -> Iterator[None]:
 
 
 def _place(spec: Any) -> Path | None:
-    """The file that the operator comes from, if that can be told."""
+    """Returns the file that declares the operator, if it can be determined."""
     if _file.get() is not None:
         return _file.get()
     kernel = getattr(spec, "kernel", None)

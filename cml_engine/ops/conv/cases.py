@@ -19,7 +19,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def conv_case(x: Shape, filter: Shape, bias: Any = None, note: str = "", **attrs: Any) -> Case:
-    """``bias`` is a shape, a number, or None for one value per channel."""
+    """Returns a test case; ``bias`` is a shape, a number, or None for one value per channel."""
     return _case(x, filter, (1, filter[0]) if bias is None else bias, note, _DEFAULTS | attrs)
 
 

@@ -1,7 +1,7 @@
-"""``conv`` and ``deconv``: their declarations.
+"""The declarations of ``conv`` and ``deconv``.
 
-``shapes.py`` says what they mean, ``cpu.py`` and ``gpu.py`` how they are computed,
-``cases.py`` how they are tested.
+``shapes.py`` defines their shapes, ``cpu.py`` and ``gpu.py`` compute them, and ``cases.py`` has
+their tests.
 """
 
 from __future__ import annotations

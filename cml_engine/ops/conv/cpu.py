@@ -32,7 +32,7 @@ def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
 
 
 def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
-    """``conv`` of whole numbers, whose sums are below 2^31, in double precision: exact."""
+    """Computes ``conv`` of integers in float64, which is exact because all sums are below 2^31."""
     weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1)
     weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), np.float64)
     flat = (shape.groups, shape.group_in, -1)
@@ -51,7 +51,7 @@ def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
 
 
 def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:
-    """``conv`` of a shape that is known."""
+    """Computes ``conv`` for a resolved shape."""
     out = scratch.result(shape.batch, shape.out_channels, *shape.narrow)
     if out.size == 0:
         return out
@@ -96,7 +96,8 @@ def _add_bias(out: Array, bias: Array) -> None:
 
 
 def border_indices(axis: ConvAxis, border: str) -> Array:
-    """For each position of the padded axis, the input's index that it repeats; -1 = zero."""
+    """Returns, for each position of the padded axis, the index of the input value it repeats; -1
+    = zero."""
     at = np.arange(-axis.before, axis.wide + axis.after)
     last = axis.wide - 1
     if border == "replicate":
@@ -143,7 +144,8 @@ def pad_border(
 
 
 def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
-    """A view (channels, taps…, positions…) of the windows of ``count`` rows from ``first``."""
+    """Returns a view (channels, taps…, positions…) of the windows of ``count`` rows from
+    ``first``."""
     strides = image.strides[1:]
     kernel = [a.kernel for a in shape.axes]
     over_taps = [s * a.dilation for s, a in zip(strides, shape.axes, strict=True)]
@@ -179,10 +181,10 @@ def _conv_by_matmul(
 def _conv_by_rows(
     shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
 ) -> None:
-    """Stride 1: a window's taps lie at fixed distances in the padded image laid out flat.
+    """Computes a convolution of stride 1 from the flattened image, where taps have fixed distances.
 
-    Only the shifts along the last axis are copied; the taps of the others are parts of that copy.
-    Positions between the end of a row and the next are computed too, and left out of the result.
+    Only the shifts along the last axis are copied; the taps of other axes are slices of that
+    copy. Positions between the end of a row and the next one are computed too and discarded.
     """
     flat = np.ascontiguousarray(image).reshape(image.shape[0], -1)
     steps = [prod(image.shape[i + 1 :]) for i in range(1, image.ndim)]
@@ -215,7 +217,7 @@ def _conv_by_rows(
 
 
 def _copied(windows: Array, scratch: Scratch) -> Array:
-    """The windows laid out one after the other; they themselves where they lie so already."""
+    """Returns the windows as a contiguous array; copies them only if necessary."""
     if windows.flags.c_contiguous:
         return windows
     copied = scratch.take("windows", *windows.shape)
@@ -232,7 +234,10 @@ def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
 
 
 def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
-    """One input channel per group: a matrix product of depth ``taps`` would gain nothing."""
+    """Computes a convolution with one input channel per group, tap by tap.
+
+    A matrix product of depth ``taps`` would gain nothing.
+    """
     groups, multiplier = shape.groups, shape.group_out
     spatial = (1,) * len(shape.axes)
     weights = filter.reshape(groups, multiplier, -1)
@@ -251,7 +256,10 @@ def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) 
 
 
 def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
-    """Every input's contribution to all taps by one product, then added where each tap lands."""
+    """Computes a deconvolution: one product gives every input's contribution to all taps.
+
+    The contributions are then added at the positions of the taps.
+    """
     groups, taps = shape.groups, shape.taps
     weights = filter.reshape(groups, shape.group_in, shape.group_out * taps)
     weights = np.ascontiguousarray(weights.transpose(0, 2, 1))
@@ -267,7 +275,7 @@ def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) 
 def _add_tap(
     shape: ConvShape, values: Array, tap: tuple[int, ...], first: int, result: Array
 ) -> None:
-    """``result[i * stride + tap * dilation - before] += values[i]``, where that is inside."""
+    """Adds ``values[i]`` to ``result[i * stride + tap * dilation - before]`` for indices inside."""
     source, target = [], []
     for i, (axis, at) in enumerate(zip(shape.axes, tap, strict=True)):
         offset = at * axis.dilation - axis.before + (first * axis.stride if i == 0 else 0)

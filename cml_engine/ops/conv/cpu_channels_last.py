@@ -1,7 +1,8 @@
-"""``conv`` in NumPy with channels last in memory: depthwise, pointwise and what gathers windows.
+"""``conv`` in NumPy with channels last in memory: depthwise, pointwise, and by gathered windows.
 
-For sessions, which know the filter beforehand; the definition is ``conv_cpu``. Results are views,
-channels last as those of ``winograd_cpu``, so each such ``conv`` finds its input lying right.
+Sessions use it because they know the filter in advance; the definition is ``conv_cpu``. Results
+are views with channels last, like those of ``winograd_cpu``, so the next such ``conv`` finds its
+input in the right order.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def _defined(
 
 
 def _is_depthwise(shape: ConvShape) -> bool:
-    """A filter per channel; more than one channel, for it is they that lie side by side."""
+    """Returns True for one filter per channel and several channels, which are adjacent in
+    memory."""
     words = shape.taps * shape.axes[-1].narrow * shape.out_channels
     return shape.group_in == shape.group_out == 1 < shape.groups and words <= _MOST_WEIGHTS
 
@@ -82,7 +84,7 @@ class _ChannelsLast:
         return padded.transpose(0, *range(2, padded.ndim), 1)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
-        """(batch, channels, extents…), channels last in memory."""
+        """Returns zeros of shape (batch, channels, extents…) with channels last in memory."""
         batch, channels, *extents = shape
         zeros = self._scratch.take("last.padded", batch, *extents, channels)
         zeros[:] = 0
@@ -93,7 +95,7 @@ class _ChannelsLast:
         return self._scratch.result(shape.batch, *shape.narrow, shape.out_channels)
 
     def _finished(self, out: Array, bias: Array) -> Array:
-        """With the bias, which is added to whole rows at a time, and channels second."""
+        """Adds the bias to whole rows at a time and returns a view with channels second."""
         row = self._row(bias) if self._bias is None else self._bias
         rows = out.reshape(-1, row.size)
         np.add(rows, row, out=rows)
@@ -125,8 +127,10 @@ class Depthwise(_ChannelsLast):
         return self._finished(out, bias)
 
     def _shifted(self, padded: Array) -> Array:
-        """(batch, outer extents…, taps, positions, channels) for the last axis; a copy unless
-        neighbours in the result are neighbours in the input."""
+        """Returns (batch, outer extents…, taps, positions, channels) for the last axis.
+
+        It is a copy unless neighbours in the result are neighbours in the input.
+        """
         last = self._shape.axes[-1]
         *outer, position, channel = padded.strides
         shifted = as_strided(
@@ -143,7 +147,7 @@ class Depthwise(_ChannelsLast):
         return copied
 
     def _windows(self, shifted: Array) -> Array:
-        """(batch, rows…, taps…, positions and channels of a row): a view."""
+        """Returns a view (batch, rows…, taps…, positions and channels of a row)."""
         outer = self._shape.axes[:-1]
         batch, *over, tap, _, item = shifted.strides
         row = shifted.shape[-2] * shifted.shape[-1]
@@ -168,7 +172,7 @@ class Depthwise(_ChannelsLast):
 
 
 def _columns(filter: Array) -> Array:
-    """(taps and channels in, channels out)."""
+    """Returns the filter as a matrix (taps and input channels, output channels)."""
     last = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2)))
     return last.reshape(-1, filter.shape[0])
 
@@ -211,7 +215,7 @@ class Windows(_ChannelsLast):
         product(rows, self._weights, result.reshape(len(rows), -1))
 
     def _windows(self, image: Array) -> Array:
-        """(positions…, taps…, channels): a view."""
+        """Returns a view (positions…, taps…, channels)."""
         axes, (*over, channel) = self._shape.axes, image.strides
         strides = [s * a.stride for s, a in zip(over, axes, strict=True)]
         taps = [s * a.dilation for s, a in zip(over, axes, strict=True)]
@@ -219,7 +223,7 @@ class Windows(_ChannelsLast):
         return as_strided(image, extents, (*strides, *taps, channel), writeable=False)
 
     def _matrix(self, windows: Array) -> Array:
-        """(positions, taps and channels): the windows themselves where they lie so."""
+        """Returns a matrix (positions, taps and channels): a view if the memory order allows it."""
         positions = windows.shape[: len(self._shape.axes)]
         if self._shape.taps == 1 and _is_run(positions, windows.strides):
             step = windows.strides[len(positions) - 1]

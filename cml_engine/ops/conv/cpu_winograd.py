@@ -1,8 +1,9 @@
 """``conv`` 3x3 with stride 1 in NumPy by Winograd's F(4x4, 3x3): a quarter of the products.
 
-For sessions, which know the filter beforehand; the definition is ``conv_cpu``. The result is a
-view, channels last in memory: neighbouring values are then channels of one position, so that tiles
-are copied in runs of whole positions, and the next such ``conv`` finds its input lying right.
+Sessions use it because they know the filter in advance; the definition is ``conv_cpu``. The
+result is a view with channels last in memory. Neighbouring values are then channels of one
+position, so tiles are copied in runs of whole positions, and the next such ``conv`` finds its
+input in the right order.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _tiles(shape: ConvShape) -> tuple[int, int]:
 
 
 def transformed_filter(filter: Array) -> Array:
-    """(out, in, 3, 3) as [36][in][out]."""
+    """Transforms a filter (out, in, 3, 3) to [36][in][out]."""
     taps = filter.reshape(*filter.shape[:2], 9).transpose(2, 1, 0).reshape(9, -1)
     points = multiply(np.kron(np.array(_FILTER), np.array(_FILTER)), taps.astype(np.float64))
     return points.astype(np.float32).reshape(_POINTS, filter.shape[1], filter.shape[0])
@@ -168,8 +169,11 @@ class Winograd:
         return padded
 
     def _transformed(self, tiles: Array) -> Array:
-        """[36][tiles][in channels]. Both directions by one matrix: BLAS is faster at 36x36 than
-        two passes of additions are through memory."""
+        """Transforms tiles to [36][tiles][in channels].
+
+        One matrix transforms both directions, because BLAS is faster at 36x36 than two passes of
+        additions through memory.
+        """
         values = self._scratch.take("winograd.b", *tiles.shape)
         multiply(self._spread, tiles, out=values)
         return values.reshape(_POINTS, -1, self._shape.in_channels)

@@ -1,4 +1,4 @@
-"""A ``conv`` or ``deconv`` on its way to a kernel: what all of its kernels ask of it."""
+"""A ``conv`` or ``deconv`` that is being lowered, as seen by all of its kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POSITION = "x_size:i3 y_size:i3 k_size:i3 y_mul:i3 k_step:i3 origin:i3 up:i3"
 
 @dataclass(frozen=True)
 class Conv:
-    """One node to lower: its shape, and how its filter lies."""
+    """A node to lower: its resolved shape and the layout of its filter."""
 
     op: Lowering
     shape: ConvShape
@@ -60,7 +60,8 @@ class Conv:
 
     @property
     def vectors(self) -> dict[str, int | str]:
-        """Input, filter, and bias or result of the kernels that take four channels at once."""
+        """The types of input, filter, and bias or result, for kernels that process four channels
+        at once."""
         made: dict[str, int | str] = {
             "T0_TYPE": VECTOR_TYPE[self.in_layout],
             "T1_TYPE": self.filter_type,
@@ -101,7 +102,7 @@ class Conv:
 
     @property
     def border(self) -> dict[str, int | str]:
-        """The define that says what lies around the input."""
+        """The define that names the border mode."""
         return word("border", self.shape.border)
 
     def position(self) -> dict[str, list[int]]:
@@ -178,7 +179,7 @@ def usual_group(conv: Conv) -> int:
 
 
 def is_depthwise(conv: Conv) -> bool:
-    """One output for each input channel: four of them are computed side by side."""
+    """Returns True for one output per input channel, of which kernels compute four side by side."""
     shape = conv.shape
     return conv.constant and shape.group_in == shape.group_out == 1 and shape.groups > 1
 
@@ -189,7 +190,8 @@ def first_block(conv: Conv, rows: int, row_block: int) -> int:
 
 
 def band_of(conv: Conv, rows: int) -> int:
-    """Blocks of inputs that a block of rows needs at most: those of all groups that it meets."""
+    """Returns the most input blocks that a block of rows needs, over all groups that it
+    overlaps."""
     shape = conv.shape
     band = 0
     for row_block in range(-(-shape.out_channels // rows)):

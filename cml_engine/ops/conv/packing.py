@@ -1,5 +1,7 @@
-"""Inputs, filters and biases as the kernels of ``conv`` and ``deconv`` read them: packed when the
-model is loaded, or on the GPU where they are computed there."""
+"""Packs the inputs, filters and biases of ``conv`` and ``deconv`` for the kernels.
+
+Constants are packed at load; computed tensors are packed on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _PACK = Kernel(
 
 
 def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
-    """The name of the input in blocks of four channels; a copy where it is plain."""
+    """Returns the name of the input in blocks of four channels, after copying a plain one."""
     op, shape = conv.op, conv.shape
     if op.is_blocked(op.in_names[0]):
         return op.in_names[0]
@@ -66,9 +68,10 @@ def _blocked(
 
 
 def has_beside(conv: Conv) -> bool:
-    """Returns True if the multipliers of an integer network's channels may lie behind the bias.
+    """Returns True if the multipliers of an integer network's channels may be stored after the
+    bias.
 
-    A small constant of its own would have to begin where a device can bind it.
+    A small constant of its own would have to begin at an offset that a device can bind.
     """
     return bool(conv.op.graph.words) and conv.op.constant(conv.op.in_names[2]) is not None
 
@@ -101,8 +104,10 @@ def _constant(op: Lowering, name: str) -> Array:
 
 
 def _whole_bias(conv: Conv, bias: Array, moved: int) -> Array:
-    """The bias as integers, with what it makes up for: a word of 0 to 255 is multiplied as a byte
-    that is ``moved``, 128, less."""
+    """Returns the bias as integers, corrected for unsigned inputs.
+
+    A word of 0 to 255 is multiplied as a signed byte that is smaller by ``moved``, 128.
+    """
     channels = conv.shape.out_channels
     found = np.zeros(-(-channels // 4) * 4, np.int64)
     found[:channels] = bias.reshape(-1)
@@ -112,7 +117,7 @@ def _whole_bias(conv: Conv, bias: Array, moved: int) -> Array:
 
 
 def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
-    """The filter as the shader reads it: packed now, or on the GPU where it is computed there."""
+    """Returns the name of the packed filter: packed now if constant, otherwise on the GPU."""
     op, shape = conv.op, conv.shape
     name = op.in_names[1]
     if is_depthwise(conv):
@@ -147,7 +152,7 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
 
 
 def pack_filter(conv: Conv, rows: int) -> Packing:
-    """[row block][tap][band][4 in][rows]; what a row does not take of its band is zero."""
+    """Packs the filter as [row block][tap][band][4 in][rows], with zeros for unused inputs."""
     shape, band = conv.shape, band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
     in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
@@ -172,7 +177,7 @@ def _pack_groups(conv: Conv, rows: int) -> Array:
 
 
 def _pack_bytes(conv: Conv, rows: int) -> Packing:
-    """[row block][tap][band][rows] as words of the four inputs of a block, for each row."""
+    """Packs the filter as [row block][tap][band][rows], in words of the four inputs of a block."""
     packing = pack_filter(conv, rows)
     if len(packing.dims) == 1:
         fours = packing.source.reshape(-1, 4, rows).swapaxes(1, 2)

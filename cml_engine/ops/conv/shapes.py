@@ -1,7 +1,7 @@
-"""Shapes of ``conv`` and ``deconv``: windows, padding, groups, bias, and what is refused.
+"""The shapes of ``conv`` and ``deconv``: windows, padding, groups, bias, and their checks.
 
-Everything that the CPU run, the kernels and the cost need to know of a node is resolved here once,
-as a :class:`ConvShape` in three spatial dimensions (one and two get leading extents of 1).
+A :class:`ConvShape` holds all properties of a node that the CPU function, the kernels and the
+cost need, in three spatial dimensions (one and two get leading extents of 1).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ConvAxis:
 
     @property
     def reach(self) -> int:
-        """Extent of the dilated window."""
+        """The extent of the dilated window."""
         return (self.kernel - 1) * self.dilation + 1
 
 
@@ -50,7 +50,7 @@ class ConvShape:
 
     @property
     def axes3(self) -> tuple[ConvAxis, ConvAxis, ConvAxis]:
-        """Depth, height and width."""
+        """The axes of depth, height and width."""
         d, h, w = (_UNIT,) * (3 - len(self.axes)) + self.axes
         return d, h, w
 
@@ -76,7 +76,7 @@ class ConvShape:
 
 
 def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """``conv`` resolved; :class:`ShapeError` where its tensors do not fit."""
+    """Resolves the shape of ``conv``; raises :class:`ShapeError` if its tensors do not fit."""
     _check_ranks("conv", x, filter)
     border = attrs["border"]
     if border not in BORDERS:
@@ -100,7 +100,8 @@ def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) ->
 
 
 def deconv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """``deconv`` resolved; its filter is ``(input channels, output channels / groups, …)``."""
+    """Resolves the shape of ``deconv``; its filter is ``(input channels, output channels /
+    groups, …)``."""
     _check_ranks("deconv", x, filter)
     if attrs["border"] != "constant":
         raise ShapeError(
@@ -162,7 +163,7 @@ def _check_groups(what: str, channels: int, groups: int) -> None:
 
 
 def _check_bias(bias: Fact | None, channels: int) -> None:
-    """One value for all, or one per output channel: ``[]``, ``[C]``, ``[1,C]``, ``[1,C,1…]``."""
+    """Checks for one value, or one per output channel: ``[]``, ``[C]``, ``[1,C]``, ``[1,C,1…]``."""
     if bias is None or bias.size == 1:
         return
     shape = bias.shape if bias.rank == 1 else bias.shape[1:2]
@@ -183,7 +184,7 @@ def _check_border(border: str, axes: Sequence[ConvAxis]) -> None:
 
 
 def _per_axis(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
-    """A stride or dilation for each spatial axis; an empty list is 1 everywhere."""
+    """Returns a stride or dilation for each spatial axis; an empty list is 1 everywhere."""
     values = tuple(attrs[name]) or (1,) * rank
     if len(values) != rank:
         raise ShapeError(
@@ -209,7 +210,8 @@ def _padding(attrs: Attrs, rank: int) -> Sequence[tuple[int, int]] | None:
 
 
 def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
-    """Automatic padding: what the windows lack, the odd one at the end."""
+    """Returns the automatic padding before and after an axis; an odd element is added at the
+    end."""
     total = max((narrow - 1) * stride + reach - wide, 0)
     return total // 2, total - total // 2
 

@@ -1,8 +1,8 @@
-"""Predicts where a convolution on a GPU may give NaN instead of the right value.
+"""Predicts the results of a convolution for which a GPU may return NaN instead of the right value.
 
-Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv takes
-0 for what lies past its input. A value that is not finite then becomes NaN (docs/design/nnef.md,
-"Special values").
+Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv
+reads 0 past the end of its input. A value that is not finite then becomes NaN
+(docs/design/nnef.md, "Special values").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
 
 
 def _by_windows(node: Node, x: Array, filter: Array) -> Array:
-    """Under a value of any channel that is not finite."""
+    """Returns True for results whose window has a non-finite value in any channel."""
     met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
     attrs = {**node.attrs, "groups": 1}
     if attrs.get("output_shape"):
@@ -49,6 +49,6 @@ def _by_windows(node: Node, x: Array, filter: Array) -> Array:
 
 
 def _by_channels(shape: ConvShape, filter: Array) -> Array:
-    """In the output channels with a weight that is not finite."""
+    """Returns True for output channels that have a non-finite weight."""
     odd = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
     return np.asarray(odd.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

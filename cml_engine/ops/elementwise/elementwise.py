@@ -1,7 +1,7 @@
-"""The elementwise operators, a row each: what it is in HLSL and in NumPy, and how exact it is.
+"""The elementwise operators: one row each with the HLSL, the NumPy function and the tolerance.
 
-``row.py`` makes everything else of a row. Where HLSL's own function is missing, loose or
-wrong at the edges, the expression calls ours of ``shaders_hlsl/include/pointwise.hlsli``.
+``row.py`` derives everything else from a row. If HLSL's own function is missing, imprecise or
+wrong at the edges, the expression calls one of ``shaders_hlsl/include/pointwise.hlsli``.
 """
 
 from __future__ import annotations
@@ -59,13 +59,16 @@ def _round(x: Array) -> Any:
 
 
 def _clamp(x: Array, low: Array, high: Array) -> Any:
-    """A NaN stays one; a bound that is one does not bound."""
+    """Clamps ``x``; a NaN in ``x`` stays NaN, and a bound that is NaN has no effect."""
     y = np.where(x > high, high, x)
     return np.where(y < low, low, y)
 
 
 def _pow(x: Array, y: Array) -> Any:
-    """NumPy takes one exponent of 0.5 for a square root, which is another at -0 and -infinity."""
+    """Computes a power; corrects NumPy, which computes an exponent of 0.5 as a square root.
+
+    The square root differs from the power at -0 and -infinity.
+    """
     power = np.power(x, y)
     if np.size(y) == 1 and np.all(y == 0.5):
         power = np.where(np.isneginf(x), np.inf, power + 0.0)

@@ -20,14 +20,14 @@ _PIECE = 8192
 
 @cache
 def _knots() -> tuple[Array, Array]:
-    """erf and its slope at equal distances."""
+    """Returns erf and its slope at equidistant points."""
     x = np.linspace(0.0, _END, _KNOTS + 1)
     slope = 2 / math.sqrt(math.pi) * np.exp(-x * x)
     return np.array([math.erf(v) for v in x]), slope
 
 
 def _in_pieces(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The same of every element, three times as fast on large arrays."""
+    """Applies an elementwise function in pieces, which is three times as fast on large arrays."""
 
     @wraps(function)
     def pieces(x: Array) -> Array:
@@ -41,7 +41,8 @@ def _in_pieces(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 @_in_pieces
 def erf(x: Array) -> Array:
-    """NumPy has none: a cubic through values and slopes of Python's own."""
+    """Computes erf, which NumPy lacks, by cubic interpolation of values from Python's
+    ``math.erf``."""
     value, slope = _knots()
     step = _END / _KNOTS
     at = np.nan_to_num(np.abs(x).astype(np.float64), nan=0.0).clip(0, _END * (1 - 1e-12))

@@ -22,7 +22,8 @@ _ZEROS = np.zeros(_BLOCK, np.float32)
 
 
 def apply_in_place(formula: Formula, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
-    """``x = formula(x, *others)``; False (and nothing done) where there is no way to do so here."""
+    """Computes ``x = formula(x, *others)`` in place; returns False and does nothing if not
+    possible."""
     if not all(_fits(x, other) for other in others):
         return False
     views = [left_view(other, x.ndim) for other in others]

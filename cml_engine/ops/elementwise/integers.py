@@ -1,7 +1,7 @@
-"""Elementwise operators of integers, and on floats those that only integers and tests need.
+"""Elementwise operators of integers, and operators of floats that only integers and tests need.
 
-An integer has 32 bits and wraps around. Unsigned numbers are carried by the same bits: sums,
-products, logic and shifts are theirs too. The rest of a row is as in ``operators.py``.
+An integer has 32 bits and wraps around. Unsigned numbers use the same bits, so sums, products,
+logic and shifts apply to them too. The other fields of a row are as in ``operators.py``.
 """
 
 from __future__ import annotations

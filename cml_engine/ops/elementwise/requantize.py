@@ -1,7 +1,8 @@
-"""The rule of integer inference (docs/integer.md) as elementwise operators: sums become words.
+"""The rule of integer inference (docs/integer.md) as elementwise operators that turn sums into
+words.
 
-Words and sums are whole numbers in floats. Integer networks are made of these operators when they
-are compiled (``cml_engine/compiler/integer/``); no model's text has them.
+Words and sums are integers in floats. The compiler builds integer networks from these operators
+(``cml_engine/compiler/integer/``); they do not appear in the text of a model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _WORD = {"low": -127.0, "high": 127.0}
 
 
 def _whole(*shape: int, most: int = 1 << 24) -> Array:
-    """Whole numbers, as many small as large ones."""
+    """Returns random integers with uniformly distributed magnitudes."""
     size = _RANDOM.integers(0, most.bit_length(), shape)
     return np.asarray(_RANDOM.integers(-(1 << size), (1 << size) + 1), np.float32)
 
@@ -132,8 +133,8 @@ def _row(
 
 
 def _enter(op: Lowering) -> Iterator[Dispatch]:
-    """An input becomes words in whatever layout these lie: never a plain map of 32 bits, where
-    they need not."""
+    """Lowers the quantization of an input directly to the words' layout, without a plain 32-bit
+    map."""
     if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
         entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
         return shuffle.regrouped(op, words=entry)

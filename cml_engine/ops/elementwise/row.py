@@ -45,16 +45,16 @@ MAX_OPERANDS = 7
 
 @dataclass(frozen=True)
 class Row:
-    """One elementwise operator: its :class:`Formula`, and its tests.
+    """One elementwise operator: its :class:`Formula` and its tests.
 
     Parameters
     ----------
-    attrs : attributes in the order in which ``numpy`` takes them, each with test values.
-    low, high : test values of the operands lie between these.
-    extra : more test inputs, arrays of special values.
-    traits : what else passes know of it.
-    custom : it is not one of NNEF's.
-    brief : tested on a few shapes only: all rows share the ways to walk them.
+    attrs : attributes in the order of ``numpy``'s arguments, each with test values.
+    low, high : the range of the operands' test values.
+    extra : further test inputs: arrays of special values.
+    traits : further properties that passes use.
+    custom : True if it is not an operator of NNEF.
+    brief : test a few shapes only, because all rows share the code that iterates over them.
     """
 
     name: str
@@ -116,7 +116,7 @@ def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
 
 
 def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
-    """Returns the type that ``?`` stands for: that of the first operand declared with it."""
+    """Returns the type of ``?``: that of the first operand declared with it."""
     return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
 
 
@@ -159,7 +159,8 @@ class Link:
 def launch(
     row: Formula, values: Sequence[float], operands: Sequence[Operand], out: Operand
 ) -> Dispatch:
-    """One elementwise step over any tensors, for operators that are made of several steps."""
+    """Returns one elementwise dispatch over any tensors, for operators that consist of several
+    steps."""
     return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
 
 
@@ -189,7 +190,7 @@ def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
-    """The node's operator and those fused to it, over the tensors of those names."""
+    """Returns the node's operator and its fused operators as a chain over the named tensors."""
     if not op.epilogues:
         return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
     links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
@@ -203,7 +204,8 @@ def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
 
 
 def _vectorises(steps: Walk) -> bool:
-    """Four neighbours of the result are four neighbours, or one element, of every operand."""
+    """Returns True if four neighbours of the result are four neighbours, or one element, of each
+    operand."""
     return steps.extents[-1] % 4 == 0 and all(
         s[-1] == 0 or (s[-1] == 1 and all(step % 4 == 0 for step in s[:-1])) for s in steps.strides
     )
@@ -233,11 +235,11 @@ def _params(
 def _chain_defines(
     chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
 ) -> dict[str, int | str]:
-    """``CHAIN``: statements that leave the result of link i in ``r<i>``; ``LAST`` is the last's.
+    """Returns ``CHAIN``, statements that store the result of link i in ``r<i>``, and ``LAST``.
 
-    What one link gives another goes through ``cml_sealed``: drivers make one multiply-add of a
-    product and a sum, and ``a`` of ``(a + b) - b``, where they see both. All operands but the first
-    have another seal: drivers make 0 of ``a - a``, also where ``a`` is infinite.
+    Values between links pass through ``cml_sealed``, because drivers fuse a product and a sum
+    into one multiply-add, and simplify ``(a + b) - b`` to ``a``. All operands but the first use
+    another seal, because drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
     """
     element = HLSL_TYPE[out.dtype]
     statements, first = [], 0
@@ -359,8 +361,10 @@ def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
 
 
 def declare(row: Row, cases: Sequence[Case] = (), kernel: Kernel | None = None) -> OpSpec:
-    """Register the operator and everything that follows from its row; ``cases`` in the place of
-    those with random values, ``kernel`` of the usual one."""
+    """Registers the operator of a row.
+
+    ``cases`` replace the cases with random values, and ``kernel`` replaces the default kernel.
+    """
     ROWS[row.name] = row
     formula = row.formula
     return define(

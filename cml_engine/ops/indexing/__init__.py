@@ -1,1 +1,1 @@
-"""Operators whose operand says which elements they read or write."""
+"""Operators with an operand that selects the elements they read or write."""

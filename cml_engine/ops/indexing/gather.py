@@ -107,8 +107,10 @@ def _cast_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _cast_cpu(attrs: Attrs, x: Array) -> Array:
-    """scalar -> integer is cut off towards zero; what an integer cannot hold becomes the nearest
-    that it can, NaN becomes 0 (C leaves both open, and every processor differs)."""
+    """Converts the type; floats are truncated towards zero and clamped to the integer range.
+
+    NaN becomes 0. C leaves out-of-range values undefined, and processors differ.
+    """
     if attrs.dtype == "integer" and x.dtype.kind == "f":
         limit = np.iinfo(np.int32)
         return np.nan_to_num(x.astype(np.float64)).clip(limit.min, limit.max).astype(np.int32)
@@ -126,7 +128,7 @@ def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
-    """Every element by itself."""
+    """Returns a dispatch that converts every element."""
     defines = {"CAST": 1, "ITEMS": _ITEMS, **kind}
     return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 

@@ -1,4 +1,4 @@
-"""``integer_table``: a function of one word, as a table of integers says it (docs/integer.md)."""
+"""``integer_table``: a function of one word, tabulated in integers (docs/integer.md)."""
 
 from __future__ import annotations
 

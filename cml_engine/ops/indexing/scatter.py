@@ -39,8 +39,7 @@ _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum
 
 
 def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
-    """Raises :class:`ShapeError` if the indices' lines along the axis are not among those of
-    ``x``."""
+    """Raises :class:`ShapeError` if the indices exceed ``x`` along an axis other than ``axis``."""
     check_type("integer", indices=indices)
     check_axis(axis, x.rank)
     fits = indices.rank == x.rank and all(
@@ -141,7 +140,7 @@ _GATHER = Kernel(
 
 
 def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Without the looking for updates, which depends on the device."""
+    """Returns the cost without the search for updates, which depends on the device."""
     return Cost.moving(inputs[2].size, inputs, outputs)
 
 
@@ -151,7 +150,7 @@ _IN_ORDER = Tolerance(
 
 
 def _index(high: int, *shape: int) -> Random:
-    """Some of them from the end."""
+    """Returns random indices, some of which count from the end."""
     return Random(shape, -high, high, "integer")
 
 

@@ -1,8 +1,8 @@
-"""Three ways to scatter on a GPU; each gives a place's updates to one thread, in their order.
+"""Three ways to scatter on a GPU; each lets one thread apply the updates of an element in order.
 
-Where indices are constants, the updates of every slot are listed at load. Where they are computed
-and the last update of a slot is all that counts, every slot is marked with its number first. Else
-threads look through all updates for those of their own slots.
+For constant indices, the updates of every slot are listed at load. For computed indices, if only
+the last update of a slot counts, every slot is first marked with that update's number. Otherwise
+threads search all updates for those of their own slots.
 """
 
 from __future__ import annotations
@@ -114,9 +114,12 @@ def _looked(
     kind: int,
     geometry: Mapping[str, Any],
 ) -> Iterator[Dispatch]:
-    """A thread has a range of a line's slots, and looks through all updates of that line: one for
-    each slot where updates are few, fewer where looking would be most of the work. Of very many
-    updates a launch does those that a thread's loops may turn for."""
+    """Yields dispatches in which each thread searches all updates of a line for its range of slots.
+
+    With few updates there is one thread per slot; with many there are fewer threads, to reduce
+    the searching. Very many updates are split into launches that respect the limit of loop
+    turns.
+    """
     part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
     for begin in range(0, max(updates, 1), part):
         params = {
@@ -133,7 +136,8 @@ def _looked(
 def _listed(
     op: Lowering, places_of: PlacesOf, indices: Array, row: int, kind: int
 ) -> Iterator[Dispatch]:
-    """A copy, then a thread for each value of the slots that have updates."""
+    """Yields a copy, then a dispatch with a thread for each value of the slots that have
+    updates."""
     (x, index_name, updates), (y,) = op.in_names, op.out_names
     fact = op.inputs[0]
     lists = _lists(places_of(op.attrs, indices, fact.shape)[0])

@@ -57,8 +57,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """``batch`` times rows x columns sums over ``inner``; ``bias`` is a tensor per column.
-    ``windows``: the columns of B overlap and are read where they lie; the rows are channels."""
+    """A batch of matrix products: rows x columns sums over ``inner``, with a bias per column.
+
+    With ``windows``, the columns of B overlap and are read in place; the rows are channels.
+    """
 
     op: Lowering
     a: Matrix
@@ -133,8 +135,8 @@ def _is_half(p: MatrixProduct) -> bool:
 
 
 def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...]) -> str:
-    """B, a constant, in the order of ``dims`` for each of its matrices; in as many bits as it is
-    stored in."""
+    """Packs the constant B, each of its matrices in the order of ``dims``, in its stored
+    precision."""
     count = prod(value.shape[:-2])
     source = value.reshape(count, *value.shape[-2:])
     half = _is_half(p)
@@ -161,7 +163,7 @@ def _may_reduce(p: MatrixProduct) -> bool:
 
 
 def _reduces(p: MatrixProduct) -> bool:
-    """Few results with a long sum: too few threads if each of them had a whole sum to do."""
+    """Returns True for few results with long sums, which would give too few threads otherwise."""
     by_rows = p.b.inner == 1 or p.op.constant(p.b.name) is not None
     if p.rows <= 4 or p.columns <= 4:
         return by_rows or p.columns <= 1024
@@ -169,8 +171,10 @@ def _reduces(p: MatrixProduct) -> bool:
 
 
 def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
-    """B with its columns side by side, in rows of whole vectors: packed where it is constant,
-    copied where there are enough rows of A to make up for it."""
+    """Returns the product with adjacent columns of B, in rows of whole vectors.
+
+    A constant B is packed; a computed one is copied if A has enough rows to repay the copy.
+    """
     op, value = p.op, p.op.constant(p.b.name)
     if value is None and p.rows < 8:
         return p, []
@@ -195,7 +199,7 @@ def usual_tile(p: MatrixProduct) -> MatmulTile:
 
 
 def _k_last(p: MatrixProduct) -> MatrixProduct:
-    """B with k as its last axis, which is packed so if it is constant."""
+    """Returns the product with k as the last axis of B, if B is constant and can be packed."""
     value = p.op.constant(p.b.name)
     if value is None or (p.b.k_last and not _is_half(p)):
         return p
@@ -272,7 +276,8 @@ def _launches(
     step: int,
     k_unit: int = 1,
 ) -> Iterator[Dispatch]:
-    """One dispatch per ``step`` of the sum, each going on from what the one before has stored."""
+    """Yields one dispatch per ``step`` of the sum; each adds to the stored results of the
+    previous one."""
     op, tensors = p.op, [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
     epilogue = epilogue_of(op, len(tensors))
     tensors += [*epilogue.tensors, op.out_names[0]]
@@ -336,7 +341,8 @@ def _batch(
 
 
 def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
-    """The cost of adding the products [begin, end); all but the first part read what is there."""
+    """Returns the cost of adding the products [begin, end), including reads of earlier partial
+    sums."""
     k = end - begin
     read = prod(p.batch) * (p.rows + p.columns) * k + (p.results if begin else 0)
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)

@@ -63,7 +63,7 @@ def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
 
 
 def _wrapped(wide: Array) -> Array:
-    """Whole numbers below 2^53 in size, cut to 32 bits."""
+    """Wraps integers below 2^53 to 32 bits."""
     return wide.astype(np.int64).astype(np.int32)
 
 

@@ -1,8 +1,8 @@
-"""matmul and linear: products of matrices.
+"""The operators matmul and linear.
 
-Two kernels (``matmul.hlsl``): register tiles, and, for few results with a long sum, a workgroup
-per few results. What is chosen here is which, how large the tiles are, and in what order the
-operands must lie for it: constants are packed so at load, others are copied where that pays.
+There are two kernels (``matmul.hlsl``): register tiles, and a workgroup per few results for few
+results with long sums. This module chooses the kernel, the tile size and the memory order of the
+operands: constants are packed at load, others are copied if that pays off.
 """
 
 from __future__ import annotations

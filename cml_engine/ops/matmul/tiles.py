@@ -1,4 +1,4 @@
-"""Tiles of a product of matrices: what a workgroup computes, and which fits a product."""
+"""The tiles of a matrix product that a workgroup computes, and the choice of a tile."""
 
 from __future__ import annotations
 

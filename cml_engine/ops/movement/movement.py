@@ -1,7 +1,8 @@
-"""Operators that only move elements: reshape and its kin, transpose, concat, split, slice, tile.
+"""Operators that only move elements: reshape and related ones, transpose, concat, split, slice,
+tile.
 
-Any dtype will do, for on the GPU every element is a 32-bit word. reshape, squeeze and unsqueeze
-move nothing at all: their result is the input's memory. The others are strided copies
+They support any dtype, because every element is a 32-bit word on the GPU. reshape, squeeze and
+unsqueeze move nothing: their result is the input's memory. The others are strided copies
 (``strided.py``), one for each tensor that is read or written.
 """
 
@@ -136,7 +137,7 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
 def _define_shape(
     name: str, infer: Callable[[Attrs, Fact], Fact], rows: RowsOf, *cases: Case
 ) -> None:
-    """An operator whose result is the same memory in the shape that ``infer`` says."""
+    """Registers an operator whose result is the same memory in the shape from ``infer``."""
     define(
         OpSpec(
             name,
@@ -189,7 +190,7 @@ _define_shape(
 
 
 def _order(attrs: Attrs, rank: int) -> list[int]:
-    """All axes in their new order; those that ``axes`` does not name stay at the end."""
+    """Returns the full permutation; axes missing from ``axes`` keep their order at the end."""
     axes = [int(a) for a in attrs.axes]
     if len(axes) > rank or sorted(axes) != list(range(len(axes))):
         raise ShapeError(

@@ -155,7 +155,7 @@ def _params(dims: Sequence[_Dim]) -> dict[str, Any]:
 
 
 def _word(value: float, dtype: str) -> int:
-    """The 32-bit word of a value of that dtype on the GPU."""
+    """Returns a value of that dtype as a 32-bit word of the GPU."""
     if dtype == "logical":
         return int(bool(value))
     return int(np.asarray(value, NUMPY_DTYPE[dtype]).view(np.uint32))

@@ -1,8 +1,8 @@
-"""``pixel_shuffle``: channels become places, as behind a convolution that makes a map larger.
+"""``pixel_shuffle``: moves channels to positions, as after a convolution that enlarges a map.
 
 Models write it as a transpose between two reshapes, which works on plain maps. Integer networks,
-whose maps lie packed in blocks of channels, have it as one operator: its kernel takes and gives
-blocks. With a factor of 1 it is a way from one layout to another.
+whose maps are packed in blocks of channels, have it as one operator whose kernel reads and
+writes blocks. With a factor of 1 it converts between layouts.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def ranges(attrs: Attrs, x: Fact) -> list[Range]:
 
 
 def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
-    """The outermost axis that it does not take all of, and where it begins; a run of memory if it
-    takes all of those inside."""
+    """Returns the outermost axis that is cut and the offset of its start; None if not
+    contiguous."""
     taken = ranges(attrs, x)
     cut = [i for i, part in enumerate(taken) if part != (0, x.shape[i], 1)]
     if not cut:
@@ -106,7 +106,7 @@ def _slice_cpu(attrs: Attrs, x: Array) -> Array:
 def _prepare_slice(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
-    """A session's slices are views."""
+    """Returns a function whose result is a view."""
     taken = ranges(attrs, facts[0])
     ends = [first + count * step for first, count, step in taken]
     places = tuple(
@@ -129,7 +129,7 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
 def _taken(
     ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
 ) -> Copy:
-    """The copy of those ranges, from the offsets ``at`` of source and target."""
+    """Returns the copy of those ranges; ``at`` has the offsets of source and target."""
     counts = [count for _, count, _ in ranges]
     walk = [s * step for s, (_, _, step) in zip(src, ranges, strict=True)]
     offset = sum(s * first for s, (first, _, _) in zip(src, ranges, strict=True))
@@ -137,8 +137,11 @@ def _taken(
 
 
 def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
-    """The same between blocks of four channels: one copy where blocks stay whole, else one for
-    each of the result's lanes, whose channels are four steps apart."""
+    """Yields copies of those ranges between blocks of four channels.
+
+    There is one copy if blocks stay whole, otherwise one per lane of the result, whose channels
+    are four steps apart.
+    """
     first, count, step = ranges[1]
     src, dst = strides(x), strides(y)
     batch, spatial = ranges[0], ranges[2:]
@@ -158,7 +161,8 @@ def _keeps_blocks(channels: Range) -> bool:
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Words are moved, of which a channel in 16 bits is but a part."""
+    """Returns "alike" if whole blocks are moved; a 16-bit channel is only a part of a moved
+    word."""
     x = facts[node.inputs[0]]
     whole = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
     return "alike" if whole else "none"

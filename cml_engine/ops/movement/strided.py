@@ -1,8 +1,8 @@
-"""Strided copies: the one kernel behind transpose, concat, split, slice, stack, tile and others.
+"""Strided copies: the kernel of transpose, concat, split, slice, stack, tile and others.
 
-A copy is a box of indices with, for each dimension, how far one step moves in the source and in
-the destination. Dimensions that both sides walk as one are merged, so that most copies come down
-to one, two or three of them, whatever the tensor's rank.
+A copy is a box of indices with a source stride and a target stride per dimension. Dimensions
+that are contiguous in both are merged, so most copies have one to three dimensions, whatever the
+tensor's rank.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
-    """The tensor's extents in words as they lie: of blocked feature maps axis 1 counts blocks, and
-    a last axis the words of one."""
+    """Returns the tensor's extents in 32-bit words in memory order.
+
+    For blocked feature maps, axis 1 counts blocks, and a last axis the words of a block.
+    """
     shape = op.fact(name).shape
     if op.is_blocked(name):
         return (shape[0], -(-shape[1] // 4), *shape[2:], block_words(op.layout(name)))
@@ -77,13 +79,13 @@ def box(
     src_offset: int = 0,
     dst_offset: int = 0,
 ) -> Copy:
-    """A copy of a box of that ``shape``, its dimensions merged where both sides allow it."""
+    """Returns a copy of a box of that ``shape`` with dimensions merged where possible."""
     dims = tuple(Dim(*d) for d in zip(shape, src, dst, strict=True))
     return Copy(collapse(dims), src_offset, dst_offset)
 
 
 def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The same indices in the same order by as few dimensions as can be, at least one."""
+    """Merges dimensions without changing the order of indices; returns at least one."""
     merged: list[Dim] = []
     for dim in dims:
         if dim.extent == 1:
@@ -97,7 +99,7 @@ def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def copied(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
-    """The dispatches that do copies between two tensors; there is none for a copy of nothing."""
+    """Returns the dispatches of copies between two tensors; empty copies have none."""
     return (_dispatch(op, source, target, copy) for copy in copies if copy.size)
 
 
@@ -196,8 +198,11 @@ def _in_vectors(copy: Copy, words: int) -> Copy:
 
 
 def _long_rows(copy: Copy) -> Copy:
-    """The two innermost dimensions exchanged where that makes rows long: saves divisions. A CPU
-    writes every word by itself, so that they need not be neighbours."""
+    """Exchanges the two innermost dimensions if that makes rows long, which saves divisions.
+
+    Only for CPU drivers, which write every word separately, so that neighbours need not be
+    adjacent.
+    """
     *outer, above, row = (Dim(1, 0, 0), *copy.dims)
     if row.extent < _ITEMS and above.extent >= _LONG_ROW:
         return replace(copy, dims=(*outer[1:], row, above))

@@ -1,7 +1,8 @@
-"""Windows as columns: col2im adds them up, deform_columns reads them where a network says.
+"""Windows as columns: col2im adds columns up, deform_columns reads them at computed positions.
 
-A column holds a window's values, channel by channel, row-major in each. A convolution is a product
-of its filter and columns, so a deformable one is ``deform_columns`` and a ``conv`` of extent 1.
+A column holds a window's values, channel by channel, row-major in each. A convolution is a
+product of its filter and columns, so a deformable one is ``deform_columns`` and a ``conv`` of
+extent 1.
 """
 
 from __future__ import annotations
@@ -159,8 +160,10 @@ def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
 
 
 def _between(x: Array, y_at: Array, x_at: Array) -> Array:
-    """Values of planes ``[N, C, H, W]`` between their neighbours, zeros around them; the positions
-    ``[N, …]`` are those of all channels."""
+    """Interpolates planes ``[N, C, H, W]`` bilinearly at positions ``[N, …]``, with zeros outside.
+
+    All channels use the same positions.
+    """
     height, width = x.shape[2:]
     item = np.arange(len(x)).reshape(-1, *[1] * (y_at.ndim - 1))
     low_y, low_x = np.floor(y_at), np.floor(x_at)

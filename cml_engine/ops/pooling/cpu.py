@@ -22,7 +22,8 @@ def _reverse(attrs: Attrs, x: Array) -> Window:
 
 
 def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
-    """For every place that windows touch on an axis: the input's index, and if it has one."""
+    """Returns the input index of every position that windows read on an axis, and a validity
+    mask."""
     at = np.arange(-axis.before, (axis.narrow - 1) * axis.stride + axis.reach - axis.before)
     index = border_index(border, at, axis.wide)
     inside = (index >= 0) & (index < axis.wide)
@@ -30,7 +31,7 @@ def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
 
 
 def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
-    """The input with its border as far as windows reach; ``fill`` where there is no value."""
+    """Returns the input padded as far as windows reach; ``fill`` replaces missing values."""
     for i, axis in enumerate(window):
         index, inside = _positions(axis, border)
         shape = [1] * x.ndim
@@ -44,7 +45,7 @@ def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
 
 
 def taps_of(padded: Array, window: Window) -> Iterator[Array]:
-    """A view per tap, row-major: the value that each window has there."""
+    """Yields a view per tap in row-major order: the value of each window at that tap."""
     for tap in product(*(range(axis.size) for axis in window)):
         parts = [
             slice(t * a.dilation, t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
@@ -133,7 +134,7 @@ def sample(attrs: Attrs, x: Array, index: Array) -> Array:
 
 
 def _spread(terms: Iterable[Array], window: Window) -> Array:
-    """Add ``terms``, one array per tap, where their windows lie on the wide side."""
+    """Adds ``terms``, one array per tap, at the positions of their windows on the wide side."""
     left = [max(-a.before, 0) for a in window]
     reach = [max((a.narrow - 1) * a.stride + a.reach, a.before + a.wide) for a in window]
     canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
@@ -146,8 +147,11 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
 
 
 def debox(attrs: Attrs, x: Array) -> Array:
-    """Every value goes to its whole window; overlaps add, or with ``normalize`` average: over
-    the window's volume, with border 'ignore' over the windows that there are."""
+    """Adds every value to its whole window.
+
+    With ``normalize``, sums are divided by the window's volume or, with border 'ignore', by the
+    number of windows that overlap there.
+    """
     window = _reverse(attrs, x)
     total = _spread(repeat(x, volume(window)), window)
     if attrs["normalize"] and attrs["border"] == "ignore":
@@ -158,7 +162,7 @@ def debox(attrs: Attrs, x: Array) -> Array:
 
 
 def desample(attrs: Attrs, x: Array, index: Array) -> Array:
-    """Every value goes to the place ``index`` of its window; collisions add."""
+    """Adds every value at position ``index`` of its window."""
     window = _reverse(attrs, x)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)

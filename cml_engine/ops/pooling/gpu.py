@@ -57,7 +57,7 @@ class Sliding:
 
     @property
     def reduction(self) -> Reduction | None:
-        """The same over everything, where there is such a reduction."""
+        """The corresponding reduction over the whole input; None if there is none."""
         if self.reverse or self.root or self.kind not in ("SUM", "MAX", "INDEX"):
             return None
         kind = "SUM" if self.kind == "SUM" else "MAX"
@@ -206,7 +206,7 @@ def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
-    """Some taps in each launch."""
+    """Yields dispatches that each process some of the taps."""
     count, taps = node.outs[0].fact.size, volume(node.window)
     params = {**_general(node.walk, node.what.reverse), "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
@@ -304,7 +304,7 @@ def _window_params(axes: Sequence[WindowAxis], reverse: bool) -> dict[str, list[
 
 
 def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
-    """Any window: dimensions innermost first, those without a window owned by none."""
+    """Returns the parameters for any window, with the innermost dimensions first."""
     axes = [a for a in range(len(walk.window) - 1, -1, -1) if walk.windowed[a]]
     dims = walk.dims[::-1]
     return {
@@ -323,7 +323,7 @@ def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
 
 
 def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
-    """``[outer, H, W, inner]``, or None where the window is of another form."""
+    """Returns the parameters for ``[outer, H, W, inner]``; None for windows of another form."""
     dims = _merged(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)

@@ -1,7 +1,8 @@
-"""Operators that slide a window: box, the pools, sample, and debox and desample backwards.
+"""Operators that slide a window: box, the pools, sample, and the reverse ones debox and desample.
 
-Windows have an extent for every dimension, batch and channels included. The default border
-'constant' lets its zeros take part, also in a maximum: exporters that mean otherwise say 'ignore'.
+Windows have an extent for every dimension, including batch and channels. The zeros of the
+default border 'constant' take part, also in a maximum; exporters that exclude them write
+'ignore'.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Every tap of every window is computed; the input is taken to be read once."""
+    """Returns the cost of computing every tap of every window and reading the input once."""
     taps = prod(attrs["size"])
     windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
     return Cost.moving(per_tap * taps * windows, inputs, outputs)
@@ -184,7 +185,7 @@ def _desample_case(shape: tuple[int, ...], attrs: dict[str, Any], note: str) -> 
 
 
 def _any_tap(shape: tuple[int, ...], attrs: dict[str, Any]) -> Random:
-    """Any place of the window, and one that is none: it gives nothing."""
+    """Returns random taps of the window, and one index past it, which has no effect."""
     return Random(shape, 0, prod(attrs["size"]) + 1, "integer")
 
 

@@ -66,8 +66,9 @@ class Reduction:
     """The operation of a reduction.
 
     ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL. ``index`` returns the position of the extreme
-    instead of its value. ``term`` is what is reduced, of the element ``v`` and of ``m``, the
-    value of another tensor at the result's place. ``mean`` divides by the number of elements.
+    instead of its value. ``term`` is the reduced expression of the element ``v`` and of ``m``,
+    the value of another tensor at the result's position. ``mean`` divides by the number of
+    elements.
     """
 
     kind: str
@@ -267,8 +268,11 @@ def _defines(
 def _first_stage(
     op: Lowering, axes: Sequence[int], x: Operand, out: Operand, other: Operand, natural: bool
 ) -> _Stage:
-    """Kept dimensions in the order of the result's memory; reduced ones in the source's, or in
-    NNEF's own where positions are counted (``natural``)."""
+    """Returns the first stage, with kept dimensions in the memory order of the result.
+
+    Reduced dimensions are in the source's memory order, or in NNEF's order if positions are
+    counted (``natural``).
+    """
     tensors = (x, out, other)
     rank = x.fact.rank
     if any(t.layout in BLOCKED for t in tensors):
@@ -305,8 +309,10 @@ def _order(places: Shape, layout: str) -> Shape:
 
 
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
-    """One dispatch where a workgroup (or thread) can hold the whole of what is summed; else the
-    greatest value, the sum of exponentials and the quotient one after the other."""
+    """Yields one dispatch if a workgroup or thread can hold a whole line.
+
+    Otherwise yields dispatches for the maximum, the sum of exponentials and the quotient.
+    """
     if out.fact.size:
         shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))
         partial = Operand("", Fact("scalar", shape), PLAIN if 1 in axes else x.layout)

@@ -61,8 +61,10 @@ def _top_k_cpu(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Each value's place is counted among the others of its line; a long line is cut into chunks,
-    and their values in order are merged, two runs at a time."""
+    """Yields dispatches that rank each value among the others of its line.
+
+    A long line is cut into chunks, whose sorted values are merged, two runs at a time.
+    """
     x, axis, k = op.inputs[0], op.attrs.axis, int(op.attrs.k)
     if op.outputs[0].size == 0:
         return
@@ -102,7 +104,7 @@ def _front(extent: int, chunk: int, k: int) -> int:
 
 
 def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Every value is compared with all others of its line."""
+    """Returns the cost of comparing every value with all others of its line."""
     return Cost.moving(2.0 * inputs[0].size * inputs[0].shape[attrs.axis], inputs, outputs)
 
 

@@ -82,7 +82,7 @@ def _cpu_axes(attrs: Attrs) -> tuple[int, ...]:
 
 
 def _sum(x: Array, axes: tuple[int, ...], mean: bool) -> Array:
-    """Summed in double: NumPy is only careful along neighbours."""
+    """Sums in float64, because NumPy's pairwise summation only applies to the innermost axis."""
     total = np.asarray(np.sum(x, axes, np.float64, keepdims=True))
     if mean:
         count = prod(x.shape[a] for a in axes)

@@ -56,7 +56,8 @@ def _nonzero_cpu(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Counts by blocks; where each block's begin; what is left over, and the places."""
+    """Yields dispatches that count by blocks, compute the blocks' offsets, and write the
+    positions."""
     (x,), (y, count) = op.in_names, op.out_names
     fact, room = op.inputs[0], int(op.attrs.capacity)
     block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
@@ -186,7 +187,8 @@ def _nms_cpu(attrs: Attrs, boxes: Array, scores: Array) -> list[Array]:
 
 
 def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
-    """A workgroup for each class of each batch item selects, then every row finds its box."""
+    """Yields a dispatch with a workgroup per class and batch item, then one that gathers the
+    boxes."""
     (boxes, scores), (y, count) = op.in_names, op.out_names
     fact, attrs = op.inputs[1], op.attrs
     lines, most = prod(fact.shape[:2]), _most(attrs, fact)
@@ -222,7 +224,7 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _nms_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Every selected box is compared with all of its class."""
+    """Returns the cost of comparing every selected box with all others of its class."""
     compared = inputs[1].size * max(_most(attrs, inputs[1]), 1)
     return Cost.moving(16.0 * compared, inputs, outputs)
 

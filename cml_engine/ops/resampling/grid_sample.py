@@ -1,8 +1,8 @@
-"""grid_sample: a feature map read at positions that another tensor holds.
+"""grid_sample: reads a feature map at the positions in another tensor.
 
-A position has a number for each spatial axis, the innermost axis first, from -1 (the first value)
-to 1 (the last one). Positions are data that other operators computed: NaN is taken for 0, and what
-lies further out than single precision counts one by one is brought back to there.
+A position has a number for each spatial axis, the innermost axis first, from -1 (the first
+value) to 1 (the last one). Positions are computed data: NaN counts as 0, and positions beyond
+the range of exact integers in float32 are clamped to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Up- and downsampling of the spatial axes by whole factors.
+"""Up- and downsampling of the spatial axes by integer factors.
 
-The nearest ones only move elements: they are strided copies. Any of them takes feature maps in
-blocks of four channels, where one item is four channels' values.
+The nearest ones only move elements: they are strided copies. All support feature maps in blocks
+of four channels, where one item holds the values of four channels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ITEMS = 4
 
 
 def _factors(attrs: Attrs, x: Fact) -> list[int]:
-    """One factor for each spatial axis."""
+    """Returns one factor for each spatial axis."""
     if x.rank not in (3, 4, 5):
         raise ShapeError(
             f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
@@ -90,7 +90,7 @@ def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
 
 
 def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
-    """The rows beside those that are wanted are made too, of what is not beside them."""
+    """Returns the row dependence; neighbouring rows are computed too, and then discarded."""
     if attrs.method == "aligned" or axis < 2:
         return None  # there each row's weights hang on how many rows there are
     factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
@@ -141,7 +141,7 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
 
 
 def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array, Array]]:
-    """For one axis: indices and weights of both values that a result depends on."""
+    """Yields the indices and weights of both values that each result on an axis depends on."""
     t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
     first = np.floor(t).astype(np.int64)
     for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
@@ -262,7 +262,7 @@ def _kernel(
 
 
 def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """area_downsample adds everything that it reads."""
+    """Returns the cost of area_downsample, which adds everything that it reads."""
     return Cost.moving(inputs[0].size, inputs, outputs)
 
 

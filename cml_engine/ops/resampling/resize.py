@@ -40,8 +40,11 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def fraction(coordinates: str, i: Array, extent: int, size: int) -> tuple[Array, int]:
-    """Position of result ``i`` among the source's indices, as numerators and a denominator: a
-    position on a boundary between two values must not depend on rounding."""
+    """Returns the source positions of results ``i`` as numerators and a denominator.
+
+    Integers are used so that a position on the boundary between two values does not depend on
+    rounding.
+    """
     if coordinates == "symmetric":
         return (2 * i + 1) * extent - size, 2 * size
     if coordinates == "asymmetric":
@@ -73,7 +76,7 @@ def cubic_weights(t: Array, a: float) -> list[Array]:
 
 
 def axis_taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:
-    """For one axis: indices and weights of each value that a result depends on."""
+    """Returns the indices and weights of each value that the results on an axis depend on."""
     above, below = fraction(attrs.coordinates, np.arange(size), extent, size)
     if attrs.method == "nearest":
         return [(_nearest(attrs, above, below), np.ones(size))]

@@ -101,7 +101,7 @@ def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
 
 
 def _cell_ranges(corners: Array, cells: int, extent: int) -> list[slice]:
-    """A roi's cells on one axis: one size, one stride, cut at the input's edges."""
+    """Returns a roi's cells on one axis: of equal size and stride, clipped to the input."""
     first, last = (int(corner) for corner in corners)
     size = max(last - first, 0)
     starts = [first + i * (size // cells) for i in range(cells)]
@@ -163,7 +163,7 @@ def _resample_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attr
 
 
 def _interpolated(x: Array, at: Array, axis: int) -> Array:
-    """Values between neighbours of an axis; past its ends those of the ends."""
+    """Interpolates linearly along an axis; positions past its ends get the values of the ends."""
     low, end = np.floor(at), x.shape[axis] - 1
     part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
     before = x.take(low.clip(0, end).astype(np.int64), axis)
@@ -264,7 +264,8 @@ _ODD = _rows(
 
 
 def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterator[Case]:
-    """``other``: further attributes in place of ``more``, for two spatial axes."""
+    """Yields test cases; ``other`` has further attributes in place of ``more``, for two spatial
+    axes."""
     two = {"output_size": [3, 2], **more}
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)), two, "inside")
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)[:, None]), two, "index [N,1]")

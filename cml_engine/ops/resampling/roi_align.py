@@ -44,7 +44,7 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 
 
 def _most(extent: int, cells: int) -> int:
-    """Samples of a result on an axis, where they go by the region's size."""
+    """Returns the number of samples per result on an axis, if it depends on the region's size."""
     return -(-2 * extent // cells)
 
 
@@ -63,7 +63,7 @@ def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tu
 
 
 def _neighbours(at: Array, extent: int) -> tuple[Array, Array, Array, Array]:
-    """Two indices and their weights; both weights are 0 further than one value outside."""
+    """Returns two indices and their weights; both weights are 0 more than one value outside."""
     inside = (at >= -1) & (at <= extent)
     at = at.clip(0, extent - 1)
     low = np.floor(at).astype(np.int64)

@@ -1,7 +1,7 @@
-"""``conv`` with one output for each input channel, by tiles. Shader: ``depthwise.hlsl``.
+"""``conv`` with one output per input channel, by tiles. Shader: ``depthwise.hlsl``.
 
 Windows of stride 1 overlap, so a thread that computes a tile of results loads far less than one
-that takes every window by itself. Other depthwise convolutions go by ``tile.py``.
+that loads every window separately. Other depthwise convolutions use ``tile.py``.
 """
 
 from __future__ import annotations

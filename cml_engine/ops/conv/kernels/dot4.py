@@ -1,12 +1,12 @@
-"""``conv`` of bytes: four inputs times four weights, added up, in one operation.
+"""``conv`` of bytes: four products and their sum in one operation.
 
-An integer network's maps of 8 bits lie four channels in a word (``cml_engine/ir/layout.py``), and
-so do its filters here. The kernels are those of ``tile.py`` and ``row_tile.py``; only what they
-multiply is smaller, and what they add up is integers.
+The 8-bit feature maps and filters of an integer network are packed four channels per word
+(``cml_engine/ir/layout.py``). The kernels are those of ``tile.py`` and ``row_tile.py`` with
+integer sums.
 
-Hardware has an instruction for it. A software driver takes the bytes apart and multiplies them one
-by one: where windows overlap it is faster with floats, which ``row_tile.py`` makes of the same
-bytes once for many lanes.
+Hardware has an instruction for this operation. A software driver unpacks the bytes and
+multiplies them one by one. For overlapping windows it is faster with floats, which
+``row_tile.py`` unpacks from the same bytes once for many lanes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
 def lower_line(
     conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], fused: int = 1
 ) -> Iterator[Dispatch]:
-    """A kernel of an input in blocks of four channels; ``fused`` phases are computed together."""
+    """Lowers a convolution whose input is in blocks of four channels.
+
+    ``fused`` is the number of phases that are computed together.
+    """
     op = conv.op
     x = yield from blocks_of(conv)
     groups, params = line_params(conv, tile, fused)

@@ -70,7 +70,7 @@ def _filter(conv: Conv, rows: int) -> str:
 
 
 def _pack_lines(conv: Conv, rows: int) -> Packing:
-    """[row block][line of taps][in][taps of a line][rows]"""
+    """Packs the filter as [row block][line of taps][in][taps of a line][rows]."""
     (source, out, inner), shape = conv.filter_source(), conv.shape
     line = shape.axes3[2].kernel
     blocks = -(-shape.out_channels // rows)

@@ -66,7 +66,7 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
 
 
 def rows_of(conv: Conv) -> int:
-    """Output channels per thread: as many as the registers hold, but few that are padding."""
+    """Returns the output channels per thread: as many as registers hold, with little padding."""
     return 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
 
 
@@ -83,7 +83,7 @@ def usual_tile(conv: Conv) -> ConvTile:
 
 
 def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
-    """Tiles of these rows and columns, without those of which half or more would be padding."""
+    """Returns tiles of these (rows, columns), without tiles that are at least half padding."""
     most = 2 * max(conv.shape.out_channels, 4)
     group = usual_group(conv)
     return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
@@ -116,7 +116,7 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 
 def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
-    """Workgroups, and the parameters of conv.hlsl but for the epilogues'."""
+    """Returns the number of workgroups and the parameters of conv.hlsl, without the epilogues'."""
     shape = conv.shape
     steps, phases = phases_of(conv)
     row_blocks = -(-shape.out_channels // tile.rows)
@@ -136,7 +136,7 @@ def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
 
 
 def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
-    """Defines of conv.hlsl but for how results are stored."""
+    """Returns the defines of conv.hlsl, without those for storing results."""
     return {
         **product_defines(conv, tile),
         **conv.vectors,
@@ -147,7 +147,7 @@ def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
 
 
 def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
-    """Defines of conv_store.hlsli: how results are stored, and what is applied to them before."""
+    """Returns the defines of conv_store.hlsli, which applies epilogues and stores results."""
     out = f"T{first + len(epilogue.tensors)}"
     kind = conv.op.vector_type(conv.op.out_names[0])
     return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}

@@ -1,7 +1,7 @@
-"""``conv`` of one channel by long windows, as a short-time Fourier transform is: a product of two
-matrices, the filter and the windows, which overlap and are read where they lie.
+"""``conv`` of one channel by long windows, such as a short-time Fourier transform.
 
-In blocks of four channels three quarters of the products would be with zeros. Shader:
+It is a product of the filter and the matrix of overlapping windows, which are read in place. In
+blocks of four channels, three quarters of the products would be with zeros. Shader:
 ``shaders_hlsl/matmul/matmul.hlsl``.
 """
 

@@ -78,7 +78,7 @@ def gains(conv: Conv) -> bool:
 
 
 def _waste(conv: Conv, tile: ConvTile) -> float:
-    """Results that are computed for one that is asked for, by whole tiles and workgroups."""
+    """Returns the computed results per needed result, due to whole tiles and workgroups."""
     whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
     return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
 
@@ -194,10 +194,10 @@ def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
 
 
 def in_steps(filter: Array) -> tuple[Array, Array]:
-    """A transformed filter in whole steps of 16 bits, and the steps of each point and row.
+    """Quantizes a transformed filter to 16-bit steps; returns the counts and the step sizes.
 
-    What is computed of them is small beside its terms, so every rounding shows: these are a sixth
-    of a half's.
+    There is one step size per point and row. The results are small compared to their terms, so
+    rounding errors matter; they are a sixth of those of float16.
     """
     step = np.maximum(np.abs(filter).max((2, 3)) / 32767, np.finfo(np.float32).tiny)
     counts = np.rint(filter / step[:, :, None, None, :])
@@ -205,8 +205,10 @@ def in_steps(filter: Array) -> tuple[Array, Array]:
 
 
 def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing:
-    """[36][row block][input block][4 in][rows] of a filter whose axes ``out`` and ``inner`` are
-    its channels."""
+    """Packs a filter as [36][row block][input block][4 in][rows].
+
+    ``out`` and ``inner`` are the axes of its output and input channels.
+    """
     blocks, in_blocks = -(-value.shape[out] // rows), -(-value.shape[inner] // 4)
     inputs = (in_blocks, inner, 4), (4, inner, 1)
     dims = ((_POINTS, 2, 1), (blocks, out, rows), *inputs, (rows, out, 1))
@@ -214,7 +216,11 @@ def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing
 
 
 def _filter_transform() -> Array:
-    """For each finite point p: (1, p, p²) over the product of its distances to the others."""
+    """Returns, for each finite point p, (1, p, p²) divided by the product of its distances to the
+    others.
+
+    The last row is the point at infinity.
+    """
     points = [0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2]
     finite = [[p**k / prod(p - q for q in points if q != p) for k in range(3)] for p in points]
     return np.array([*finite, [0.0, 0.0, 1.0]])
