@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036 - asked before anything that an older one lacks
+if sys.version_info < (3, 11):  # noqa: UP036 - checked before any import that an older Python lacks
     sys.exit(
         "This project needs Python 3.11 or newer; this is %d.%d (%s).\n"  # noqa: UP031
         "Install a newer one (your system's packages, or python.org) and run: "

@@ -1,1 +1,2 @@
-"""Speed of this engine beside others, on one network in one run: ``python tasks.py bench``."""
+"""Compares this engine's speed with others, on one network in one run: ``python tasks.py
+bench``."""

@@ -22,7 +22,7 @@ OURS = "cml-engine"
 
 
 class Unavailable(Exception):
-    """The engine is installed but cannot run here; the message says why."""
+    """Raised if an installed engine cannot run here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A contender ready to run, and the device that it says it runs on."""
+    """A contender that is ready to run, with the name of its device."""
 
     run: Run
     device: str

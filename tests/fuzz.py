@@ -206,7 +206,7 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
     return np.asarray(((_kind(got) != _kind(wanted)) | far) & ~np.isnan(allowed))
 
 
-# ---------------------------------------------------------------- what is compared with it
+# ---------------------------------------------------------------- comparisons with it
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """Random ONNX graphs, compared with ONNX Runtime: ``python -m tests.onnx_graphs --count 1000``.
 
-Every node is made from a row of the importer's table. ONNX's own test cases of the operator say
-what its inputs look like; extents, element types, values, attributes (as the row declares them) and
-the opset are random. A node is kept if ONNX Runtime can run it alone. So a new row is covered as
-soon as ONNX has a case of it.
+Every node is made from a row of the importer's table. ONNX's own test cases of the operator supply
+the structure of its inputs; extents, element types, values, attributes (as the row declares them)
+and the opset are random. A node is kept if ONNX Runtime can run it alone. A new row is therefore
+covered as soon as ONNX has a case of it.
 
-A node that ONNX Runtime runs and the importer does not take is a difference, unless the importer
-says that it is unsupported.
+A node that ONNX Runtime runs and the importer refuses is a difference, unless the importer reports
+it as unsupported.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAX_VALUE = 1e4
 TYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "int8", "int16", "bool")
 #: the unused input of a network that has only constants
 UNUSED: Mapping[str, Array] = {"unused": np.zeros(1, np.float32)}
-#: what ONNX Runtime does otherwise than ONNX says, by operator: a pattern in the importer's
-#: message, or in what is said of the difference
+#: deviations of ONNX Runtime from ONNX, by operator: a pattern in the importer's message or in the
+#: description of the difference
 EXPECTED = {
     # "theta: input batch of affine matrices with shape (N, 2, 3) for 2D or (N, 3, 4) for 3D"
     "AffineGrid": "matrices",
@@ -73,15 +73,15 @@ EXPECTED = {
     **dict.fromkeys((row.name for row in all_rows() if row.name.startswith("Reduce")), "one twice"),
     # the logarithm of integers is cut off before their maximum is added
     "ReduceLogSumExp": r"one twice|: \[ *-?\d+[\] ]",
-    # nothing is said of NaN (also 0 by a scale of 0), which is 0 here, whatever the zero point
+    # NaN is unspecified (also 0 over a scale of 0); here it gives 0 for any zero point
     "QuantizeLinear": r"nan|array\(0\., ",
     # ONNX's cases divide by the extent before it is rounded down, less one
     "Resize": "align_corners",
 }
-#: operators whose second input are classes: "each element value shall be in range of [0, C)", or
-#: what is ignored
+#: operators whose second input holds classes: "each element value shall be in range of [0, C)", or
+#: the ignored index
 _LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-#: operators with graphs within, and one whose second result says what was dropped
+#: operators with subgraphs, and one whose second result is the random mask of Dropout
 LEFT_OUT = frozenset(operators.CONTROL) | {"Dropout"}
 
 

@@ -202,8 +202,8 @@ def outputs_of(
     return through(graph, backend, rest), tuple(constants), nothing
 
 
-#: an input of rank 0 or 1 and of up to so many elements (a shape, axes, scales) is bound when the
-#: import has to know it
+#: an input of rank 0 or 1 with at most this many elements (a shape, axes, scales) is bound as a
+#: constant if the import needs its value
 _BINDABLE = 64
 
 

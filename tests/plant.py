@@ -44,7 +44,10 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """``test`` is the first that failed; ``why`` says why the fault counts as surviving."""
+    """The result of a planted fault.
+
+    ``test`` is the first test that failed; ``why`` is the reason why the fault counts as surviving.
+    """
 
     fault: Fault
     seconds: float
@@ -72,7 +75,7 @@ def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
 
 
 def _in_python(text: str) -> Iterator[tuple[str, int, int]]:
-    """Returns the names of all functions and classes, and where they begin and end."""
+    """Returns the names of all functions and classes, with their first and last positions."""
     lines = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
@@ -88,7 +91,7 @@ def _in_python(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _in_hlsl(text: str) -> Iterator[tuple[str, int, int]]:
-    """Returns the names of all functions, and where they begin and end."""
+    """Returns the names of all functions, with their first and last positions."""
     for found in _HLSL_FUNCTION.finditer(text):
         depth, end = 1, found.end()
         while depth and end < len(text):

@@ -1,20 +1,20 @@
-"""The long proof, beside the suite: ``python -m tests.proof``, or some of its parts.
+"""The long proof, in addition to the suite: ``python -m tests.proof``, or some of its parts.
 
 ========  ==========================================================================================
 part      what it does
 ========  ==========================================================================================
-variants  every kernel that an operator can have, in every layout, tuned or not, beside the
+variants  every kernel that an operator can have, in every layout, tuned or not, against the
           reference
-long      all else that is marked `long`: large networks in the players, long simulations, another
+long      all other tests marked `long`: large networks in the players, long simulations, another
           driver's bits
-calls     some five thousand calls of the operators on both backends, beside their formulas
-onnx      every fitting case of ONNX's own backend tests, and random graphs made of the table of
-          operators beside ONNX Runtime, on the CPU and on the GPU
+calls     some five thousand calls of the operators on both backends, against their formulas
+onnx      every supported case of ONNX's own backend tests, and random graphs from the table of
+          operators against ONNX Runtime, on the CPU and on the GPU
 fuzz      random graphs and integer networks on every backend, in any slices; damaged files
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
-Exit code 1 where one part fails; all of them run.
+Exit code 1 if a part fails; all of them run.
 """
 
 from __future__ import annotations

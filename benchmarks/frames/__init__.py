@@ -1,1 +1,1 @@
-"""Frames of the demo game: what networks cost them, the machine's noise, reloads."""
+"""Benchmarks of the demo game's frames: the cost of networks, the machine's noise, reloads."""

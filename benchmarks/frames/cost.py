@@ -26,7 +26,7 @@ from demo_game.settings import choose
 _BEGIN = 6
 #: the share of frames that count, the shortest ones
 _KEPT = 0.8
-#: methods of the game's parts, by what they cost
+#: timed methods of the game's parts, by cause
 _CAUSES = {
     "planning and encoding slices": ("scheduler.encode",),
     "tiles: looked for, asked for, copied": ("_look", "streaming.collect"),

@@ -1,1 +1,1 @@
-"""Benchmarks of single kernels against what the device does at best."""
+"""Benchmarks of single kernels against the device's peak rates."""

@@ -1,4 +1,4 @@
-"""Pictures of every kind on the command line: bits, floats, alpha, numbers scaled, tiles."""
+"""Pictures of every type on the command line: bits, floats, alpha, scaled numbers, tiles."""
 
 from __future__ import annotations
 

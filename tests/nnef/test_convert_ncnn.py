@@ -278,7 +278,7 @@ def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path: Path) -> No
         assert graph.reshaped({}).facts["out"].shape == (1, 5, 6)
 
 
-# -- what is written can be read -----------------------------------------------------------------
+# -- written models can be read ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_the_command_takes_shapes_by_name(
         assert message in capsys.readouterr().err
 
 
-# -- what cannot be converted ---------------------------------------------------------------------
+# -- models that cannot be converted --------------------------------------------------------------
 
 
 def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:

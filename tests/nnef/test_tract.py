@@ -128,7 +128,7 @@ def test_what_is_refused(tmp_path: Path, head: str, body: str, message: str) -> 
     assert message in str(error.value)
 
 
-# -- what torch_to_nnef and older versions of tract write ------------------------------------------
+# -- output of torch_to_nnef and older versions of tract -------------------------------------------
 
 
 def result_of(body: str, head: str = "", tensors: Any = None) -> np.ndarray[Any, Any]:

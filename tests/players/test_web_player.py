@@ -1,4 +1,4 @@
-"""The JavaScript player in Deno: its files, its types, and its decisions beside Python's."""
+"""The JavaScript player in Deno: its files, its types, and its decisions compared with Python's."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def made_in_deno(folder, under=""):
 
 def made_by_numpy(integer):
     chain = load_chain(integer=integer)
-    # the float world's plants stand on what is drawn
+    # the float world's plants stand on the drawn terrain
     unwanted = DRAWN if integer else (*DRAWN, "scatter")
     names = [name for name in chain.sessions_for(TILE) if name not in unwanted]
     return chain, TileMaker(chain, "cpu").make(TILE, SEED, names=names)

@@ -26,8 +26,8 @@ GRAPH_LEVEL = ("external", "variable", "constant", "update")
 SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
 COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
-#: their results jump where a rounding of the operator's own decides. All others that jump (floor,
-#: comparisons, argmax, nearest neighbours) decide by what they are given, or by whole numbers
+#: operators whose results jump at values that they round themselves. Others that jump (floor,
+#: comparisons, argmax, nearest neighbours) decide by their unrounded operands or by integers
 JUMPS = frozenset(op for op in SIGNATURES if op.endswith(("_quantize", "quantize_linear"))) - {
     "dequantize_linear"
 } | {"mod"}

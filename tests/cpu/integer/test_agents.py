@@ -19,7 +19,7 @@ def test_a_tile_is_nearly_that_of_the_floats(name):
     whole, real = (cml.Session(g, "cpu").run(sample)[output] for g in (graph, floats))
     off = float(np.sqrt(np.mean((whole - real) ** 2)))
     assert 0 < off < 3 * integer.LOST[name]
-    # and so is that with what lies around it in the agent of floats
+    # the complete float agent is close to its inner network too
     off = float(np.sqrt(np.mean((real - integer.of_floats(name, tile)) ** 2)))
     assert 0 < off < integer.LOST[name]
 

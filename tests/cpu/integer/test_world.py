@@ -106,7 +106,7 @@ def test_two_stay_in_step(maker):
     players = [Player(maker, name, 7) for name in ("one", "two")]
     one, two = _played(*players, 2, first=3)
     assert (one.ticks, one.difference, one.other) == (2, "", "two") and one.state == two.state
-    # levels 3 and 4 have no plants: 5 sessions each, none of what only draws
+    # levels 3 and 4 have no plants: 5 sessions each, none for drawing only
     assert one.stages == 10
 
 

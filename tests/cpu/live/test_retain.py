@@ -57,7 +57,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         elif op == "reshape":
             flat = add(op, (x,), shape=[1, 36])
             maps += add(op, (flat[0],), shape=list(SHAPE))
-        else:  # the halves of what was joined
+        else:  # the halves of the joined tensor
             joined = add("concat", (x, y), axis=1)
             maps += add("split", (joined[0],), 2, axis=1, ratios=[1, 1])
     computed = maps[len(inputs) + len(variables) :]
@@ -93,7 +93,7 @@ def check_retained(graph: Graph, backend: Any, choices: list[set[str]]) -> None:
         new = arrays(chosen, number + 1)
         values |= new
         ran: set[str] = set()
-        if number % 2:  # a watch sees what runs; without one it is the same
+        if number % 2:  # a watch sees the nodes that run; without one the results are the same
             got = session.run(new, watch=lambda node, _, ran=ran: ran.add(node.title))  # type: ignore[misc]
             assert ran == reached(session.graph, chosen)
         else:

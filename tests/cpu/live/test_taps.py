@@ -1,4 +1,4 @@
-"""Kept tensors have the values of the graph as written, whatever the passes change.
+"""Kept tensors have the values of the graph as written, for any changes by the passes.
 
 A watch sees every operator.
 """

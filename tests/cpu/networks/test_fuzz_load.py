@@ -73,7 +73,7 @@ def run(graph):
     if graph is None or sum(f.size for f in graph.facts.values()) > 100_000:
         return
     if any(extent > 10_000 for f in graph.facts.values() for extent in f.shape):
-        return  # nobody can hand in [0, 2^31, 2^31], empty as it is
+        return  # no array can have the shape [0, 2^31, 2^31], although it is empty
     try:
         session = cml.Session(graph, "cpu")
         session.run({n: np.ones(f.shape) > 0 if f.dtype == "logical" else

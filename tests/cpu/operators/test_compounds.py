@@ -96,7 +96,7 @@ def resampled(x, rois, items, size, method):
     return y
 
 
-#: operator's name: (text of the call, inputs, wanted results)
+#: operator's name: (text of the call, inputs, expected results)
 CASES = [
     ("sqr", "sqr(x)", {"x": X}, wide(X) ** 2),
     ("sqrt", "sqrt(x)", {"x": POSITIVE}, np.sqrt(wide(POSITIVE))),
