@@ -15,7 +15,7 @@ from cml_engine.ir.graph import Array
 from cml_engine.ir.integer_rule import SMALL_TABLE
 
 Out = Array | None
-#: numbers that lie in a processor's near cache, several times
+#: the block size in elements; several blocks fit into a core's L1 or L2 cache
 _NEAR = 1 << 14
 
 

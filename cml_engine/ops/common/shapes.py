@@ -12,7 +12,7 @@ from math import prod
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Fact
 
-#: NNEF's tensor files hold at most so many extents
+#: the largest rank in NNEF's tensor files
 MAX_RANK = 8
 _DTYPE_OF_KIND = {"f": "scalar", "i": "integer", "b": "logical"}
 

@@ -13,7 +13,7 @@ from math import prod
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, Fact
 
-#: what lies around a tensor; a pool may leave it out besides
+#: the values around a tensor; a pool may also ignore them
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = (*BORDERS, "ignore")
 

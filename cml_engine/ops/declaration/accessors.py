@@ -30,10 +30,10 @@ from cml_engine.ops.declaration.in_parts import (
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 
-#: dimensions of a tensor that a kernel can ask for: as many as a tensor can have
+#: the number of extents that a kernel can read: the largest rank of a tensor
 _DIMS = 8
-#: a list attribute has room for so many values, or twice, four times … as many: lists of other
-#: lengths then mostly share a pipeline
+#: the smallest capacity of a list attribute. It doubles as needed, so that lists of different
+#: lengths mostly share a pipeline
 _LIST_ROOM = 16
 _MAX_LIST = 2048
 _KINDS = {"integer": "i", "scalar": "f", "logical": "u"}

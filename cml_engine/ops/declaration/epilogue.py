@@ -22,12 +22,12 @@ from cml_engine.ops.declaration.registry import formula_of, lookup
 
 #: a longer chain is rare, and each step is registers of the producer's kernel
 MAX_STEPS = 5
-#: tensors that the steps read: with a conv's input, filter, bias and result, as many as every
-#: device of WebGPU's binds
+#: the most tensors that the steps read; with a conv's input, filter, bias and result, this is the
+#: number of bindings that WebGPU guarantees
 MAX_TENSORS = 4
-#: bytes that every device of WebGPU's binds at once: what is larger takes bindings for its parts
+#: the binding size in bytes that WebGPU guarantees; larger tensors are bound in parts
 GUARANTEED = Limits().max_binding_bytes
-#: numbers that come as parameters: attributes, constants, how many positions there are
+#: the most numbers passed as parameters: attributes, constants, the number of positions
 _MAX_VALUES = 10
 PARAMS = f"epi_value:f{_MAX_VALUES}"
 #: the define that has the statements
@@ -107,14 +107,14 @@ class _Statements:
     slot: int
     channel_axis: int
     kind: str
-    #: the type of what comes before the first step
+    #: the type of the kernel's result before the first step
     sums: str
     behind_bias: bool
     defines: dict[str, int | str] = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
-    #: what is read once for each channel: its fields in ``EpiOperands``, and how they are read
+    #: operands that are read once per channel: fields of ``EpiOperands``, and the code to read them
     fields: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)

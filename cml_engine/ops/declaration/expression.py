@@ -30,7 +30,7 @@ _BINARY: Mapping[str, tuple[int, Callable[..., Any]]] = {
 }  # fmt: skip
 _LOGIC = ("||", "&&")
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-#: functions of shaders that give a condition, and those that take four numbers as well as one
+#: shader functions that return a condition, and those that also take a ``float4``
 _CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"})
 _OF_FOUR = frozenset(
     "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh "

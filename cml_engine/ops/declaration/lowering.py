@@ -60,13 +60,13 @@ class Lowering:
     choices: list[Choice] = field(default_factory=list)
     #: the kernel that the caller wants of the node, with or without its tile
     asked: str = ""
-    #: by tensor, in how many parts the caller wants it bound
+    #: the number of parts in which the caller requests each tensor to be bound
     asked_parts: Mapping[str, str] = field(default_factory=dict)
-    #: of the node at other shapes: the kernels that it chose, and what it packed
+    #: the kernels that the node chose at other shapes, and the constants that it packed
     kept: list[str] = field(default_factory=list)
     known: Mapping[str, Array] = field(default_factory=dict)
-    #: what was chosen so far, by name and itself; and what must be, in the same order, where the
-    #: node computes a part of what another does
+    #: the choices so far (name, option); and the required choices, in the same order, if the node
+    #: computes a part of another node
     chosen: list[tuple[str, Any]] = field(default_factory=list)
     pinned: list[tuple[str, Any]] = field(default_factory=list)
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 
-#: weights, and what was made of them, by the way it is done and their identity
+#: weights and their prepared form, by the method of preparation and the weights' ``id``
 Prepared = dict[tuple[str, int], tuple[Array, Array]]
 
-#: floats (48 MB): what is larger is not kept
+#: the largest retained buffer in floats (48 MB)
 _MOST = 12 << 20
-#: floats (16 KB): results that are smaller are fresh, the system has those at hand
+#: the smallest reused result in floats (16 KB); NumPy allocates smaller arrays quickly
 _LEAST = 1 << 12
 
 
@@ -28,7 +28,7 @@ def _references(arrays: Sequence[Array], index: int) -> int:
     return sys.getrefcount(arrays[index])
 
 
-#: how many there are to an array that nothing but a list holds; views hold what they are views of
+#: the reference count of an array that only a list refers to; a view refers to its base array
 _IDLE = _references([np.empty(0, np.float32)], 0)
 
 
@@ -74,7 +74,7 @@ class Scratch(threading.local):
         if fitting:
             index = min(fitting, key=lambda i: results[i].size)
         else:
-            if idle:  # one that was too small gives way, so that there are as many as live at once
+            if idle:  # drop one that is too small, so that the number of buffers does not grow
                 del results[max(idle, key=lambda i: results[i].size)]
             index = len(results)
             results.append(np.empty(size, np.float32))

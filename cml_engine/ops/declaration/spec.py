@@ -28,10 +28,10 @@ Cpu = Callable[..., "Array | Sequence[Array]"]
 #: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which stands above this module
 Lower = Callable[[Any], "Iterable[Dispatch]"]
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
-#: threads of a workgroup, where a kernel says nothing else
+#: the default number of threads in a workgroup
 GROUP = 64
-#: which blocked feature maps of a node may be stored in 16 bits: none of them; each by itself;
-#: all of them or none; those that it reads
+#: the blocked feature maps of a node that may be stored in 16 bits: none; each independently; all
+#: or none; the operands
 Half = Literal["none", "each", "alike", "reads"]
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
 
-#: some rows of a tensor: the first, and the one behind the last
+#: a range of rows of a tensor: the first, and one past the last
 Span = tuple[int, int]
-#: axis d of what is transposed is axis ``order[d]`` of what it was made of
+#: the axes of a transpose: axis d of the result is axis ``order[d]`` of the operand
 Order = tuple[int, ...]
 
 

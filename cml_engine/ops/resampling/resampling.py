@@ -92,7 +92,7 @@ def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
 def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
     """Returns the row dependence; neighbouring rows are computed too, and then discarded."""
     if attrs.method == "aligned" or axis < 2:
-        return None  # there each row's weights hang on how many rows there are
+        return None  # with "aligned", the weights of a row depend on the number of rows
     factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
 
     def need(begin: int, end: int) -> Need:
