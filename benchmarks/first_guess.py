@@ -25,7 +25,9 @@ from cml_engine.gpu.program import inspect
 from examples.upscale import assets
 from scheduler.executor import StepCost
 
-FILE = Path(__file__).resolve().parents[1] / "scheduler" / "defaults" / "1-software.json"
+FILE = (
+    Path(__file__).resolve().parents[1] / "scheduler" / "planning" / "defaults" / "1-software.json"
+)
 #: the roofline that kernels are compared with
 _FLOPS_PER_MS, _BYTES_PER_MS, _LAUNCH_MS = 3e7, 3e6, 0.03
 #: ms; a shorter step measures only its launch
