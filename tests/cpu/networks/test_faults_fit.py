@@ -42,7 +42,9 @@ def test_a_fault_is_noticed_and_taken_back(tree):
 
 
 def test_what_is_no_fault_survives(tree, monkeypatch):
-    harmless = Fault("none", "cml_engine/cpu/compare.py", "Whether two", "whether two", COMPARE)
+    harmless = Fault(
+        "none", "cml_engine/cpu/compare.py", "Compares arrays", "compares arrays", COMPARE
+    )
     assert plant.judge(harmless, tree).why == "no test fails"
     monkeypatch.setattr(plant, "FAULTS", (harmless,))
     monkeypatch.setattr(plant, "campaign", lambda *a: [plant.FaultOutcome(harmless, 0, why="so")])
