@@ -25,6 +25,16 @@ from cml_engine.io.output_folder import file_stem
 SLUG = "cml_engine"
 
 
+def bundled_folder(inside: str, beside: str) -> Path:
+    """Returns a folder that a wheel has inside this package and a checkout beside it.
+
+    ``inside`` and ``beside`` are its paths from the package and from the package's parent.
+    """
+    package = Path(__file__).parents[1]
+    found = package / inside
+    return found if found.is_dir() else package.parent / beside
+
+
 def cache_folder() -> Path:
     """Returns the folder of files that can be regenerated at any time, such as compiled shaders."""
     return _named("CML_CACHE_DIR") or Path(platformdirs.user_cache_dir(SLUG, appauthor=False))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
-_PLACES = (_PACKAGE / "shaders_hlsl", _PACKAGE.parent / "shaders_hlsl")
+from cml_engine.io.folders import bundled_folder
+
 #: the folder of the kernels: inside this package in a wheel, beside it in a checkout
-KERNEL_FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+KERNEL_FOLDER = bundled_folder("shaders_hlsl", "shaders_hlsl")
 
 
 def kernel_file(path: str | Path) -> Path | None:

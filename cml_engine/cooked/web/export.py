@@ -8,13 +8,12 @@ from pathlib import Path
 
 from cml_engine.cooked import DeviceGuess, cook
 from cml_engine.errors import InputError
+from cml_engine.io.folders import bundled_folder
 from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph
 
 #: profiles for browsers; plans for a CPU driver would add another copy of the weights
 _PROFILES = ("discrete", "portable")
-#: the player's folder in a wheel, and in a checkout
-_PLACES = (Path(__file__).with_name("player"), Path(__file__).parents[3] / "players" / "web")
 #: the player's files that the page needs, by their exported names
 _FILES = {
     "index.html": "page.html",
@@ -89,8 +88,7 @@ def export_web(
 def player_folder() -> Path:
     """Returns the folder of the JavaScript player's files; raises :class:`InputError` if it is
     missing."""
-    for place in _PLACES:
-        if (place / "cml.js").is_file():
-            return place
-    wanted = " or ".join(f"'{place}'" for place in _PLACES)
-    raise InputError(f"the JavaScript player is not installed: wanted {wanted}")
+    folder = bundled_folder("cooked/web/player", "players/web")
+    if not (folder / "cml.js").is_file():
+        raise InputError(f"the JavaScript player is not installed: wanted '{folder}'")
+    return folder
