@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # before anything that takes a while is imported: somebody is looking
-    print("[demo] starting", file=sys.stderr, flush=True)
     from demo_game.command import main, say
     from demo_game.cooking import make_behind
 

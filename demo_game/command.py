@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,18 @@ MEGABYTES = Real(1, 1_000_000, "MiB")
 #: the modes that somebody without a display is shown
 TOUR = ("off", "sliced", "unsliced")
 SECONDS = Real(0, 1_000_000, "seconds")
+KEYS = """keys in the window:
+  W A S D               fly (ends the scripted flight)
+  E, Q                  up, down
+  Shift                 faster
+  right mouse button    look around
+  F1                    show or hide the overlay
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    say("starting")  # the imports of a first start take seconds
     if not (options.headless or options.compare or has_display()):
         say("no display: a flight without a window, with and without networks, and a film of it")
         options.headless = options.tour = True
@@ -47,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     made = argparse.ArgumentParser(
-        prog=f"python -m {__package__}", description="The game in a window, or without one."
+        prog=f"python -m {__package__}",
+        description="The game in a window, or without one.",
+        epilog=KEYS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--seed", type=Whole(0, 2**31 - 1), help="which world (default 7)")
     made.add_argument("--integer", action="store_true", help="the world that is the same on every "
@@ -115,8 +127,10 @@ def has_display() -> bool:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The game as it was asked for."""
+    """Plays the game in a window, or flies without one; returns the exit code."""
     options.seed = seed_of(options)
+    windowed = not (options.headless or options.compare)
+    need_extra(windowed, overlay=windowed or options.overlay)
     try:
         budget = int(options.memory_mb * 2**20) if options.memory_mb else None
         gpu = cml.Gpu(budget_bytes=budget)
@@ -129,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
 
     quality, settings, notice = choose(gpu, options)
     say(notice)
-    if options.headless or options.compare:
+    if not windowed:
         return run_headless(gpu, quality, settings, options)
     from demo_game.window import open_window, run_window
 
@@ -141,6 +155,21 @@ def run(options: argparse.Namespace) -> int:
         window.game.watch.on_change = say
     run_window(window)
     return 0
+
+
+def need_extra(window: bool, overlay: bool) -> None:
+    """Raises :class:`cml.InputError` if a package of the extra ``game`` is missing."""
+    what, instead = "the overlay is drawn", "leave '--overlay' out"
+    if window:
+        what, instead = "the window is drawn", "fly without it: --headless"
+    for module, needed in (("glfw", window), ("imgui_bundle", overlay)):
+        try:
+            if needed:
+                import_module(module)
+        except ImportError as error:
+            raise cml.InputError(
+                f"{what} with {module} ({error}): pip install 'cml-engine[game]', or {instead}"
+            ) from None
 
 
 def seed_of(options: argparse.Namespace) -> int:

@@ -17,8 +17,12 @@ from demo_game.reporting.tracing import Tracing
 TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
 _MOUSE_BUTTONS = {1: "left", 2: "right", 3: "middle"}
 _RIGHT = 2
-#: of a frame
+#: intervals this near to the display's own, as a share of it, count as it
 _WOBBLE = 0.1
+#: seconds: the longest step of movement, so that a hitch does not fling the camera away
+_LONGEST_STEP_S = 0.1
+#: seconds without a draw after which the window was minimised, or the machine asleep
+_PAUSE_S = 1.0
 
 
 class GameWindow:
@@ -54,7 +58,7 @@ class GameWindow:
         # a software driver draws on the cores that the next frame needs: waiting for it costs
         # nothing, and tells what the frame took. A GPU is not waited for: it works beside the game
         self._on_cpu = gpu.limits.software
-        self._started = self._last = time.perf_counter()
+        self._started = self._last = self._drawn = time.perf_counter()
         self._flown_s = 0.0
         self._looking: tuple[float, float] | None = None
         canvas.add_event_handler(self._event, "*")
@@ -74,6 +78,7 @@ class GameWindow:
         except Exception as error:
             self.failed = error
             self.canvas.close()
+        self._drawn = time.perf_counter()
         if self._seconds is not None and self.elapsed_s > self._seconds:
             self.canvas.close()
 
@@ -86,7 +91,8 @@ class GameWindow:
             self.game.resize(width, height)
             self.overlay.input({"type": "resize", "width": width, "height": height})
         now = time.perf_counter()
-        dt_s, self._last = min(now - self._last, 0.1), now
+        interval_s, self._last = now - self._last, now
+        dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S
         view = self.context.get_current_texture().create_view()  # waits for the display
         begun = time.perf_counter()
         pose = self._pose(dt_s)
@@ -98,8 +104,8 @@ class GameWindow:
             self.gpu.wait()
             self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
         self.game.use_rest(begun + self.game.settings.frame_ms / 1e3)
-        if before is not None:  # a frame's time is known when the next one begins
-            before.frame_ms = self._interval_ms(1e3 * dt_s)
+        if before is not None and not paused:  # its time is known when the next one begins
+            before.frame_ms = self._interval_ms(1e3 * interval_s)
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -444,3 +445,26 @@ def test_wrong_words_are_said_without_a_traceback(
     assert "upres.nnef: wanted the inputs cell, coarse, detail, got image" in said
     assert main(["--headless", "--models", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_help_lists_the_keys_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    said = capsys.readouterr()
+    assert stopped.value.code == 0 and said.err == ""
+    for key in ("W A S D", "E, Q", "Shift", "right mouse button", "F1"):
+        assert f"  {key} " in said.out
+
+
+@pytest.mark.parametrize(
+    "missing, options",
+    [("glfw", []), ("imgui_bundle", []), ("imgui_bundle", ["--headless", "--overlay"])],
+)
+def test_without_the_extra_it_says_what_to_install(
+    missing: str, options: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":99")
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(options) == 2
+    said = capsys.readouterr().err
+    assert f"with {missing} (" in said and "pip install 'cml-engine[game]', or " in said

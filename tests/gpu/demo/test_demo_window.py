@@ -1,0 +1,39 @@
+"""Tests of the game's window on a canvas without a display."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("imgui_bundle")
+
+from rendercanvas.offscreen import OffscreenRenderCanvas
+
+import cml_engine as cml
+from demo_game.game import Settings
+from demo_game.render.quality import SOFTWARE
+from demo_game.window import GameWindow
+from demo_game.world.quadtree import Detail
+
+
+@pytest.fixture
+def window(gpu: cml.Gpu) -> Iterator[GameWindow]:
+    canvas = OffscreenRenderCanvas(size=(320, 180))
+    settings = Settings(detail=Detail(finest=3, coarsest=4, split=1.1, view_m=2000.0))
+    quality = replace(SOFTWARE, width=320, height=180)
+    opened = GameWindow(canvas, gpu, quality, settings, scripted=True)
+    yield opened
+    opened.close()
+
+
+def test_a_frame_s_time_is_not_cut_off_and_a_pause_is_no_frame(window: GameWindow) -> None:
+    for pause_s in (0.0, 0.0, 0.25, 0.0, 1.2, 0.0):
+        time.sleep(pause_s)
+        window.canvas.draw()
+    assert window.failed is None
+    times = [sample.frame_ms for sample in window.game.telemetry.frames]
+    assert times[1] > 250.0, "the interval from the second frame to the third"
+    assert max(times) < 1200.0
