@@ -1,0 +1,139 @@
+"""The shared start of every journey: packages as they are released, and an empty environment.
+
+Every fixture is created once per test run, also when several processes run the tests. The packages
+are built from this tree, unless ``CML_DIST`` names a folder of packages that are to be checked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+fcntl = pytest.importorskip("fcntl")
+pytest.importorskip("hatchling")
+from packaging.requirements import Requirement  # noqa: E402 - hatchling depends on it
+
+from release import build_packages  # noqa: E402
+
+#: seconds that one command of a journey may take, with cold caches on a busy machine
+_SECONDS = 240
+_DIST = os.environ.get("CML_DIST", "")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that holds the wheel and what the wheel declares, nothing else."""
+
+    folder: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / "bin"
+
+    @property
+    def site(self) -> Path:
+        """The environment's ``site-packages``."""
+        (found,) = self.folder.glob("lib/python*/site-packages")
+        return found
+
+    def run(
+        self, *command: str | Path, cwd: Path, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program, such as ``python`` or ``cml``, as in the activated environment."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        env |= {f"CML_{kind}_DIR": str(self.folder / kind.lower()) for kind in ("CACHE", "DATA")}
+        env["PATH"] = f"{self.bin}{os.pathsep}{env['PATH']}"
+        words = [shutil.which(command[0], path=env["PATH"]) or command[0], *map(str, command[1:])]
+        done = subprocess.run(
+            words, cwd=cwd, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        if check and done.returncode:
+            pytest.fail(f"{' '.join(words)}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}")
+        return done
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the packages of a release."""
+    return Path(_DIST) if _DIST else _once(tmp_path_factory, "dist", build_packages)
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    """The built wheel."""
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """An environment after ``pip install cml-engine``: it plays cooked files."""
+    return Environment(_once(tmp_path_factory, "venv", lambda f: _install(f, wheel)))
+
+
+@pytest.fixture(scope="session")
+def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """An environment after ``pip install cml-engine[compiler]``: it runs any model on a GPU."""
+    folder = _once(tmp_path_factory, "venv-compiler", lambda f: _install(f, wheel, "compiler"))
+    return Environment(folder)
+
+
+def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Returns a folder that the first process to need it has filled."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # the workers' own folders lie in it
+    folder, done = root / name, root / f"{name}.done"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+def _install(folder: Path, wheel: Path, extra: str = "") -> None:
+    """Creates a virtual environment with the wheel.
+
+    Packages to be checked for a release are installed with their dependencies from the package
+    index. Otherwise the dependencies are linked from the environment of the tests: only those that
+    the wheel declares, and without a network.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    pip.append("--disable-pip-version-check")
+    if _DIST:
+        subprocess.run([*pip, f"{wheel}[{extra}]" if extra else str(wheel)], check=True)
+        return
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True)
+    site = Environment(folder).site
+    (installed,) = metadata.distributions(name="cml-engine", path=[str(site)])
+    _link_requirements(installed, extra, site)
+
+
+def _link_requirements(package: metadata.Distribution, extra: str, site: Path) -> None:
+    """Links what a package requires, and what that requires, from this Python's environment."""
+    for requirement in map(Requirement, package.requires or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        try:
+            found = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError:
+            pytest.skip(f"{requirement.name} is not installed")
+        tops = {path.parts[0] for path in found.files or ()} - {"..", "__pycache__"}
+        missing = [name for name in tops if not (site / name).exists()]
+        for name in missing:
+            (site / name).symlink_to(str(found.locate_file(name)))
+        if missing:
+            _link_requirements(found, "", site)

@@ -1,0 +1,37 @@
+"""A Python host from the wheel alone: a session on the CPU, a model in frames, a cooked file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HOSTS = Path(__file__).with_name("hosts")
+MODEL = HOSTS / "twice.nnef"
+
+
+def test_a_session_on_the_cpu_needs_no_compiler(environment, tmp_path):
+    said = environment.run("python", HOSTS / "cpu_session.py", cwd=tmp_path).stdout
+    assert said == "('large', (1, 3, 32, 32), np.float32(4.0))\n"
+
+
+@pytest.fixture(scope="module")
+def cooked(compiler_environment, tmp_path_factory):
+    """A cooked file, made by the installed command."""
+    folder = tmp_path_factory.mktemp("cooked")
+    compiler_environment.run("cml", "cook", MODEL, "-o", "net.cml", cwd=folder)
+    return folder / "net.cml"
+
+
+@pytest.mark.gpu
+def test_a_model_runs_in_frames(compiler_environment, tmp_path):
+    said = compiler_environment.run("python", HOSTS / "frames.py", MODEL, cwd=tmp_path).stdout
+    assert said == "done (1, 3, 32, 32) 4.0\n"
+
+
+@pytest.mark.gpu
+def test_a_cooked_file_runs_in_frames_without_the_compiler(environment, cooked, tmp_path):
+    said = environment.run("python", HOSTS / "frames.py", cooked, cwd=tmp_path).stdout
+    assert said == "done (1, 3, 32, 32) 4.0\n"
+    missing = environment.run("python", "-c", "import slangpy", cwd=tmp_path, check=False)
+    assert missing.returncode == 1

@@ -1,0 +1,116 @@
+"""The wheel: it holds everything that runs, adds one top-level name, and type-checks a host."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+hatch_build = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hatch_build)
+PLACES, nested = hatch_build.PLACES, hatch_build.nested
+#: another process may be writing the demo's cooked networks
+COOKED = "cml_engine/demo_game/cooked/"
+
+
+@pytest.fixture(scope="module")
+def names(wheel):
+    """The paths of the files in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.startswith(COOKED)}
+
+
+def test_wheel_holds_every_file_of_the_packages(names):
+    paths = {
+        f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, place in PLACES.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    found = {name for name in names if name.startswith("cml_engine/")}
+    assert found == {path for path in paths if not path.startswith(COOKED)}
+    assert "cml_engine/py.typed" in found
+
+
+def test_wheel_has_one_top_level_package(names):
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"cml_engine"}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_another_package_called_scheduler_does_no_harm(environment, tmp_path):
+    (tmp_path / "other/scheduler").mkdir(parents=True)
+    (tmp_path / "other/scheduler/__init__.py").write_text("class Scheduler: pass\n")
+    for place in ("0", "len(sys.path)"):
+        code = (
+            f"import sys; sys.path.insert({place}, 'other')\n"
+            "import cml_engine, scheduler\n"
+            "from cml_engine import FrameScheduler, submit_tiled\n"
+            "print(FrameScheduler.__module__, scheduler.Scheduler.__name__)"
+        )
+        said = environment.run("python", "-c", code, cwd=tmp_path).stdout
+        assert said.split() == ["cml_engine.scheduler.frame_scheduler", "Scheduler"]
+
+
+def test_every_module_of_the_wheel_that_needs_no_extra_imports(environment, tmp_path):
+    code = (
+        "import cml_engine.scheduler, pkgutil, importlib\n"
+        "for m in pkgutil.walk_packages(cml_engine.scheduler.__path__, 'cml_engine.scheduler.'):\n"
+        "    if not m.name.endswith('plot'): importlib.import_module(m.name)\n"
+        "import cml_engine.demo_game.command, cml_engine.demo_game.chain\n"
+        "from cml_engine.tools.cli import main\n"
+    )
+    done = environment.run("python", "-c", code, cwd=tmp_path)
+    assert done.stdout + done.stderr == ""
+
+
+def test_rewritten_imports_name_the_packages_inside_the_wheel():
+    assert nested("from scheduler import A\n  from demo_game.x import b\n") == (
+        "from cml_engine.scheduler import A\n  from cml_engine.demo_game.x import b\n"
+    )
+    assert nested("    import scheduler\n") == "    from cml_engine import scheduler\n"
+    assert nested("from scheduler_tools import A\n") == "from scheduler_tools import A\n"
+
+
+def test_packages_import_each_other_by_statements_that_the_layout_rewrites():
+    statement = re.compile(r"^\s*import .*\b(scheduler|demo_game)[ .,]", re.MULTILINE)
+    sources = (p for folder in PLACES for p in (ROOT / folder).rglob("*.py"))
+    assert [str(p) for p in sources if statement.search(p.read_text("utf-8"))] == []
+
+
+TYPED_HOST = """
+import cml_engine as cml
+from cml_engine import FrameScheduler, Job
+
+def play(gpu: cml.Gpu, path: str) -> Job:
+    session = cml.Session(cml.load(path), gpu)
+    scheduler = FrameScheduler(gpu, frame_ms=1000 / 60, budget_ms=4.0)
+    job = scheduler.submit(session, {}, priority=1.0, deadline_ms=250)
+    reveal_type(scheduler)
+    reveal_type(job)
+    reveal_type(job.progress)
+    return job
+"""
+
+
+def test_a_host_is_checked_with_full_types(environment, tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "host.py").write_text(TYPED_HOST)
+    command = [sys.executable, "-m", "mypy", "--strict", "host.py"]
+    command += ["--python-executable", environment.bin / "python", "--cache-dir", "cache"]
+    done = subprocess.run(
+        [*command, "--no-color-output"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    revealed = re.findall(r'Revealed type is "([^"]*)"', done.stdout)
+    where = "cml_engine.scheduler"
+    assert revealed == [
+        f"{where}.frame_scheduler.FrameScheduler", f"{where}.jobs.job.Job", "float"
+    ]  # fmt: skip
