@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from typing import Any
 from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rules, unregister_rule
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
+from cml_engine.ops.declaration.game_functions import game_line, short
 from cml_engine.ops.declaration.registry import put
 from cml_engine.ops.registration import registering
 
@@ -160,7 +160,7 @@ def load_entry_points() -> tuple[str, ...]:
         try:
             _load_point(point)
         except Exception as error:
-            what = error.message if isinstance(error, CmlError) else _short(error)
+            what = error.message if isinstance(error, CmlError) else short(error)
             message = f"the operators '{point.value}' of package '{package}' are missing: {what}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         else:
@@ -213,17 +213,5 @@ def _described(error: BaseException, file: Path) -> str:
     """Returns ``file:line: message`` for the last line of the game's code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {error.msg}"
-    own = Path(__file__).parent
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if own not in Path(frame.filename).parents and Path(frame.filename).is_file()
-    ]
-    mine = [f for f in frames if file.parent in Path(f.filename).resolve().parents] or frames
-    place = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else str(file)
-    what = str(error) if isinstance(error, CmlError) else _short(error)
-    return f"{place}: {what}"
-
-
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    what = str(error) if isinstance(error, CmlError) else short(error)
+    return f"{game_line(error) or file}: {what}"

@@ -19,6 +19,7 @@ from cml_engine.errors import (
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
 from cml_engine.ir.reuse import VARIABLES, boundaries, sources_of
 from cml_engine.ops.common.blas import one_thread
+from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu, OpSpec, Prepare
@@ -80,20 +81,13 @@ def _call(
         # built-in operators may return other memory orders; game functions get C order
         arrays = [np.asarray(a, order="C") for a in arrays]
     try:
-        results: Any = function(attrs, *arrays)
+        with calling(spec.from_game, "cpu", node_fault(node)):
+            results: Any = function(attrs, *arrays)
     except CmlError as error:
-        if error.source is None and node.source is not None:
-            raise type(error)(f"{node.title}: {error.message}", node.source) from None
+        error.locate(node.title, node.source)
         raise
     except MemoryError as error:
         raise ShapeError(f"{node.title}: not enough memory for its result", node.source) from error
-    except Exception as error:
-        if not spec.from_game:
-            raise
-        said = f"{type(error).__name__}: {error}"
-        raise OperatorError(
-            f"{node.title}: its cpu function failed: {said}", node.source
-        ) from error
     if isinstance(results, np.ndarray | np.generic):
         found: list[Any] = [results]
     else:
@@ -259,13 +253,8 @@ def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
 def _prepare(
     node: Node, prepare: Prepare, facts: list[Fact], values: list[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    try:
+    with calling(lookup(node.op).from_game, "prepare", node_fault(node)):
         made: Any = prepare(node.attrs, facts, values, scratch)
-    except Exception as error:
-        if not lookup(node.op).from_game:
-            raise
-        said = f"{node.title}: its prepare function failed: {type(error).__name__}: {error}"
-        raise OperatorError(said, node.source) from error
     if made is not None and not callable(made):
         said = f"{node.title}: its prepare function gave {made!r}; wanted a function or None"
         raise OperatorError(said, node.source)

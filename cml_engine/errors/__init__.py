@@ -65,6 +65,13 @@ class CmlError(Exception):
         self.source = source
         super().__init__(message)
 
+    def locate(self, title: str, source: Source | None) -> None:
+        """Adds the operator and its position in the model, unless the error has a position."""
+        if self.source is None:
+            if title not in self.message:
+                self.message = f"{title}: {self.message}"
+            self.source = source
+
     def __str__(self) -> str:
         if self.source is None:
             return self.message

@@ -202,8 +202,8 @@ def test_recursion_without_end_names_the_chain(load_body: Load) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("y = cnv(x, x);", "unknown operator 'cnv': did you mean 'conv'?"),
-        ("y = zzz(x);", "unknown operator 'zzz': declare it as a fragment, or register it"),
+        ("y = cnv(x, x);", "unknown operator 'cnv'; did you mean 'conv'? Otherwise register"),
+        ("y = zzz(x);", "unknown operator 'zzz': register it (--ops FILE.py, cml.register)"),
         ("y = conv(x);", "conv wants parameter 'filter' (tensor<scalar>): give it"),
         ("y = relu(x, x);", "relu takes at most 1 arguments, got 2"),
         ("y = leaky_relu(x, alhpa = 0.1);", "no parameter 'alhpa': did you mean 'alpha'?"),

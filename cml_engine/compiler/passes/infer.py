@@ -10,6 +10,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, ModelError, OperatorError, ShapeError
 from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, Node, is_whole
+from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
@@ -96,21 +97,16 @@ def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
 def _call(node: Node, facts: list[Fact]) -> list[Fact]:
     spec = lookup(node.op)
     try:
-        result = spec.infer(node.attrs, *facts)
+        with calling(spec.from_game, "infer", node_fault(node)):
+            result = spec.infer(node.attrs, *facts)
     except CmlError as error:
-        if error.source is None and node.source is not None:
-            raise type(error)(f"{node.title}: {error.message}", node.source) from None
+        error.locate(node.title, node.source)
         raise
     except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, AttributeError) as e:
         shown = ", ".join(str(f) for f in facts)
         raise ShapeError(
             f"{node.title}: cannot take inputs ({shown}) with {node.attrs!r}: {e}", node.source
         ) from e
-    except Exception as e:
-        if not spec.from_game:
-            raise
-        said = f"{node.title}: its infer function failed: {type(e).__name__}: {e}"
-        raise OperatorError(said, node.source) from e
     return _facts(node, spec, result)
 
 

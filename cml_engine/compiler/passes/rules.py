@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.errors import CmlError, OperatorError
+from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
@@ -26,6 +27,7 @@ from cml_engine.ir.graph import (
     is_whole,
     unused_name,
 )
+from cml_engine.ops.declaration.game_functions import calling
 from cml_engine.ops.declaration.registry import is_own
 
 #: stops rules whose replacements match a rule again and again
@@ -290,13 +292,8 @@ class _Sweep:
 
 def _replaced(rule: Rule, match: Match) -> Node | str | None:
     """Calls the rule's function, which may be a game's, and checks what it returns."""
-    try:
+    with calling(True, "replace", partial(_at_fault, rule, match)):
         found = rule.replace(match)
-    except CmlError:
-        raise
-    except Exception as error:
-        said = f"its function failed: {type(error).__name__}: {error}"
-        raise _at_fault(rule, match, said) from error
     if found is not None and not isinstance(found, Node | str):
         raise _at_fault(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
     return found

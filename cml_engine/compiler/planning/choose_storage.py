@@ -22,10 +22,11 @@ from cml_engine.compiler.planning.choose_layout import (
     is_feature_map,
     is_one_position,
 )
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, located
 from cml_engine.errors.arguments import one_of
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.layout import C4, C4H, HALF, whole_layout
+from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Half
 
@@ -170,10 +171,13 @@ def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Returns which of the node's blocked feature maps its kernel supports packed."""
-    kernel = lookup(node.op).kernel
-    if kernel is None:
+    spec = lookup(node.op)
+    if spec.kernel is None:
         return "none"
-    return kernel.half(node, facts) if callable(kernel.half) else kernel.half
+    if not callable(spec.kernel.half):
+        return spec.kernel.half
+    with located(node.source), calling(spec.from_game, "half", node_fault(node)):
+        return spec.kernel.half(node, facts)
 
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:

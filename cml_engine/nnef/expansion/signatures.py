@@ -151,8 +151,11 @@ def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
 def unknown_operator(name: str, known: Iterable[str]) -> str:
     """Returns the message for an operator without a declaration."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean '{near[0]}'? Otherwise " if near else ""
-    return f"unknown operator '{name}': {hint}declare it as a fragment, or register it"
+    hint = f"; did you mean '{near[0]}'? Otherwise " if near else ": "
+    return (
+        f"unknown operator '{name}'{hint}register it (--ops FILE.py, cml.register), or declare it "
+        "as a fragment"
+    )
 
 
 def _declared_names(fragment: Fragment) -> list[tuple[str, int]]:

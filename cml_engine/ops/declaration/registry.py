@@ -48,8 +48,11 @@ def lookup(name: str) -> OpSpec:
         return _REGISTRY[name]
     except KeyError:
         near = get_close_matches(name, _REGISTRY, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; `cml ops` lists all"
-        raise UnsupportedOp(f"unknown operator '{name}'{hint}") from None
+        hint = f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
+        raise UnsupportedOp(
+            f"unknown operator '{name}'; {hint}register it (--ops FILE.py, cml.register); "
+            "`cml ops` lists all"
+        ) from None
 
 
 def is_registered(name: str) -> bool:

@@ -244,11 +244,11 @@ def test_two_arguments_mean_every_thread_of_a_workgroup():
 def test_functions_that_fail_are_the_operator_s_fault(kernel, says):
     with pytest.raises(OperatorError, match=says) as caught:
         step_of((4,), {}, kernel=kernel)
-    assert "'twice'" in str(caught.value)
+    assert "twice" in str(caught.value)
 
 
 def test_a_cost_function_that_fails_is_the_operator_s_fault():
-    with pytest.raises(OperatorError, match="'twice': its cost function failed: Zero"):
+    with pytest.raises(OperatorError, match="twice 'b': its cost function failed: Zero"):
         step_of((4,), {}, cost=lambda attrs, inputs, outputs: 1 // 0)
 
 
@@ -339,7 +339,7 @@ LAUNCHES = [
 
 @pytest.mark.parametrize(("lower", "says"), LAUNCHES, ids=[says for _, says in LAUNCHES])
 def test_a_launch_binds_what_is_its_own(lower, says):
-    with pytest.raises(OperatorError, match=f"operator 'twice'.*{says}"):
+    with pytest.raises(OperatorError, match=f"twice.*{says}"):
         plan_of(lower)
 
 

@@ -342,7 +342,7 @@ def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
         (lambda m: m.node("neg", ("t1",), m.last.attrs), "reads 't1', which is not there yet"),
         (lambda m: m.node("neg", m.last.outputs, m.last.attrs), "reads 't0', which is not there"),
         (lambda m: ["x"], r"gives \['x'\], wanted a node"),
-        (lambda m: 1 / 0, "its function failed: ZeroDivisionError"),
+        (lambda m: 1 / 0, "its replace function failed: ZeroDivisionError"),
         (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
         (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
         (lambda m: m.add_constant("k", 1e39), "does not fit into float32"),

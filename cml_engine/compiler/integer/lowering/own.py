@@ -10,9 +10,10 @@ from cml_engine.compiler.integer.lowering.elementwise import same_scale
 from cml_engine.compiler.integer.lowering.making import Making
 from cml_engine.compiler.integer.lowering.values import Sum, Value, Words
 from cml_engine.compiler.integer.proof import Range
-from cml_engine.errors import CmlError, ModelError, OperatorError, RangeError
+from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Node
 from cml_engine.ir.integer_rule import FLOAT_BOUND, round_half_up
+from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
@@ -103,15 +104,8 @@ def _bounds(
         else IntegerFact(fact.dtype, fact.shape, found.range.low, found.range.high)
         for fact, found in zip(facts, operands, strict=True)
     ]  # fmt: skip
-    try:
+    with calling(True, "bounds", node_fault(node)):
         low, high = (int(end) for end in spec.bounds(node.attrs, *given))
-    except CmlError:
-        raise
-    except Exception as error:
-        raise OperatorError(
-            f"{node.title}: bounds() of '{spec.name}' fails: {type(error).__name__}: {error}; "
-            "wanted the least and the largest whole number of its results"
-        ) from error
     if max(abs(low), abs(high)) >= FLOAT_BOUND or low > high:
         raise RangeError(
             f"{node.title}: its results are {low:,} to {high:,} by bounds() of '{spec.name}'; "

@@ -13,12 +13,13 @@ from cml_engine.compiler.planning.choose_storage import rounded_weights
 from cml_engine.compiler.planning.lower.draft import Draft, LoweredNode
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.sibling import Sibling
-from cml_engine.errors import CmlError, InputError, UnsupportedOp
+from cml_engine.errors import InputError, UnsupportedOp, located
 from cml_engine.ir.graph import Epilogue, Fact, Graph, Node
 from cml_engine.ir.layout import PLAIN, block_words
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault, text_of
+from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.in_parts import check_atomics, in_parts
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
@@ -53,13 +54,8 @@ def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float
 
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
-    try:
+    with located(node.source), calling(spec.from_game, "cost", node_fault(node)):
         cost: Any = spec.cost(node.attrs, inputs, outputs)
-    except Exception as error:
-        if not spec.from_game:
-            raise
-        said = f"its cost function failed: {type(error).__name__}: {error}"
-        raise fault(spec, said, node.source) from error
     if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
         raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
     return cost
@@ -192,17 +188,9 @@ def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
 
 
 def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
-    try:
+    what = "threads" if kernel.lower is None else "lower"
+    with located(op.node.source), calling(spec.from_game, what, node_fault(op.node)):
         given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
         dispatches = list(given)
-    except CmlError:
-        raise
-    except Exception as error:
-        if not spec.from_game:
-            raise
-        what = "threads" if kernel.lower is None else "lower"
-        raise fault(
-            spec, f"its {what} function failed: {type(error).__name__}: {error}", op.node.source
-        ) from error
     check_dispatches(spec, op, dispatches)
     return dispatches

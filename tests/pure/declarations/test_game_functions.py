@@ -1,0 +1,115 @@
+"""Exceptions of the functions of a game's operator name their type, line and operator."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.plugins import load_file
+from cml_engine.errors import OperatorError
+from cml_engine.ir.limits import Limits
+from cml_engine.tools.cli import main
+from tests.fixtures.models import write_model
+
+pytestmark = pytest.mark.usefixtures("own_operators")
+
+#: an operator whose functions call a function of a neighbouring file
+OPS = """\
+import cml_engine as cml
+import helper
+
+SOURCE = "void kernel(uint thread) { y[thread] = x[thread]; }"
+cml.register(cml.OpSpec(
+    "twice",
+    signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
+    infer=cml.same_as(0),
+    cpu=lambda attrs, x: 2 * x,
+    kernel=cml.Kernel(source=SOURCE),
+))
+"""
+HELPER = "\n\ndef fail(*given):\n    return {}[given[0].strde]\n"
+MODEL = """\
+version 1.0;
+graph g(x) -> (z) { x = external<scalar>(shape = [1, 4, 8, 8]);
+  y = twice(x);
+  z = relu(y);
+}
+"""
+BROKEN = {
+    "infer": ("infer=cml.same_as(0)", "infer=helper.fail"),
+    "cpu": ("cpu=lambda attrs, x: 2 * x", "cpu=helper.fail"),
+    "prepare": ("cpu=", "prepare=helper.fail, cpu="),
+    "cost": ("cpu=", "cost=helper.fail, cpu="),
+    "threads": ("source=SOURCE", "source=SOURCE, threads=helper.fail"),
+    "lower": ("source=SOURCE", "source=SOURCE, lower=helper.fail"),
+    "half": (
+        "source=SOURCE",
+        "source=' ', params='n:u', lower=lambda op: [], layouts='any', half=helper.fail",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _helper_of_this_test(monkeypatch):
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+
+
+def use(model, function):
+    """Does what first calls the function: loads, plans for a GPU, or runs on the CPU."""
+    graph = cml.load(model)
+    if function in ("cpu", "prepare"):
+        cml.Session(graph, "cpu").run({"x": np.ones((1, 4, 8, 8), np.float32)})
+    else:
+        plan_graph(optimize(graph), Limits(), "half")
+
+
+@pytest.mark.parametrize("function", BROKEN)
+def test_a_failing_function_names_its_type_line_and_operator(tmp_path, function):
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN[function]))
+    load_file(tmp_path / "ops.py")
+    with pytest.raises(OperatorError) as caught:
+        use(write_model(tmp_path / "m.nnef", MODEL), function)
+    said = str(caught.value)
+    assert f"twice 'y': its {function} function failed: " in said
+    assert "AttributeError" in said and f"({tmp_path / 'helper.py'}:4)" in said
+    assert "graph.nnef:3" in said
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+class Refused(cml.ModelError):
+    """A game's own error, whose constructor differs from that of ``CmlError``."""
+
+    def __init__(self, extent: int) -> None:
+        super().__init__(f"wanted 3 channels, got {extent}")
+        self.extent = extent
+
+
+@pytest.mark.parametrize("function", ["infer", "cpu", "lower"])
+def test_an_error_of_the_game_keeps_its_class_and_gains_the_model_s_line(tmp_path, function):
+    def refuse(*given):
+        raise Refused(4)
+
+    functions = {"infer": cml.same_as(0), "cpu": lambda attrs, x: x, "lower": None}
+    functions[function] = refuse
+    kernel = cml.Kernel(source="void kernel(uint thread) {}", lower=functions.pop("lower"))
+    signature = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)"
+    cml.register(cml.OpSpec("twice", signature=signature, kernel=kernel, **functions))
+    with pytest.raises(Refused, match="graph.nnef:3.*wanted 3 channels, got 4") as caught:
+        use(write_model(tmp_path / "m.nnef", MODEL), function)
+    assert caught.value.extent == 4
+    assert caught.traceback[-1].name == "refuse"
+
+
+def test_the_command_line_shows_both_lines(tmp_path, capsys):
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN["infer"]))
+    model = write_model(tmp_path / "m.nnef", MODEL)
+    assert main(["info", str(model), "--ops", str(tmp_path / "ops.py")]) == 2
+    said = capsys.readouterr().err
+    assert "graph.nnef:3" in said and "helper.py:4" in said and "Traceback" not in said
