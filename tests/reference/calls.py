@@ -21,7 +21,7 @@ from tests.reference.formulas import FORMULAS, wanted
 
 Array = np.ndarray[Any, Any]
 load_families()
-#: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_traps.py)
+#: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_small_models.py)
 GRAPH_LEVEL = ("external", "variable", "constant", "update")
 SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)

@@ -1,0 +1,158 @@
+"""Wrong shapes, types and attributes of every operator are refused, with the numbers."""
+
+import numpy as np
+import pytest
+
+from cml_engine.compiler.passes.infer import infer_node
+from cml_engine.errors import InputError, ModelError
+from cml_engine.ir.graph import Attrs, Fact, Node
+from cml_engine.ops import load_families
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.tools.testing import full_attrs
+
+load_families()
+
+
+def integers(*shape):
+    return Fact("integer", shape)
+
+
+def logicals(*shape):
+    return Fact("logical", shape)
+
+
+IMAGE, FILTER = (1, 8, 4, 4), (8, 8, 3, 3)
+ANY = [(0, 0)] * 4
+ROI = [(1, 1, 4, 4), (2, 4), integers(2)]
+TWO = {"size": [1, 1, 2, 2]}
+HALVE = {**TWO, "stride": [1, 1, 2, 2]}
+
+WRONG = [
+    ("conv", [(1, 128, 8, 8), (32, 64, 3, 3), ()], {},
+     r"filter has 64 input channels, input has 128 \(groups=1"),
+    ("conv", [IMAGE, FILTER, ()], {"border": "ignore"}, "border='ignore'"),
+    ("conv", [(1, 8), (8, 8), ()], {}, "rank 3, 4 or 5"),
+    ("conv", [IMAGE, (8, 8, 3), ()], {}, "wanted rank 4"),
+    ("conv", [IMAGE, FILTER, (1, 9)], {}, "bias"),
+    ("conv", [IMAGE, FILTER, ()], {"stride": [1]}, "has 1 values, wanted 2"),
+    ("conv", [IMAGE, FILTER, ()], {"dilation": [0, 1]}, "wanted 1 or more"),
+    ("conv", [IMAGE, FILTER, ()], {"padding": [(1, 1)]}, "wanted 2 pairs"),
+    ("conv", [IMAGE, (8, 8, 7, 7), ()], {"padding": [(0, 0), (0, 0)]}, "does not fit into 4"),
+    ("conv", [IMAGE, (8, 4, 3, 3), ()], {"groups": 3}, "do not divide into groups=3"),
+    ("conv", [IMAGE, (7, 4, 3, 3), ()], {"groups": 2}, "filter's output channels"),
+    ("conv", [IMAGE, FILTER, ()], {"groups": -1}, "groups=-1"),
+    ("conv", [IMAGE, (8, 8, 0, 3), ()], {}, "without extent"),
+    ("conv", [(1, 8, 0, 4), FILTER, ()], {"border": "reflect", "padding": [(2, 2), (1, 1)]},
+     "finds no value"),
+    ("deconv", [IMAGE, (4, 8, 3, 3), ()], {}, "filter is for 4 input channels, input has 8"),
+    ("deconv", [IMAGE, FILTER, ()], {"border": "reflect"}, "no meaning for deconv"),
+    ("deconv", [IMAGE, (8, 4, 3, 3), ()], {"output_shape": [1, 8, 4, 4]}, "output_shape begins"),
+    ("deconv", [IMAGE, (8, 4, 3, 3), ()], {"output_shape": [1, 4, 4]}, "has 3 extents, wanted 4"),
+    ("deconv", [IMAGE, (8, 4, 3, 3), ()], {"stride": [2, 2], "output_shape": [1, 4, 12, 8]},
+     "output_shape 12 goes back to 6"),
+    ("deconv", [(1, 8, 1, 4), (8, 4, 3, 3), ()], {"padding": [(2, 2), (0, 0)]},
+     "crops all of the 3"),
+    ("add", [(2, 3), (3,)], {}, r"\[2,.?3\] and \[3\].*dimension 0 is 2 and 3.*unsqueeze"),
+    ("add", [integers(), ()], {}, "operand 1 is tensor<integer>.*cast"),
+    ("and", [logicals(), ()], {}, "operand 2 .* wanted tensor<logical>"),
+    ("select", [logicals(), integers(), ()], {}, "operand 3"),
+    ("relu", [], {}, "wanted 1 operands, got 0"),
+    ("gather", [(3, 4), (2,)], {"axis": 0}, "wanted integer"),
+    ("gather", [(3, 4), integers(2)], {"axis": 2}, "axis 2"),
+    ("gather", [(0, 4), integers(2)], {"axis": 0}, "is empty"),
+    ("gather", [(1,) * 8, integers(2, 2)], {"axis": 0}, "rank 9"),
+    ("cast", [(1,)], {"dtype": "float"}, "cast to 'float'"),
+    ("matmul", [(2, 3), (4, 5)], {}, "3 columns but B has 4 rows"),
+    ("matmul", [(2, 3), (1, 3, 5)], {}, "equal ranks"),
+    ("matmul", [(3,), (3,)], {}, "2 or more"),
+    ("matmul", [(2, 4, 3), (3, 3, 5)], {}, "2 matrices meet 3"),
+    ("linear", [(2, 3), (5, 4), ()], {}, "3 channels in, but the filter takes 4"),
+    ("linear", [(2, 3, 1), (5, 3), ()], {}, "rank 2"),
+    ("linear", [(2, 3), (5, 3), (1, 4)], {}, r"wanted \[1,5\]"),
+    ("reshape", [(2, 3)], {"shape": [5]}, "5 elements, wanted 6"),
+    ("reshape", [(2, 3)], {"shape": [-1, 4]}, "the other extents make 4"),
+    ("reshape", [(2, 3)], {"shape": [-1, -1]}, "one -1"),
+    ("reshape", [(2, 3)], {"shape": [2, 3, 0]}, "position 2"),
+    ("reshape", [(0, 3)], {"shape": [0, -1]}, "make 0"),
+    ("reshape", [(2, 3)], {"shape": [6], "axis_start": 3}, "reach past"),
+    ("reshape", [(2, 3)], {"shape": [6], "axis_start": 1, "axis_count": 2}, "reach past"),
+    ("reshape", [(2, 3)], {"shape": [1] * 8 + [6]}, "rank 9"),
+    *(("transpose", [(2, 3)], {"axes": axes}, "wanted each of 0 to")
+      for axes in ([0, 0], [1, 2], [0, 1, 2])),
+    ("concat", [(2, 3), (3, 3)], {"axis": 1}, "agree in every axis but 1"),
+    ("concat", [(2, 3)], {"axis": 2}, "axis 2"),
+    ("concat", [(2, 3)], {"axis": -1}, "axis -1"),
+    ("concat", [], {"axis": 0}, "at least one"),
+    ("concat", [(2,), integers(2)], {"axis": 0}, "cast"),
+    ("stack", [(2, 3), (2, 4)], {"axis": 0}, "in every axis"),
+    ("stack", [(1,) * 8], {"axis": 0}, "rank 9"),
+    ("split", [(4,)], {"axis": 0, "ratios": [1, 2]}, "ratios, not sizes"),
+    ("split", [(4,)], {"axis": 0, "ratios": []}, "wanted ratios"),
+    ("unstack", [()], {"axis": 0}, "rank 0"),
+    ("tile", [(2, 3)], {"repeats": [2]}, "wanted 2"),
+    ("tile", [(2, 3)], {"repeats": [0, 1]}, "1 or more"),
+    *(("slice", [(3, 4)], {"axes": [0], "begin": [0], "end": [1], **change}, said)
+      for change, said in (
+          ({"axes": [2]}, "axis 2"),
+          ({"axes": [0, 0], "begin": [0, 0], "end": [1, 1]}, "twice"),
+          ({"begin": [0, 0]}, "'begin' has 2 values"),
+          ({"stride": [0]}, "stride is 0"),
+          ({"stride": [1, 1]}, "'stride' has 2 values"))),
+    ("pad", [(3, 4)], {"padding": [(0, 0)]}, "'padding' has 1 values"),
+    ("pad", [(3, 4)], {"padding": [(-2, -2), (0, 0)]}, "leaves -1"),
+    ("pad", [(3, 4)], {"padding": [(0, 0), (0, 0)], "border": "wrap"}, "wanted one of"),
+    ("pad", [(0, 4)], {"padding": [(1, 0), (0, 0)], "border": "reflect"}, "nothing to repeat"),
+    ("max_pool", [IMAGE], {"size": [2, 2]}, "size=.* has 2 values, wanted 4.*batch and channels"),
+    ("max_pool", [IMAGE], {"size": [1, 1, 0, 1]}, "wanted 1 or more"),
+    ("max_pool", [IMAGE], {**TWO, "stride": [2, 2]}, "stride=.* wanted 4"),
+    ("max_pool", [IMAGE], {**TWO, "stride": [1, 1, 0, 1]}, "stride=.* wanted 1 or more"),
+    ("max_pool", [IMAGE], {**TWO, "padding": [(1, 1)]}, "wanted 4 pairs"),
+    ("max_pool", [IMAGE], {"size": [1, 1, 9, 2], "padding": ANY},
+     "axis 2: a window of 9 .* does not fit"),
+    ("max_pool", [IMAGE], {**TWO, "border": "mirror"}, "border='mirror', wanted one of constant"),
+    ("sample", [IMAGE, integers(*IMAGE)], HALVE,
+     r"index has shape \[1, 8, 4, 4\], wanted \[1, 8, 2, 2\]"),
+    ("desample", [IMAGE, IMAGE], HALVE, "index is tensor<scalar>, wanted tensor<integer>"),
+    ("debox", [IMAGE], {**HALVE, "output_shape": [1, 8, 11, 8]},
+     "output_shape 11 goes back to 6 .* the input has 4"),
+    ("debox", [IMAGE], {**HALVE, "border": "reflect"}, "border='reflect' has no meaning here"),
+    ("debox", [IMAGE], {**HALVE, "padding": [(0, 0), (0, 0), (9, 9), (0, 0)]}, "crops all"),
+    ("sum_reduce", [(2, 3)], {"axes": [2]}, "axis 2 .* wanted 0 to 1"),
+    ("sum_reduce", [(2, 3)], {"axes": [-1]}, "axis -1 .* from 0"),
+    ("max_reduce", [(2, 3)], {"axes": [1, 1]}, "twice"),
+    ("any_reduce", [(2,)], {"axes": [0]}, "wanted tensor<logical>"),
+    ("softmax", [integers(2)], {"axes": [0]}, "wanted tensor<scalar>"),
+    ("argmax_reduce", [(2, 0)], {"axes": [1]}, "no position in nothing"),
+    ("nearest_upsample", [(1, 2)], {"factor": []}, "1 to 3 spatial axes"),
+    ("nearest_upsample", [(1, 2, 3)], {"factor": [1, 2]}, "'factor' has 2 values"),
+    ("nearest_upsample", [(1, 2, 3)], {"factor": [0]}, "1 or more"),
+    ("area_downsample", [(1, 2, 5)], {"factor": [2]}, "5 / 2 leaves 1"),
+    ("nearest_downsample", [(1, 2, 4, 5)], {"factor": [2, 3]}, "axis 3"),
+    ("multilinear_upsample", [(1, 2, 3)], {"factor": [2], "method": "cubic"}, "method 'cubic'"),
+    ("multilinear_upsample", [(1, 2, 3)], {"factor": [2], "border": "wrap"}, "border 'wrap'"),
+    ("avg_roi_pool", [(1, 1, 4), (2, 4), integers(2)], {"output_size": [1]},
+     r"wanted \[number of rois, 2\]"),
+    ("avg_roi_pool", [*ROI[:2], integers(3)], {"output_size": [1, 1]}, r"wanted \[2,1\]"),
+    ("avg_roi_pool", ROI, {"output_size": [1]}, "has 1 values"),
+    ("avg_roi_pool", ROI, {"output_size": [1, 0]}, "wanted 1 or more"),
+    ("avg_roi_pool", [(1, 1), *ROI[1:]], {"output_size": []}, "1 to 3 spatial axes"),
+    ("avg_roi_pool", [(0, 1, 4, 4), *ROI[1:]], {"output_size": [1, 1]}, "no batch item"),
+    ("roi_resample", ROI, {"output_size": [1, 1], "method": "cubic"}, "cubic"),
+    ("max_roi_align", ROI, {"output_size": [1, 1], "sampling_rate": [2]}, "sampling_rate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "operands", "attrs", "message"), WRONG)
+def test_a_wrong_call_is_refused(op, operands, attrs, message):
+    facts = {
+        f"x{i}": fact if isinstance(fact, Fact) else Fact("scalar", fact)
+        for i, fact in enumerate(operands)
+    }
+    with pytest.raises(ModelError, match=message):
+        infer_node(Node(op, tuple(facts), ("y",), full_attrs(op, attrs)), facts)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_an_index_outside_the_tensor_is_refused(index):
+    with pytest.raises(InputError, match=f"index {index} .*wanted 0 to 2.*1 of 2"):
+        lookup("gather").cpu(Attrs(axis=0), np.zeros((3, 2)), np.array([0, index], np.int32))
