@@ -315,7 +315,8 @@ def _matmul_of(op: str, d: Draw) -> SampleCall:
 
 
 _EQUATIONS = ("bct,bcs->bts", "bts,bcs->bct", "ij,jk->ik", "abcd,ebd->aec", "i,i->", "ij->ji",
-              "ab,bc,cd->da", "ij,jk", "abk,cb->a", "abc,c->ba", "a,b->ab", "nchw,oc->nohw", "ab,ab->b")  # fmt: skip
+              "ab,bc,cd->da", "ij,jk", "abk,cb->a", "abc,c->ba", "a,b->ab", "nchw,oc->nohw",
+              "ab,ab->b")  # fmt: skip
 
 
 def _einsum_of(op: str, d: Draw) -> SampleCall:
