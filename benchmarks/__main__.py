@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import apart, contenders, facts, rounds, table
+from benchmarks import contenders, facts, rounds, table, virtual_environments
 from benchmarks.models import MODELS
 from examples.upscale import assets
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     print(*credits, sep="\n")
     for contender in contenders.CONTENDERS:
         if contender.apart and contender.apart == options.install:
-            apart.make(contender.apart, contender.package)
+            virtual_environments.make(contender.apart, contender.package)
     warning = table.busy()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)

@@ -26,9 +26,9 @@ import numpy as np
 
 import cml_engine as cml
 from benchmarks.contenders import CONTENDERS, Unavailable, Workload
+from benchmarks.interleaved import Turn, elapsed, in_turns, ratio
 from benchmarks.models import AGENTS, MODELS
 from benchmarks.ncnn.int8 import Int8Network
-from benchmarks.turns import Turn, elapsed, in_turns, ratio
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, lower
@@ -37,7 +37,7 @@ from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.integer_check import random_words
-from cml_engine.tools.report.integer import IntegerMemory
+from cml_engine.tools.report.integer_info import IntegerMemory
 from examples.upscale import assets
 
 Array = np.ndarray[Any, Any]

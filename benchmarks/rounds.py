@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import apart
+from benchmarks import virtual_environments
 from benchmarks.contenders import Contender
 
 #: seconds after which a worker that does not answer is given up
@@ -59,7 +59,11 @@ class Worker:
     """The process of a contender, as a context manager."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
-        python = str(apart.python_of(contender.apart)) if contender.apart else sys.executable
+        python = (
+            str(virtual_environments.python_of(contender.apart))
+            if contender.apart
+            else sys.executable
+        )
         command = [python, "-m", "benchmarks.worker", contender.key, str(folder)]
         self._log = (folder / f"{contender.key}.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
@@ -114,7 +118,7 @@ class Worker:
 def missing(contender: Contender) -> str:
     """Returns the reason why the contender cannot be started; "" if it can."""
     if contender.apart:
-        there = apart.python_of(contender.apart).exists()
+        there = virtual_environments.python_of(contender.apart).exists()
         return "" if there else f"not installed: --install {contender.apart}"
     return "" if installed(contender.module) else f"not installed: pip install {contender.package}"
 

@@ -27,7 +27,7 @@ from cml_engine.errors import (
     StaleArtifact,
 )
 from cml_engine.formats.loading import load, save
-from cml_engine.io.budget import LoadLimits
+from cml_engine.io.load_limits import LoadLimits
 from cml_engine.io.model_source import ModelSource
 from cml_engine.ir.graph import Attrs, Fact, Graph, Slider
 from cml_engine.ir.textures import TextureInput

@@ -42,7 +42,7 @@ class Recording:
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Reads a file written by :meth:`save`; raises ``ValueError`` for any other file."""
-        from cml_engine.io.json import read_json
+        from cml_engine.io.json_files import read_json
 
         try:
             data = read_json(path)

@@ -39,14 +39,14 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lowered
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import load_cooked
 from cml_engine.cpu.compare import allowance
-from cml_engine.cpu.cpu import run_node
+from cml_engine.cpu.cpu_program import run_node
 from cml_engine.cpu.tolerances import node_tolerance
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -54,8 +54,8 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.files.writer import save
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.runtime.integer_check import check_bits
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.runtime.session import CompileOptions, make_plan
-from cml_engine.runtime.shadow import shadow_run
 from cml_engine.tools.testing import SENTINEL, random_partition
 from tests.fixtures import strangers
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case

@@ -22,7 +22,7 @@ import cml_engine as cml
 from cml_engine.errors import UnsupportedOp
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
-from cml_engine.formats.onnx.export.forms import export_rows
+from cml_engine.formats.onnx.export.operators import export_rows
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
 from tests.generate import Numbers, random_call

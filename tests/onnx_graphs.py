@@ -33,7 +33,7 @@ import cml_engine as cml
 from cml_engine.errors import UnsupportedOp
 from cml_engine.formats.onnx import operators
 from cml_engine.formats.onnx.attributes import Attr
-from cml_engine.formats.onnx.rows import FIRST_OPSET, OnnxRow, all_rows, row_for
+from cml_engine.formats.onnx.op_schemas import FIRST_OPSET, OnnxRow, all_rows, row_for
 from tests.fixtures.onnx_models import model, value
 from tests.onnx_nodes import cases, data_sets, model_of
 

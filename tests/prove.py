@@ -22,7 +22,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.cpu.compare import Comparison
 from cml_engine.nnef.expansion.signatures import standard_signatures
-from cml_engine.tools.report.operators import operator_support
+from cml_engine.tools.report.operator_support import operator_support
 from tests.fixtures import texts
 from tests.generate import Draw, Numbers, random_call
 from tests.reference.calls import (

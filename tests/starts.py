@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.frames.neighbour import neighbour
+from benchmarks.frames.noisy_neighbour import neighbour
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 import cml_engine as cml
-from benchmarks.turns import in_turns, ratio
+from benchmarks.interleaved import in_turns, ratio
 from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Graph

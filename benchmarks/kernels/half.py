@@ -12,13 +12,13 @@ import argparse
 from pathlib import Path
 
 import cml_engine as cml
-from benchmarks.turns import in_turns, ratio
+from benchmarks.interleaved import in_turns, ratio
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.ir.graph import Graph
-from cml_engine.runtime.half import storage_errors
+from cml_engine.runtime.half_storage import storage_errors
 from cml_engine.runtime.session import CompileOptions, random_inputs
-from cml_engine.tools.report.storage import StorageReport
+from cml_engine.tools.report.storage_report import StorageReport
 
 _HEAD = (
     "| network | arena KiB | in 16 bits | weights KiB | in 16 bits | largest error | rms | "

@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 
 import cml_engine as cml
-from benchmarks.turns import in_turns, ratio
+from benchmarks.interleaved import in_turns, ratio
 from cml_engine.compiler.optimize import NAMES
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import CompileOptions

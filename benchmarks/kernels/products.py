@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.interleaved import elapsed, in_turns
 from benchmarks.kernels.controls import Control
-from benchmarks.turns import elapsed, in_turns
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.gpu.gpu import Gpu

@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.contenders import Array, Inputs, Workload, ncnn_net, run_ncnn
 from benchmarks.ncnn.model import flagged, plain
-from cml_engine.formats.ncnn.bin import WeightReader
 from cml_engine.formats.ncnn.param import MAGIC, NcnnLayer, read_param
+from cml_engine.formats.ncnn.weight_reader import WeightReader
 from cml_engine.io.model_source import file_source
 
 #: the flag before 8-bit weights

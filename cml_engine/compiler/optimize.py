@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lowered
 from cml_engine.compiler.passes.bypass import bypass
 from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code

@@ -17,8 +17,8 @@ from cml_engine.errors import Source
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.ir.reuse import VARIABLES, Sources
 from cml_engine.ops.declaration.choice import Choice
-from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost
+from cml_engine.ops.declaration.split_bindings import InParts
 
 #: the alignment in bytes of a job's outputs in their common buffer
 RESULT_ALIGNMENT = 256

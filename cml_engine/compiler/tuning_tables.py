@@ -19,7 +19,7 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.folders import tuning_file
-from cml_engine.io.json import finite, parse_json, read_json
+from cml_engine.io.json_files import finite, parse_json, read_json
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
 
 FORMAT = "cml variant table 1"

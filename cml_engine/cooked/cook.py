@@ -14,9 +14,9 @@ from cml_engine.compiler.integer.digest import model_digest
 from cml_engine.compiler.integer.gas import gas_of
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.asked import NOTHING_DECIDED, Decide, checked
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, checked
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.form import META, PLAN, RULES

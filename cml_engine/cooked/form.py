@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from struct import Struct
 
-from cml_engine.io.budget import OverBudget
+from cml_engine.io.load_limits import OverBudget
 from cml_engine.io.model_source import Bytes
 
 MAGIC = b"\x89CML\r\n\x1a\n"

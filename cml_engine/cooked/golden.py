@@ -8,7 +8,7 @@ from math import isfinite
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import lines_of
+from cml_engine.compiler.integer.quant_params import lines_of
 from cml_engine.cooked.form import (
     DTYPES,
     GOLDEN,
@@ -19,7 +19,7 @@ from cml_engine.cooked.form import (
 )
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
-from cml_engine.cpu.cpu import CpuProgram, as_stated, last_uses, run_node
+from cml_engine.cpu.cpu_program import CpuProgram, as_stated, last_uses, run_node
 from cml_engine.errors import CmlError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.ops.declaration.registry import lookup

@@ -16,8 +16,8 @@ from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.values import read_values
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import CmlError, InputError, Source
-from cml_engine.io.budget import current
-from cml_engine.io.json import parse_json
+from cml_engine.io.json_files import parse_json
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Epilogue, Fact, Graph, Node
 
 #: types of constants, by their names in the file

@@ -16,8 +16,8 @@ from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.cooked.reader import Container, check_size, damaged
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import an_object, flag
-from cml_engine.io.budget import load_budget
-from cml_engine.io.json import parse_json
+from cml_engine.io.json_files import parse_json
+from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile
 from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.cpu.compare import allowance
-from cml_engine.cpu.cpu import run_node
+from cml_engine.cpu.cpu_program import run_node
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance

@@ -31,7 +31,7 @@ from cml_engine.distributed.sources import (
     read_checked,
 )
 from cml_engine.distributed.store import RECORD, manifest_of
-from cml_engine.distributed.window import Progress
+from cml_engine.distributed.task_window import Progress
 from cml_engine.distributed.work import (
     ANY_DEVICE,
     Cell,

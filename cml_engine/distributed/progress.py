@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from cml_engine.distributed.report import Report
-from cml_engine.distributed.window import Progress
+from cml_engine.distributed.task_window import Progress
 
 #: seconds between two lines without a terminal
 _EVERY_S = 30.0

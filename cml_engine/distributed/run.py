@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.distributed.cluster import check_devices, connected, need_extra
+from cml_engine.distributed.monitor import PATIENCE_S, Watch
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.store import Store, prepare, refuse
+from cml_engine.distributed.task_window import Progress, Window
 from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.versions import check_versions
-from cml_engine.distributed.watch import PATIENCE_S, Watch
-from cml_engine.distributed.window import Progress, Window
 from cml_engine.distributed.work import Layer, Unit, Work
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import Real

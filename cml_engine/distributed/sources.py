@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.distributed.checks import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.runtime.session import check_inputs
 

@@ -25,10 +25,10 @@ from distributed import WorkerPlugin, get_worker
 from distributed.metrics import context_meter
 
 from cml_engine.distributed.batch import LONGEST_S, Batch
+from cml_engine.distributed.monitor import FORGET_AFTER, forget_names
 from cml_engine.distributed.store import LASTING, Store
 from cml_engine.distributed.trace import Moment
 from cml_engine.distributed.versions import check_same_versions, own_versions
-from cml_engine.distributed.watch import FORGET_AFTER, forget_names
 from cml_engine.distributed.work import Layer, Made, Maker, Unit, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 

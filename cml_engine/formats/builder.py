@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, Source
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.extensions import extension_signatures

@@ -13,12 +13,12 @@ from cml_engine import nnef
 from cml_engine.compiler.integer.gas import within
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
-from cml_engine.cpu.cpu import run_node
+from cml_engine.cpu.cpu_program import run_node
 from cml_engine.errors import InputError, InternalError
 from cml_engine.errors.arguments import ONLY_INPUT, SEED, an_object
 from cml_engine.formats import formats
 from cml_engine.formats.format import Engine, Format, Given, Make, Model
-from cml_engine.io.budget import LoadLimits, load_budget
+from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
 from cml_engine.ir.sliders import with_sliders

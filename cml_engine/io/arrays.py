@@ -16,8 +16,8 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
-from cml_engine.io.budget import OverBudget, current
-from cml_engine.io.named import NamedFile, named_file
+from cml_engine.io.load_limits import OverBudget, current
+from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Array, Fact, check_shape
 
 __all__ = ["check_outputs", "check_place", "read", "shape_of", "write_outputs"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, TensorFileError
 from cml_engine.io.atomic_write import COMPLETE
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

@@ -20,7 +20,7 @@ from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import Content, replace_file
-from cml_engine.io.json import read_json
+from cml_engine.io.json_files import read_json
 
 __all__ = [
     "OutputFolder",

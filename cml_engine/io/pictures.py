@@ -17,7 +17,7 @@ import numpy as np
 
 from cml_engine.errors import InputError
 from cml_engine.io import exr, png, tiff
-from cml_engine.io.named import NamedFile
+from cml_engine.io.named_file import NamedFile
 from cml_engine.ir.graph import Array, Fact
 
 CHANNELS = (1, 3, 4)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cml_engine.io.samples import steps_of
+from cml_engine.io.pixel_values import steps_of
 from cml_engine.ir.graph import Array
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cml_engine.io.samples import numbers_of, steps_of
+from cml_engine.io.pixel_values import numbers_of, steps_of
 from cml_engine.ir.graph import Array
 
 NEEDS = "tifffile"

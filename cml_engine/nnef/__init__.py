@@ -12,15 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cml_engine.errors import ModelError
-from cml_engine.io.budget import load_budget
+from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.nnef.expansion.build import Built, DocumentBuilder, prepare
+from cml_engine.nnef.expansion.document_builder import Built, DocumentBuilder, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
+from cml_engine.nnef.files.file_names import QUANT_FILE
 from cml_engine.nnef.files.memory_model import MemoryModel
-from cml_engine.nnef.files.names import QUANT_FILE
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.random_weights import RandomWeights
 from cml_engine.nnef.files.safetensors import Weights

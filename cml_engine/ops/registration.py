@@ -13,7 +13,7 @@ from typing import Any
 from cml_engine.ops.declaration.checks import checked
 from cml_engine.ops.declaration.registry import own, put
 from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.ops.elementwise.expressed import expressed
+from cml_engine.ops.elementwise.from_expression import expressed
 from cml_engine.ops.families import load_families
 
 _PACKAGE = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.cpu.compare import Comparison, compare
-from cml_engine.cpu.cpu import as_stated, run_node
+from cml_engine.cpu.cpu_program import as_stated, run_node
 from cml_engine.cpu.tolerances import cancelled, node_tolerance, propagated
 from cml_engine.errors import CmlError, InputError, Source
 from cml_engine.io import png

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import lines_of
-from cml_engine.compiler.integer.lowering.network import lowered
-from cml_engine.compiler.integer.proof import broken_promise
+from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.quant_params import lines_of
+from cml_engine.compiler.integer.sum_bounds import broken_promise
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.compiler.tuning_tables import table_for
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 
 if TYPE_CHECKING:

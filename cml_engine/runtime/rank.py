@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cml_engine.compiler.plan import Step
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import Source
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ops.declaration.registry import lookup

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.proof import Range, broken_promise
+from cml_engine.compiler.integer.sum_bounds import Range, broken_promise
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.choose_storage import half_of, matrices_in_half
 from cml_engine.compiler.planning.lower import PlanOptions, lower
@@ -30,8 +30,8 @@ from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
-from cml_engine.runtime.half import counted_in_steps, rounded, run_stored, stored_tolerance
-from cml_engine.runtime.stub import time_in_turns
+from cml_engine.runtime.ablation import time_in_turns
+from cml_engine.runtime.half_storage import counted_in_steps, rounded, run_stored, stored_tolerance
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -23,7 +23,7 @@ from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from examples.panda3d_host.beside import NetworkBeside, timed
+from examples.panda3d_host.network_job import NetworkBeside, timed
 from examples.plain_loop import cartoon
 from examples.plain_loop.__main__ import options_of
 from examples.plain_loop.summary import Summary

@@ -317,7 +317,7 @@ class CostModel:
 
         Raises ``ValueError`` for anything else.
         """
-        from cml_engine.io.json import finite
+        from cml_engine.io.json_files import finite
 
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
@@ -343,7 +343,7 @@ class CostModel:
 
         Warns about a file that cannot be used.
         """
-        from cml_engine.io.json import read_json
+        from cml_engine.io.json_files import read_json
 
         try:
             return cls.from_json(read_json(path), share)
@@ -359,7 +359,7 @@ class CostModel:
 
 
 def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
-    from cml_engine.io.json import finite
+    from cml_engine.io.json_files import finite
 
     curve = _Curve()
     for count, ms, samples, spread in rows:

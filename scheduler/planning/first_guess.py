@@ -60,7 +60,7 @@ class FirstGuess:
 
         Raises ``ValueError`` if numbers are missing.
         """
-        from cml_engine.io.json import finite
+        from cml_engine.io.json_files import finite
 
         try:
             return cls(

@@ -18,9 +18,9 @@ from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
 from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.cluster import THREADS, connected
+from cml_engine.distributed.monitor import PATIENCE_S, Watch
 from cml_engine.distributed.store import KEYS, Store, prepare
-from cml_engine.distributed.watch import PATIENCE_S, Watch
-from cml_engine.distributed.window import ATTEMPTS
+from cml_engine.distributed.task_window import ATTEMPTS
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")

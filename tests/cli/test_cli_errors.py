@@ -30,7 +30,7 @@ graph small(x) -> (y)
 #: the function in which a fault is planted, by command; for most it loads the model
 PLACES = {
     "devices": "cml_engine.tools.cli.commands.devices._rows",
-    "ops": "cml_engine.tools.report.operators.operator_table",
+    "ops": "cml_engine.tools.report.operator_support.operator_table",
 }
 REPORT = "please report it"
 FAULTS = [

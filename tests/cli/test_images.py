@@ -10,7 +10,7 @@ from PIL import Image
 
 from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
-from cml_engine.io.named import NamedFile, named_file
+from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Fact
 from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model

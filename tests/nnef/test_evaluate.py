@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cml_engine.errors import CmlError, ModelError
-from cml_engine.io.budget import LoadLimits, OverBudget, load_budget
+from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
 from cml_engine.ir.graph import Graph
 
 Load = Callable[..., Graph]

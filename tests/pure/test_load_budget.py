@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.io import arrays, budget
+from cml_engine.io import arrays, load_limits
 from cml_engine.io.arrays import read_samples
-from cml_engine.io.budget import Budget, LoadLimits, OverBudget, current, load_budget
+from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current, load_budget
 from cml_engine.tools.cli.main import main
 
 
 def test_limits_are_read_from_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     found = LoadLimits.parse("memory=8G, nodes=500000")
     assert (found.memory, found.nodes, found.steps) == (8 << 30, 500_000, LoadLimits().steps)
-    monkeypatch.setenv(budget.VARIABLE, "steps=7k")
+    monkeypatch.setenv(load_limits.VARIABLE, "steps=7k")
     assert LoadLimits.default().steps == 7 << 10
-    assert LoadLimits().memory == budget.machine_memory() // 2
+    assert LoadLimits().memory == load_limits.machine_memory() // 2
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_command_line_sets_the_limits_of_one_command(
     assert main(["info", "m.onnx", "--load-limits", "memory=lots"]) == 2
     assert "cannot read 'memory=lots'" in capsys.readouterr().err
     assert main(["info", "no such model.onnx", "--load-limits", "memory=8G"]) == 2
-    assert budget.VARIABLE not in os.environ
+    assert load_limits.VARIABLE not in os.environ
 
 
 # -- readers ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_inputs_that_unpack_to_too_much_are_refused(
         assert path.stat().st_size < 100_000
     else:
         np.save(path, zeros)
-    monkeypatch.setenv(budget.VARIABLE, "memory=10M")
+    monkeypatch.setenv(load_limits.VARIABLE, "memory=10M")
     with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):
         arrays.read(path, "x", cml.Fact("scalar", zeros.shape))
     with pytest.raises(cml.InputError, match=f"x.{kind}.* needs 20,000,[0-9]+ bytes"):

@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine import CostModel, SpareBudget, VirtualClock
 from cml_engine.errors import InputError
-from cml_engine.io import json as json_files
+from cml_engine.io import json_files as json_files
 from scheduler.tools.sim_device import SimStep
 from tests.fixtures import hostile_json
 

@@ -41,7 +41,7 @@ def model_digest(graph: Graph) -> bytes:
 
 def not_identical(graph: Graph) -> tuple[str, ...]:
     """Returns the names of the outputs of an integer network that are computed in floats."""
-    from cml_engine.compiler.integer.lowering.network import (
+    from cml_engine.compiler.integer.lowering.lower_network import (
         lowered,  # which the passes import first
     )
 

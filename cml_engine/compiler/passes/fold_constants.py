@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cml_engine.cpu.cpu import as_stated, run_node
+from cml_engine.cpu.cpu_program import as_stated, run_node
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.registry import lookup
 

@@ -15,7 +15,7 @@ from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.epilogue import STEPS
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.ops.elementwise.row import CHAIN
+from cml_engine.ops.elementwise.elementwise_op import CHAIN
 
 
 def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:

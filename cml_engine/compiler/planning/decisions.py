@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cml_engine.compiler.plan import InBands, Plan
-from cml_engine.compiler.planning.asked import NOTHING_ASKED, Asked
 from cml_engine.compiler.planning.choose_layout import is_feature_map, why_plain
 from cml_engine.compiler.planning.choose_storage import half_of
+from cml_engine.compiler.planning.overrides import NOTHING_ASKED, Asked
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import BLOCKED, C4, C4H, HALF, PLAIN, WHOLE
 from cml_engine.ops.declaration.choice import Choice
-from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.split_bindings import InParts
 
 #: the types of decisions
 Kind = Literal["kernel", "layout", "storage", "parts", "bands", "view"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.asked import NOTHING_DECIDED, Decide, asked_for
-from cml_engine.compiler.planning.bands.within import planned
+from cml_engine.compiler.planning.bands.plan_in_bands import planned
 from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, drafted
+from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, asked_for
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits

@@ -1,4 +1,4 @@
-"""The converter from ncnn: one function per layer type, in ``layers/``; ``table.py`` lists them."""
+"""The converter from ncnn: one function per layer type in ``layers/``; see ``layer_types.py``."""
 
 from __future__ import annotations
 

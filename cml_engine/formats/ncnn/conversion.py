@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cml_engine.formats.builder import GraphBuilder
-from cml_engine.formats.ncnn.bin import WeightReader
+from cml_engine.formats.ncnn.layer_types import LayerType
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import LayerType
+from cml_engine.formats.ncnn.weight_reader import WeightReader
 from cml_engine.ir.graph import Array, Fact, Graph
 
 

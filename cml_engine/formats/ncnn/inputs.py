@@ -9,8 +9,8 @@ import numpy as np
 from cml_engine.errors import InputError, OpenShape
 from cml_engine.errors.arguments import named_shapes
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import ANY, layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import ANY, layer
 from cml_engine.ir.graph import Shapes
 
 #: The parameter ids of width, height, depth and channels.

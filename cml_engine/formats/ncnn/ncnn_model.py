@@ -10,11 +10,11 @@ from cml_engine.errors import InputError, ModelError, UnsupportedOp
 from cml_engine.formats.builder import GraphBuilder
 from cml_engine.formats.format import Engine, Model
 from cml_engine.formats.ncnn import layers as _layers
-from cml_engine.formats.ncnn.bin import WeightReader
 from cml_engine.formats.ncnn.conversion import Conversion
 from cml_engine.formats.ncnn.inputs import input_shapes
+from cml_engine.formats.ncnn.layer_types import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
 from cml_engine.formats.ncnn.param import NcnnLayer, read_param
-from cml_engine.formats.ncnn.table import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
+from cml_engine.formats.ncnn.weight_reader import WeightReader
 from cml_engine.io.model_source import Bytes, file_source, shown
 from cml_engine.ir.graph import Graph, Shapes
 

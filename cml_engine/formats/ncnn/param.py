@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, UnsupportedOp
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 
 MAGIC = "7767517"

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.node_inputs import NodeInputs, Operand
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Fact
 
 

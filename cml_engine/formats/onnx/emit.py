@@ -16,7 +16,7 @@ from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges.bounds import Intervals
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
 from cml_engine.nnef.expansion.bind import Mismatch, coerce
 from cml_engine.nnef.expansion.compose import expression

@@ -20,7 +20,7 @@ from cml_engine.formats.onnx import operators
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.emit import Emitter
 from cml_engine.formats.onnx.inputs import bind_inputs
-from cml_engine.formats.onnx.integer.reading import Reading
+from cml_engine.formats.onnx.integer.qdq_reader import Reading
 from cml_engine.formats.onnx.model import (
     Model,
     OnnxFunction,
@@ -29,9 +29,7 @@ from cml_engine.formats.onnx.model import (
     Reference,
     ValueInfo,
 )
-from cml_engine.formats.onnx.placeholders import Placeholders
-from cml_engine.formats.onnx.ranges.interval import of_dtype
-from cml_engine.formats.onnx.rows import (
+from cml_engine.formats.onnx.op_schemas import (
     FIRST_OPSET,
     LAST_OPSET,
     OnnxRow,
@@ -39,10 +37,12 @@ from cml_engine.formats.onnx.rows import (
     row_for,
     rows_of,
 )
+from cml_engine.formats.onnx.placeholders import Placeholders
+from cml_engine.formats.onnx.ranges.interval import of_dtype
 from cml_engine.formats.onnx.summary import Summary
 from cml_engine.formats.onnx.tensors import OnnxTensor
 from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array, Graph, Shapes
 
 #: Microseconds to import an operator that a loop or a function repeats.

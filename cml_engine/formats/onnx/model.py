@@ -12,7 +12,7 @@ from typing import Any
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 
 #: an extent: a number, a symbol ("batch"), or None
 Dim = int | str | None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.errors import NeedsConstant, ShapeError, UnsupportedOp
 from cml_engine.formats.onnx.attributes import Attr, WrongAttribute
 from cml_engine.formats.onnx.model import OnnxNode
-from cml_engine.formats.onnx.rows import OnnxRow
+from cml_engine.formats.onnx.op_schemas import OnnxRow
 from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array, can_be_shape
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from cml_engine.compiler.integer.floats import WHY
+from cml_engine.compiler.integer.float_network import WHY
 from cml_engine.errors import ModelError
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer
-from cml_engine.formats.onnx.integer.landing import landed
-from cml_engine.formats.onnx.integer.reading import Reading, is_quantized
+from cml_engine.formats.onnx.integer.integer_graph import landed
+from cml_engine.formats.onnx.integer.qdq_reader import Reading, is_quantized
 from cml_engine.formats.onnx.model import read_model
 from cml_engine.formats.onnx.tensors import ExternalData
-from cml_engine.formats.onnx.uses import uses
+from cml_engine.formats.onnx.weight_uses import uses
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef import RandomWeights

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from cml_engine.errors import ModelError
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

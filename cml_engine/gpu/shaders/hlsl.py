@@ -19,7 +19,7 @@ from cml_engine.gpu.shaders.includes import digest_of, read_source, with_include
 from cml_engine.gpu.shaders.params import parse_params
 from cml_engine.ir.layout import PACKED_TYPES
 from cml_engine.ops.declaration.defines import WGSL_ONLY
-from cml_engine.ops.declaration.in_parts import FIRST_BINDING, declaration
+from cml_engine.ops.declaration.split_bindings import FIRST_BINDING, declaration
 from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file
 
 #: SPIR-V opcodes that is_misread checks

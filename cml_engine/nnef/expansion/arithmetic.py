@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.nnef.expansion.values import Value, ValueProblem, element_count, kind_of
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from cml_engine.nnef.expansion.signatures import Param, Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
-from cml_engine.nnef.text.ast import Type
+from cml_engine.nnef.text.syntax_tree import Type
 
 
 class Mismatch(Exception):

@@ -11,13 +11,15 @@ import numpy as np
 
 from cml_engine.errors import InputError, ModelError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Graph, Node, numbered_name
-from cml_engine.nnef.expansion.build import FLOAT_TAIL, FRAGMENTS, INTEGER
+from cml_engine.nnef.expansion.document_builder import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import Param, Signature
 from cml_engine.nnef.expansion.values import kind_of
-from cml_engine.nnef.files.names import tensor_file_name
-from cml_engine.nnef.text.ast import (
+from cml_engine.nnef.files.file_names import tensor_file_name
+from cml_engine.nnef.text.lexer import KEYWORDS
+from cml_engine.nnef.text.parser import parse_fragments
+from cml_engine.nnef.text.syntax_tree import (
     Argument,
     ArrayExpr,
     Assignment,
@@ -31,8 +33,6 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Type,
 )
-from cml_engine.nnef.text.lexer import KEYWORDS
-from cml_engine.nnef.text.parser import parse_fragments
 
 #: The most elements of an unlabelled constant that is written into the text.
 _INLINE = 256

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import resources
 
 from cml_engine.nnef.expansion.signatures import Signature, signature_of
-from cml_engine.nnef.text.ast import Fragment
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_fragments
+from cml_engine.nnef.text.syntax_tree import Fragment
 
 EXTENSIONS_FILE = "extensions.nnef"
 TRACT_FILE = "tract.nnef"

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from cml_engine.errors import InputError, OpenShape, Source
 from cml_engine.errors.arguments import named_shapes
 from cml_engine.ir.graph import Shapes
-from cml_engine.nnef.expansion.evaluate import Site
-from cml_engine.nnef.text.ast import ArrayExpr, Call, Document, Expr, Literal, Name, expressions
+from cml_engine.nnef.expansion.expression_evaluator import Site
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_expression
+from cml_engine.nnef.text.syntax_tree import (
+    ArrayExpr,
+    Call,
+    Document,
+    Expr,
+    Literal,
+    Name,
+    expressions,
+)
 
 #: tract's symbol for the streaming extent.
 STREAMING = "S"

@@ -35,9 +35,9 @@ from cml_engine.nnef.expansion.signatures import (
     standard_source,
     unknown_operator,
 )
-from cml_engine.nnef.text.ast import Fragment, called_operators
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.printer import print_fragment
+from cml_engine.nnef.text.syntax_tree import Fragment, called_operators
 from cml_engine.nnef.warning import warn
 
 
@@ -187,7 +187,7 @@ class Library:
         )
 
 
-#: Extensions whose expansion depends on the call; ``lower.py`` writes it.
+#: Extensions whose expansion depends on the call; ``fragment_evaluator.py`` writes it.
 EXPANDED_BY_RULE = frozenset(("einsum",))
 
 #: Operators that never become nodes.

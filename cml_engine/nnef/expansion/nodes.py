@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.bind import Bound
-from cml_engine.nnef.expansion.evaluate import Exact, Site, Target, spread
+from cml_engine.nnef.expansion.expression_evaluator import Exact, Site, Target, spread
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
-from cml_engine.nnef.text.ast import Type
+from cml_engine.nnef.text.syntax_tree import Type
 
 #: ``infer(node, facts)`` returns the facts of a node's outputs.
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]

@@ -10,7 +10,9 @@ from importlib import resources
 from typing import Any
 
 from cml_engine.errors import UnsupportedOp
-from cml_engine.nnef.text.ast import (
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.parser import parse_fragments
+from cml_engine.nnef.text.syntax_tree import (
     ArrayExpr,
     Expr,
     Fragment,
@@ -19,8 +21,6 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Type,
 )
-from cml_engine.nnef.text.lexer import SourceText
-from cml_engine.nnef.text.parser import parse_fragments
 
 STDLIB_FILE = "stdlib.nnef"
 

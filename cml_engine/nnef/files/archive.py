@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cml_engine.errors import ModelError
-from cml_engine.io.budget import current
-from cml_engine.nnef.files.names import GRAPH_FILE
+from cml_engine.io.load_limits import current
+from cml_engine.nnef.files.file_names import GRAPH_FILE
 
 BLOCK = 512
 _CHUNK = 2**20

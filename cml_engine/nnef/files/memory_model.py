@@ -8,7 +8,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, InputError
 from cml_engine.ir.graph import Array
-from cml_engine.nnef.files.names import GRAPH_FILE, QUANT_FILE, tensor_file_name
+from cml_engine.nnef.files.file_names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes, tensor_file_size
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from cml_engine.errors import TensorFileError, located
 from cml_engine.ir.graph import Array, Attrs, Quantization, place_of
 from cml_engine.nnef.files.tensor_file import StoredTensor
-from cml_engine.nnef.text.ast import ArrayExpr, Call, Expr, Literal, TupleExpr
 from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText, unquote
+from cml_engine.nnef.text.syntax_tree import ArrayExpr, Call, Expr, Literal, TupleExpr
 
 
 class QuantParser(ExpressionParser):

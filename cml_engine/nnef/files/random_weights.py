@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node
-from cml_engine.nnef.expansion.build import Variable
+from cml_engine.nnef.expansion.document_builder import Variable
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.nnef.files.tensor_file import Header, ItemType, StoredTensor

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, TensorFileError
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.io.model_source import Bytes, FolderSource, SourceFile
 from cml_engine.ir.graph import is_whole
-from cml_engine.nnef.expansion.build import Variable
+from cml_engine.nnef.expansion.document_builder import Variable
 from cml_engine.nnef.files.tensor_file import Blob, Header, ItemType, MemoryBlob, StoredTensor
 
 _LENGTH = 8

@@ -15,7 +15,7 @@ from cml_engine.errors import (
     TensorFileError,
 )
 from cml_engine.io.atomic_write import COMPLETE
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.io.model_source import (
     Bytes,
     FolderSource,
@@ -26,7 +26,7 @@ from cml_engine.io.model_source import (
     shown,
 )
 from cml_engine.nnef.files.archive import ArchiveSource
-from cml_engine.nnef.files.names import GRAPH_FILE, tensor_file_name
+from cml_engine.nnef.files.file_names import GRAPH_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import Blob
 
 #: the kinds of models, for messages

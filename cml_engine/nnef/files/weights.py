@@ -9,11 +9,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.io.model_source import ModelSource, Outside, file_size
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.nnef.expansion.build import Built, Variable
-from cml_engine.nnef.files.names import tensor_file_name
+from cml_engine.nnef.expansion.document_builder import Built, Variable
+from cml_engine.nnef.files.file_names import tensor_file_name
 from cml_engine.nnef.files.quant import dequantize
 from cml_engine.nnef.files.random_weights import RandomTensor, RandomWeights, use_by_shape, uses
 from cml_engine.nnef.files.safetensors import Weights

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cml_engine.nnef.text.ast import (
+from cml_engine.nnef.text.lexer import Token, TokenCursor, unquote
+from cml_engine.nnef.text.syntax_tree import (
     PRIMITIVES,
     Argument,
     ArrayExpr,
@@ -19,7 +20,6 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Unary,
 )
-from cml_engine.nnef.text.lexer import Token, TokenCursor, unquote
 
 #: The precedence of the operators, which are all left-associative.
 PRECEDENCE = {

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from cml_engine.errors import NnefSyntaxError, Source
-from cml_engine.io.budget import current
-from cml_engine.nnef.text.ast import Name
+from cml_engine.io.load_limits import current
+from cml_engine.nnef.text.syntax_tree import Name
 
 #: Words that cannot be identifiers (A.1.1).
 KEYWORDS = frozenset(

@@ -6,7 +6,9 @@ with one token of look-ahead, so its time is linear in the text.
 
 from __future__ import annotations
 
-from cml_engine.nnef.text.ast import (
+from cml_engine.nnef.text.expressions import ExpressionParser
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.syntax_tree import (
     ArrayExpr,
     Assignment,
     Document,
@@ -19,8 +21,6 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Type,
 )
-from cml_engine.nnef.text.expressions import ExpressionParser
-from cml_engine.nnef.text.lexer import SourceText
 
 #: The deepest nesting of array types such as ``integer[][]``.
 _MAX_ARRAY_DIMS = 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cml_engine.nnef.text.ast import (
+from cml_engine.nnef.text.expressions import PRECEDENCE
+from cml_engine.nnef.text.syntax_tree import (
     Argument,
     ArrayExpr,
     Assignment,
@@ -25,7 +26,6 @@ from cml_engine.nnef.text.ast import (
     TupleExpr,
     Unary,
 )
-from cml_engine.nnef.text.expressions import PRECEDENCE
 
 _POSTFIX = 8
 _UNARY = 7

@@ -17,18 +17,18 @@ from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Node
 from cml_engine.ir.layout import BLOCKED, HLSL_TYPE
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Signature
-from cml_engine.nnef.text.ast import Type
+from cml_engine.nnef.text.syntax_tree import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
 from cml_engine.ops.declaration.defines import word
-from cml_engine.ops.declaration.in_parts import (
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
+from cml_engine.ops.declaration.split_bindings import (
     FIRST_BINDING,
     InParts,
     check_atomics,
     declaration,
     in_parts,
 )
-from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 
 #: the number of extents that a kernel can read: the largest rank of a tensor
 _DIMS = 8

@@ -1,6 +1,6 @@
 """The elementwise operators: one row each with the HLSL, the NumPy function and the tolerance.
 
-``row.py`` derives everything else from a row. If HLSL's own function is missing, imprecise or
+``elementwise_op.py`` derives the rest from a row. If HLSL's own function is missing, imprecise or
 wrong at the edges, the expression calls one of ``shaders_hlsl/include/pointwise.hlsli``.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import EXACT, Tolerance
 from cml_engine.ops.elementwise import in_place
-from cml_engine.ops.elementwise.row import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import Row, declare
 
 FUNCTION = Tolerance(
     4e-6, 2e-6, "exp and log may be off by a few units in the last place (Vulkan: 3 + 2|x| for exp)"

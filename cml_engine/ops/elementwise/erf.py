@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.ops.elementwise.row import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import Row, declare
 
 #: erf(5) differs from 1 by 1.5e-12; between knots of this distance the cubic is off by 2e-9
 _END, _KNOTS = 5.0, 320

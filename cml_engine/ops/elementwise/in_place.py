@@ -1,6 +1,6 @@
 """Elementwise operators applied in place to a result that has no other reader.
 
-The rows of ``operators.py`` have them beside their definitions. These give the same values (NaN
+The rows of ``elementwise.py`` have them beside their definitions. These give the same values (NaN
 and infinity included; of the two zeros perhaps the other one) without a mask and with at most one
 temporary: ``np.where`` takes ten times as long.
 """

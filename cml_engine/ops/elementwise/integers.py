@@ -1,7 +1,7 @@
 """Elementwise operators of integers, and operators of floats that only integers and tests need.
 
 An integer has 32 bits and wraps around. Unsigned numbers use the same bits, so sums, products,
-logic and shifts apply to them too. The other fields of a row are as in ``operators.py``.
+logic and shifts apply to them too. The other fields of a row are as in ``elementwise.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import EXACT
-from cml_engine.ops.elementwise.row import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import Row, declare
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _EDGES = tuple(

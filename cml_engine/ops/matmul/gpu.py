@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.packing import PackedDim, Packing
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, shares_rows, tiles_for
-from cml_engine.ops.movement.strided import Dim, box, collapse, copied, strides
+from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copied, strides
 
 PARAMS = (
     "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "

@@ -3,7 +3,7 @@ tile.
 
 They support any dtype, because every element is a 32-bit word on the GPU. reshape, squeeze and
 unsqueeze move nothing: their result is the input's memory. The others are strided copies
-(``strided.py``), one for each tensor that is read or written.
+(``strided_copy.py``), one for each tensor that is read or written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.rows import but_along, gathered, scaled
+from cml_engine.ops.common.row_rules import but_along, gathered, scaled
 from cml_engine.ops.common.sampling_cpu import prepare_concat
 from cml_engine.ops.common.shapes import (
     check_axes,
@@ -39,7 +39,7 @@ from cml_engine.ops.declaration.traits import (
     along_axis,
     other_axis,
 )
-from cml_engine.ops.movement.strided import box, copied, lying_shape, strides
+from cml_engine.ops.movement.strided_copy import box, copied, lying_shape, strides
 
 _MOVE = _cost(0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
-from cml_engine.ops.common.rows import under_windows
+from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
 from cml_engine.ops.common.window import BORDERS, WindowAxis
 from cml_engine.ops.declaration.defines import word
@@ -28,7 +28,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
 )
 from cml_engine.ops.declaration.traits import Need, Order, Rows, Traits
-from cml_engine.ops.movement.strided import strides
+from cml_engine.ops.movement.strided_copy import strides
 
 _RANKS = (1, 2, 3, 8)
 _ITEMS = 8

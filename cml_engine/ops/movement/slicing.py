@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
 from cml_engine.ir.layout import PLAIN, words
-from cml_engine.ops.common.rows import same_rows
+from cml_engine.ops.common.row_rules import same_rows
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -28,7 +28,7 @@ from cml_engine.ops.declaration.spec import (
     taken_cost,
 )
 from cml_engine.ops.declaration.traits import Need, Parts, Rows, Traits, other_axes
-from cml_engine.ops.movement.strided import (
+from cml_engine.ops.movement.strided_copy import (
     Copy,
     Dim,
     box,

@@ -20,7 +20,7 @@ from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.elementwise.row import Operand
+from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
 _GROUP = 64

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, Fact
-from cml_engine.ops.common.rows import under_windows
+from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.sampling_cpu import prepare_max_pool
 from cml_engine.ops.common.window import reverse_window_of, window_of
 from cml_engine.ops.declaration.lowering import Lowering
@@ -32,7 +32,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
 )
 from cml_engine.ops.declaration.traits import Need, Rows, Traits
-from cml_engine.ops.elementwise.row import operands
+from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
 

@@ -30,7 +30,7 @@ from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.elementwise.row import Operand, launch
+from cml_engine.ops.elementwise.elementwise_op import Operand, launch
 
 _MAX_DIMS = 9
 #: elements that a workgroup which reduces by a tree takes at most

@@ -16,12 +16,12 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.rows import but_along
+from cml_engine.ops.common.row_rules import but_along
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
 from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
-from cml_engine.ops.elementwise.row import operands
+from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
 
 SUM = Tolerance(4e-6, 1e-5, "sums in another order, of blocks of 32 terms, then of such sums")

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.common.rows import gathered, scaled
+from cml_engine.ops.common.row_rules import gathered, scaled
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
@@ -35,8 +35,8 @@ from cml_engine.ops.declaration.spec import (
     taken_cost,
 )
 from cml_engine.ops.declaration.traits import Need, Rows, Traits
-from cml_engine.ops.elementwise.row import Operand
-from cml_engine.ops.movement.strided import Copy, Dim, collapse, copied, lying_shape, strides
+from cml_engine.ops.elementwise.elementwise_op import Operand
+from cml_engine.ops.movement.strided_copy import Copy, Dim, collapse, copied, lying_shape, strides
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
 _METHODS = ("symmetric", "asymmetric", "aligned")

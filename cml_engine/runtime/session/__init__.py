@@ -1,6 +1,6 @@
 """Sessions: graphs that are compiled for one backend and run many times."""
 
-from cml_engine.runtime.session.compiling import make_plan
+from cml_engine.runtime.session.compile_graph import make_plan
 from cml_engine.runtime.session.inputs import check_inputs, random_inputs
 from cml_engine.runtime.session.options import CompileOptions
 from cml_engine.runtime.session.session import Session

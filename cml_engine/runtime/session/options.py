@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from cml_engine.compiler.optimize import NAMES
-from cml_engine.compiler.planning.asked import Decide, checked
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.overrides import Decide, checked
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ARENA_LIMIT, an_object, flag, names, one_of, some_of
 

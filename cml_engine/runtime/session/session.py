@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.shape_cache import Compiled, ShapeCache
-from cml_engine.cpu.cpu import CpuProgram, Watch
+from cml_engine.cpu.cpu_program import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import (
     SHAPES_KEPT,
@@ -27,12 +27,17 @@ from cml_engine.errors.arguments import (
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import on_device
 from cml_engine.ops import load_families
+from cml_engine.runtime.ablation import StubReport, check_stub, time_in_turns
 from cml_engine.runtime.live.replacement import Replacement, check_interface
 from cml_engine.runtime.rank import RankReport, rank_cpu, rank_gpu
-from cml_engine.runtime.session.compiling import Program, as_gpu_program, compile_graph, recompiler
+from cml_engine.runtime.session.compile_graph import (
+    Program,
+    as_gpu_program,
+    compile_graph,
+    recompiler,
+)
 from cml_engine.runtime.session.inputs import check_inputs, listed, random_inputs, with_defaults
 from cml_engine.runtime.session.options import CompileOptions
-from cml_engine.runtime.stub import StubReport, check_stub, time_in_turns
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -11,7 +11,7 @@ from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.plan import Plan
 from cml_engine.errors import CmlError
 from cml_engine.errors.arguments import TIMES
-from cml_engine.runtime.stub import time_in_turns
+from cml_engine.runtime.ablation import time_in_turns
 from cml_engine.runtime.tuning.bench import Bench, TrialNode
 from cml_engine.runtime.tuning.report import MeasuredChoice, TuneReport
 from cml_engine.runtime.tuning.trial import Trial

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.asked import Decide, from_file
 from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.compiler.planning.overrides import Decide, from_file
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.form import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
@@ -24,8 +24,8 @@ from cml_engine.formats.loading import load
 from cml_engine.io import arrays as array_files
 from cml_engine.io.arrays import Known, Shape
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.json import read_json
-from cml_engine.io.named import NamedFile, named_file
+from cml_engine.io.json_files import read_json
+from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.runtime.session import CompileOptions, Session, check_inputs, random_inputs
 
@@ -206,7 +206,7 @@ def write_decisions(
         raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
     if plan is None:
         raise InputError("--decisions are of a GPU's plan: leave --backend cpu out")
-    from cml_engine.tools.report.decisions import decisions_on
+    from cml_engine.tools.report.decision_table import decisions_on
 
     array_files.check_place(Path(a.decisions), a.model)
     found = decisions_on(device, graph, optimized, plan, decided(a))

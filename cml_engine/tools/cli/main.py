@@ -14,7 +14,7 @@ from typing import Any
 
 from cml_engine import __version__
 from cml_engine.compiler.plugins import load_file
-from cml_engine.io import budget
+from cml_engine.io import load_limits
 from cml_engine.tools.cli import commands
 from cml_engine.tools.cli.exit_codes import escaped, exit_code
 from cml_engine.tools.cli.logs import add_option, logged
@@ -67,16 +67,16 @@ def _limited(limits: str | None) -> Iterator[None]:
     if limits is None:
         yield
         return
-    budget.LoadLimits.parse(limits)
-    before = os.environ.get(budget.VARIABLE)
-    os.environ[budget.VARIABLE] = limits
+    load_limits.LoadLimits.parse(limits)
+    before = os.environ.get(load_limits.VARIABLE)
+    os.environ[load_limits.VARIABLE] = limits
     try:
         yield
     finally:
         if before is None:
-            del os.environ[budget.VARIABLE]
+            del os.environ[load_limits.VARIABLE]
         else:
-            os.environ[budget.VARIABLE] = before
+            os.environ[load_limits.VARIABLE] = before
 
 
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:

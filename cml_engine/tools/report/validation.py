@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cml_engine.ir.graph import Node
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.shadow import NodeCheck
+    from cml_engine.runtime.node_check import NodeCheck
 
 
 @dataclass(frozen=True, slots=True)

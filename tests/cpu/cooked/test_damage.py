@@ -10,7 +10,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.cooked.form import BINDING, COUNT, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
 from cml_engine.gpu.shaders import compilers
-from cml_engine.io.budget import OverBudget
+from cml_engine.io.load_limits import OverBudget
 from tests.fixtures.cooked import (
     BAD_CONSTANTS,
     BOMBS,

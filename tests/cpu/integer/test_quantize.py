@@ -12,7 +12,7 @@ from cml_engine.compiler.integer.gas import gas_of
 from cml_engine.compiler.optimize import optimize
 from cml_engine.cooked.cook import cook
 from cml_engine.tools import cli
-from cml_engine.tools.report.integer import IntegerInfo
+from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.graphs import Net
 
 

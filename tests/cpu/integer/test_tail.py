@@ -11,7 +11,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lowered
 from cml_engine.ir.graph import Graph
 from cml_engine.tools import cli
 from tests.cpu.integer.test_quantize import samples_of

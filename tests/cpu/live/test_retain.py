@@ -19,7 +19,7 @@ from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.tools.report.info import PORTABLE, model_info
+from cml_engine.tools.report.model_info import PORTABLE, model_info
 from cml_engine.tools.testing import full_attrs
 
 load_families()

@@ -14,7 +14,7 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import STAGES, optimize
 from cml_engine.compiler.passes.rules import Rule, register_rule, unregister_rule
 from cml_engine.compiler.plugins import load_file
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import Attrs
 from cml_engine.ops import load_families, lookup
 from cml_engine.runtime.session import CompileOptions

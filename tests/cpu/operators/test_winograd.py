@@ -8,7 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families, register

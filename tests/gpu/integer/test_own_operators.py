@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.lowering.network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lowered
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
 from cml_engine.ir.graph import Graph

@@ -11,7 +11,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Case, Random
-from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ROWS
 from cml_engine.tools.testing import case_graph, check_on_gpu
 
 EDGES = np.array(

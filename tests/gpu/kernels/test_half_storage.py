@@ -21,9 +21,9 @@ from cml_engine.ir.layout import HALF as HALF_WEIGHTS
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.runtime.half import rounded, run_stored
+from cml_engine.runtime.half_storage import rounded, run_stored
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.runtime.shadow import shadow_run
 from cml_engine.tools.testing import (
     case_graph,
     check_graph,

@@ -14,7 +14,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits

@@ -14,7 +14,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ROWS
 from cml_engine.tools.testing import case_graph, check_on_gpu, full_attrs
 from tests.fixtures.graphs import Net
 

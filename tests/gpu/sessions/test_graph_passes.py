@@ -13,12 +13,12 @@ from cml_engine.compiler.optimize import STAGES, optimize
 from cml_engine.compiler.passes import rules
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ops.elementwise.row import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ROWS
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.runtime.session import CompileOptions, Session
-from cml_engine.runtime.shadow import shadow_run
 from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 

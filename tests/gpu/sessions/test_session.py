@@ -20,8 +20,8 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.runtime.shadow import shadow_run
 from cml_engine.tools.report.validation import Validation
 from cml_engine.tools.testing import full_attrs, random_partition
 from tests.fixtures.frames.host import Host

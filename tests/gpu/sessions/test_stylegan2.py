@@ -10,7 +10,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.report.info import model_info
+from cml_engine.tools.report.model_info import model_info
 from examples.measure import in_slices
 from examples.stylegan2 import __main__ as command
 from examples.stylegan2.network import build

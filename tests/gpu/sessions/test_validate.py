@@ -12,7 +12,7 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
 from cml_engine.ops.declaration.traits import NO_TRAITS
-from cml_engine.runtime.shadow import shadow_run
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.tools.cli import main
 from cml_engine.tools.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net

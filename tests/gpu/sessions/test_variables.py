@@ -17,8 +17,8 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
+from cml_engine.runtime.node_check import shadow_run
 from cml_engine.runtime.session import CompileOptions
-from cml_engine.runtime.shadow import shadow_run
 from cml_engine.tools.testing import full_attrs
 from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.fixtures.graphs import Net

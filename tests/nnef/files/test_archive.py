@@ -15,7 +15,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError
-from cml_engine.io.budget import LoadLimits, load_budget
+from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 TEXT = b"""version 1.0;

@@ -328,7 +328,7 @@ def test_an_input_of_float64_is_told_of():
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
     """Rows have every attribute with its default, and all inputs, of every version in an opset."""
     from cml_engine.formats.onnx import operators  # noqa: F401
-    from cml_engine.formats.onnx.rows import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
+    from cml_engine.formats.onnx.op_schemas import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []

@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.io.budget import OverBudget  # noqa: E402
+from cml_engine.io.load_limits import OverBudget  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 X, Y = value("x", [1, 4]), value("y", None)

@@ -19,7 +19,7 @@ from onnx import helper
 import cml_engine as cml
 from cml_engine.errors import CmlError
 from cml_engine.formats.onnx import operators
-from cml_engine.formats.onnx.rows import LAST_OPSET, OnnxRow, all_rows, row_for
+from cml_engine.formats.onnx.op_schemas import LAST_OPSET, OnnxRow, all_rows, row_for
 from tests import onnx_nodes
 from tests.fixtures.onnx_models import model as onnx_model
 from tests.fixtures.onnx_models import node, value

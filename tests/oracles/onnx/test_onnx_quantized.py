@@ -18,7 +18,7 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.runtime.integer_check import check_bits, random_words
 from cml_engine.tools import cli
-from cml_engine.tools.report.integer import IntegerInfo
+from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn
 from tests.fixtures.onnx_models import model, node, saved, value
 

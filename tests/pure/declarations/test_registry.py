@@ -9,7 +9,7 @@ from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
-from cml_engine.tools.report.operators import (
+from cml_engine.tools.report.operator_support import (
     EXTENSION,
     STANDARD,
     SupportTable,

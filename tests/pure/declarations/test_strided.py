@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from cml_engine.ops.movement import strided
-from cml_engine.ops.movement.strided import Copy, Dim, box, collapse, strides
+from cml_engine.ops.movement import strided_copy
+from cml_engine.ops.movement.strided_copy import Copy, Dim, box, collapse, strides
 
 
 def moves(copy, width=1):
@@ -47,25 +47,25 @@ def test_the_same_words_move(seed):
     wanted = moves(plain)
     merged = box([d.extent for d in dims], [d.src for d in dims], [d.dst for d in dims], 8, 4)
     assert moves(merged) == wanted
-    assert sorted(moves(strided._long_rows(merged))) == sorted(wanted)
+    assert sorted(moves(strided_copy._long_rows(merged))) == sorted(wanted)
     for words in (4, 2, 1):
-        if strided._moves_vectors(merged, words):
-            assert moves(strided._in_vectors(merged, words), words) == wanted
-    if tiled := strided._tile_order(merged):
+        if strided_copy._moves_vectors(merged, words):
+            assert moves(strided_copy._in_vectors(merged, words), words) == wanted
+    if tiled := strided_copy._tile_order(merged):
         assert sorted(moves(Copy(tiled, 8, 4))) == sorted(wanted)
 
 
 def test_runs_move_as_vectors_only_where_aligned():
-    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8), 4)
-    assert not strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 4)
-    assert strided._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 2)
-    assert not strided._moves_vectors(box((3, 8), (8, 1), (17, 1)), 2)
-    assert not strided._moves_vectors(box((3, 6), (6, 1), (8, 1)), 4)
-    assert not strided._moves_vectors(box((8,), (-1,), (1,)), 2)
+    assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8), 4)
+    assert not strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 4)
+    assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 2)
+    assert not strided_copy._moves_vectors(box((3, 8), (8, 1), (17, 1)), 2)
+    assert not strided_copy._moves_vectors(box((3, 6), (6, 1), (8, 1)), 4)
+    assert not strided_copy._moves_vectors(box((8,), (-1,), (1,)), 2)
 
 
 def test_a_matrix_transpose_is_tiled():
     rows = box((65, 33), (1, 65), (33, 1))
-    assert strided._tile_order(rows) == (Dim(65, 1, 33), Dim(33, 65, 1))
+    assert strided_copy._tile_order(rows) == (Dim(65, 1, 33), Dim(33, 65, 1))
     # rows of three channels are no matrix transpose
-    assert strided._tile_order(box((512, 3), (1, 512), (3, 1))) is None
+    assert strided_copy._tile_order(box((512, 3), (1, 512), (3, 1))) is None

@@ -42,7 +42,7 @@ NAMED = {
         },
         "the operators that exporters write it as, and those that it becomes",
     ),
-    "planning/bands/chart.py": ({"slice", "concat"}, "bands are cut out and joined by them"),
+    "planning/bands/graph_rows.py": ({"slice", "concat"}, "bands are cut out and joined by them"),
     "passes/sink_transposes.py": ({"transpose"}, "the operator that moves"),
 }
 

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.asked import asked_for
-from cml_engine.compiler.planning.bands.chart import chart_of
 from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
-from cml_engine.compiler.planning.bands.facts import RunFacts
+from cml_engine.compiler.planning.bands.graph_rows import chart_of
+from cml_engine.compiler.planning.bands.memory_usage import Usage
 from cml_engine.compiler.planning.bands.rewrite import in_bands
 from cml_engine.compiler.planning.bands.run import Run
-from cml_engine.compiler.planning.bands.usage import Usage
+from cml_engine.compiler.planning.bands.run_facts import RunFacts
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.decisions import decisions_of
 from cml_engine.compiler.planning.lower import PlanOptions, drafted
+from cml_engine.compiler.planning.overrides import asked_for
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.cpu.compare import compare
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families, registered
-from cml_engine.tools.report.info import model_info
+from cml_engine.tools.report.model_info import model_info
 from cml_engine.tools.testing import case_graph
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model

@@ -15,8 +15,8 @@ from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, stored_bytes, to_half, words
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
-from cml_engine.runtime.half import StorageError, rounded, storage_errors
-from cml_engine.tools.report.storage import StorageReport
+from cml_engine.runtime.half_storage import StorageError, rounded, storage_errors
+from cml_engine.tools.report.storage_report import StorageReport
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net, dense_block, mobilenet_block, random_maps, unet_block
 

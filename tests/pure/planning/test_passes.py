@@ -12,12 +12,12 @@ from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.runtime.null import NullProgram
+from cml_engine.runtime.null_program import NullProgram
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net
 

@@ -14,8 +14,8 @@ from cml_engine.compiler.planning.sibling import Sibling, share_constants
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
-from cml_engine.runtime.live import refill
-from cml_engine.runtime.live.refill import refilled
+from cml_engine.runtime.live import refill_weights
+from cml_engine.runtime.live.refill_weights import refilled
 from tests.fixtures.graphs import Net, mobilenet_block, random_graph
 from tests.pure.planning.test_sibling import NETWORKS, plan_of
 
@@ -78,8 +78,8 @@ def test_one_weight_lowers_one_operator(monkeypatch: pytest.MonkeyPatch) -> None
         lowered.append(node.op)  # type: ignore[attr-defined]
         original(draft, graph, node, *rest)  # type: ignore[arg-type]
 
-    original = refill.lower_node
-    monkeypatch.setattr(refill, "lower_node", counted)
+    original = refill_weights.lower_node
+    monkeypatch.setattr(refill_weights, "lower_node", counted)
     graph = NETWORKS["wide"](24)
     weight = next(node.inputs[1] for node in graph.nodes if node.op == "conv")
     got, made = refilled_plan(graph, changed(graph, 0, (weight,)))

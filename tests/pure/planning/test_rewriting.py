@@ -15,11 +15,11 @@ from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrit
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.elementwise.row import MAX_OPERANDS
+from cml_engine.ops.elementwise.elementwise_op import MAX_OPERANDS
 from tests.fixtures.graphs import BLOCKS, Net
 
 

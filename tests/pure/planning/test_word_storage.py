@@ -12,7 +12,7 @@ from cml_engine.gpu.memory.words import from_words, to_words
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4I8, C4I16, C4U8, C4U16, STORED, WHOLE, whole_layout, words
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.report.integer import IntegerMemory
+from cml_engine.tools.report.integer_info import IntegerMemory
 from tests.fixtures.integer.networks import IntegerNet, line
 
 

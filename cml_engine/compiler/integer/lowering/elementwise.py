@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from cml_engine.compiler.integer.lowering.making import Making, decimal
-from cml_engine.compiler.integer.lowering.values import (
+from cml_engine.compiler.integer.lowering.integer_builder import Making, decimal
+from cml_engine.compiler.integer.lowering.pending_values import (
     Function,
     Pending,
     Product,
@@ -20,7 +20,7 @@ from cml_engine.compiler.integer.lowering.values import (
     Value,
     Words,
 )
-from cml_engine.compiler.integer.proof import Range
+from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Node
 from cml_engine.ir.integer_rule import round_half_up

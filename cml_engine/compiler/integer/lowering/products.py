@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.making import Making
-from cml_engine.compiler.integer.lowering.values import Sum, Value, Words
-from cml_engine.compiler.integer.proof import Carried, Part, carried
+from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.pending_values import Sum, Value, Words
+from cml_engine.compiler.integer.sum_bounds import Carried, Part, carried
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, Node
 from cml_engine.ops.common.window import window_of

@@ -8,10 +8,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import Line, check_scale
-from cml_engine.compiler.integer.lowering.making import Making
-from cml_engine.compiler.integer.lowering.values import Pending, Point, Product, Sum, Two, Words
-from cml_engine.compiler.integer.proof import Range, check_shift
+from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.pending_values import (
+    Pending,
+    Point,
+    Product,
+    Sum,
+    Two,
+    Words,
+)
+from cml_engine.compiler.integer.quant_params import Line, check_scale
+from cml_engine.compiler.integer.sum_bounds import Range, check_shift
 from cml_engine.errors import ModelError, RangeError, located
 from cml_engine.ir.graph import Attrs, Epilogue, Node
 from cml_engine.ir.integer_rule import (

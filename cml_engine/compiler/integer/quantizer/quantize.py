@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import check_scale
-from cml_engine.compiler.integer.lowering.network import lowered
-from cml_engine.compiler.integer.quantizer.building import Building
+from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.quant_params import check_scale
+from cml_engine.compiler.integer.quantizer.build_graph import Building
 from cml_engine.compiler.integer.quantizer.placement import Placement, placed
 from cml_engine.compiler.integer.quantizer.ranges import Scale, Seen, scale_of, seen_of
 from cml_engine.compiler.integer.quantizer.report import NodeReport, QuantizeReport
 from cml_engine.compiler.optimize import STAGES
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError, ModelError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.integer_rule import fraction_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import word_range
-from cml_engine.cpu.cpu import CpuProgram
+from cml_engine.compiler.integer.quant_params import word_range
+from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array, Graph, Node
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from cml_engine.compiler.integer.proof import Range
 from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.ir.graph import Array
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 

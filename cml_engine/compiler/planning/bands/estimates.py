@@ -14,9 +14,9 @@ from math import inf
 
 import numpy as np
 
-from cml_engine.compiler.planning.bands.chart import RowRule
-from cml_engine.compiler.planning.bands.facts import Item, Read, RunFacts
-from cml_engine.compiler.planning.bands.usage import FLOPS_PER_BYTE
+from cml_engine.compiler.planning.bands.graph_rows import RowRule
+from cml_engine.compiler.planning.bands.memory_usage import FLOPS_PER_BYTE
+from cml_engine.compiler.planning.bands.run_facts import Item, Read, RunFacts
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.ir.graph import Array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cml_engine.compiler.planning.bands.chart import CUT, JOIN, Want
+from cml_engine.compiler.planning.bands.graph_rows import CUT, JOIN, Want
 from cml_engine.compiler.planning.bands.run import Band, Run
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.traits import Span

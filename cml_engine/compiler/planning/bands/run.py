@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cml_engine.compiler.planning.bands.chart import Chart, NodeRows, RowRule
+from cml_engine.compiler.planning.bands.graph_rows import Chart, NodeRows, RowRule
 from cml_engine.ops.declaration.traits import Span
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
-from cml_engine.compiler.planning.bands.facts import COUNTS, RunFacts
+from cml_engine.compiler.planning.bands.memory_usage import Usage
 from cml_engine.compiler.planning.bands.run import Run
-from cml_engine.compiler.planning.bands.usage import Usage
+from cml_engine.compiler.planning.bands.run_facts import COUNTS, RunFacts
 from cml_engine.ir.graph import Array
 
 #: the most dispatches in bands, beyond which planning takes too long, and the number of bands

@@ -20,10 +20,10 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.game_functions import calling, node_fault
-from cml_engine.ops.declaration.in_parts import check_atomics, in_parts
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
+from cml_engine.ops.declaration.split_bindings import check_atomics, in_parts
 
 
 def node_cost(

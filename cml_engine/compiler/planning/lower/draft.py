@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cml_engine.compiler.planning.entries import Entering
 from cml_engine.compiler.planning.lower.options import PlanOptions
+from cml_engine.compiler.planning.packed_inputs import Entering
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice
-from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.split_bindings import InParts
 
 #: a dispatch, and its node, kernel and cost
 Launch = tuple[Node, Kernel, Dispatch, Cost]

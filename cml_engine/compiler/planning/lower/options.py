@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ARENA_BYTES, GUARD_BYTES, an_object, flag, one_of, texts
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
-from cml_engine.ops.declaration.in_parts import COUNTS
+from cml_engine.ops.declaration.split_bindings import COUNTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PlanOptions:
     - ``kernels``: the kernels that the caller decides, by the first result of their operators.
     - ``parts``: the numbers of parts in which the caller wants tensors bound, by name.
     - ``packed_inputs``: inputs of an integer network that are stored packed are converted during
-      upload (``planning/entries.py``); otherwise, and with ``keep``, a step converts them.
+      upload (``planning/packed_inputs.py``); otherwise, and with ``keep``, a step converts them.
     - ``arena_limit``: the largest size of the arena in bytes; 0 is unlimited (``planning/bands/``).
     - ``bands``: the number of bands of the run that ends with a tensor, by the tensor's name.
     """

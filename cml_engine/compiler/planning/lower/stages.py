@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from cml_engine.compiler.plan import Plan, Reuse
-from cml_engine.compiler.planning.bands.order import joined_early
-from cml_engine.compiler.planning.entries import entering
+from cml_engine.compiler.planning.bands.join_order import joined_early
 from cml_engine.compiler.planning.lower.dispatches import add_dispatches
 from cml_engine.compiler.planning.lower.draft import Draft, Drafted, Launch
 from cml_engine.compiler.planning.lower.options import PlanOptions
@@ -26,6 +25,7 @@ from cml_engine.compiler.planning.lower.tensors import (
     place_arena,
 )
 from cml_engine.compiler.planning.lower.weights import place_weights
+from cml_engine.compiler.planning.packed_inputs import entering
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Graph

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cml_engine.compiler.plan import Binding, Step, TensorPlace
-from cml_engine.compiler.planning.entries import Entering
 from cml_engine.compiler.planning.lower.draft import Draft
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.tensors import tensor_bytes
 from cml_engine.compiler.planning.lower.weights import PackedWeights, bound
+from cml_engine.compiler.planning.packed_inputs import Entering
 from cml_engine.errors import DeviceError, InternalError
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import PLAIN, stored_bytes
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration.in_parts import InParts
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.split_bindings import InParts
 
 
 def updates_of(

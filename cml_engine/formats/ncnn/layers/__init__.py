@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-for _name in ("activations", "arithmetic", "attention", "convolution", "movement",
-              "normalization", "pooling", "products", "recurrent", "reduction", "resizing",
-              "tables"):  # fmt: skip
+for _name in ("activations", "arithmetic", "attention", "convolution", "embedding", "movement",
+              "normalization", "pooling", "products", "recurrent", "reduction",
+              "resizing"):  # fmt: skip
     import_module(f"{__name__}.{_name}")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import Convert, layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import Convert, layer
 
 #: An activation with its parameters: ``make(to, x, *parameters)``.
 Make: TypeAlias = Callable[..., str]

@@ -8,8 +8,8 @@ from functools import reduce
 from typing import TypeAlias
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import ANY, layer
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
-from cml_engine.formats.ncnn.table import ANY, layer
 
 Operand: TypeAlias = str | float
 OfTwo: TypeAlias = Callable[[Conversion, Operand, Operand], str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 
 @layer("MultiHeadAttention", params="0-7 18", inputs=(1, 4),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.layers.activations import activated
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 #: "Same" padding with the odd pixel at the end or at the start.
 SAME_UPPER, SAME_LOWER = -233, -234

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from cml_engine.formats.ncnn.conversion import Conversion
 from cml_engine.formats.ncnn.inputs import EXTENTS
+from cml_engine.formats.ncnn.layer_types import ANY, layer
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
-from cml_engine.formats.ncnn.table import ANY, layer
 
 #: ncnn's axis orders by number, innermost first.
 _ORDERS = {

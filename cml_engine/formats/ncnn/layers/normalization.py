@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 
 @layer("BatchNorm", params="0-1")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.layers.convolution import SAME_LOWER, SAME_UPPER, halves
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 #: Ids of kernel, stride, padding before and after, and output size, for width, height, depth.
 _IDS = ((1, 2, 3, 14, 8), (11, 12, 13, 15, 18), (21, 22, 23, 16, 28))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.layers.activations import activated
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 
 @layer("InnerProduct", params="0-2 8-10 18", limits="int8 weights")

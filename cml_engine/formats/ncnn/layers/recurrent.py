@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
 
 _FORWARD, _REVERSE, _BOTH = range(3)

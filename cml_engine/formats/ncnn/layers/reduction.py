@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
 
 _Reduce = Callable[[Conversion, str, list[int]], str]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.formats.ncnn.conversion import Conversion
+from cml_engine.formats.ncnn.layer_types import layer
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.table import layer
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
 
 _KINDS = {1: "nearest", 2: "linear", 3: "cubic"}

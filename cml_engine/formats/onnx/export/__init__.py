@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
-from cml_engine.formats.onnx.export.rows import USUAL_OPSET
+from cml_engine.formats.onnx.export.export_rules import USUAL_OPSET
 from cml_engine.formats.onnx.export.writer import Writer
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import check_new_file

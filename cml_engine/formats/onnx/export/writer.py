@@ -8,9 +8,9 @@ import numpy as np
 
 from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.formats.onnx.export.call import FormCall, FormOperand
-from cml_engine.formats.onnx.export.forms import export_rows
+from cml_engine.formats.onnx.export.export_rules import FormRow
 from cml_engine.formats.onnx.export.nodes import renamed
-from cml_engine.formats.onnx.export.rows import FormRow
+from cml_engine.formats.onnx.export.operators import export_rows
 from cml_engine.formats.onnx.export.wire import (
     OutFunction,
     OutNode,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lines import along, line_of
+from cml_engine.compiler.integer.quant_params import along, line_of
 from cml_engine.compiler.integer.quantizer.ranges import decimal
-from cml_engine.formats.onnx.integer.words import NotInteger, StoredWords
+from cml_engine.formats.onnx.integer.quantized_values import NotInteger, StoredWords
 from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.onnx.operators import (  # noqa: F401  # noqa: F401  # noqa: F401
+from cml_engine.formats.onnx.operators import (  # noqa: F401
     activations,
     arithmetic,
     attention,

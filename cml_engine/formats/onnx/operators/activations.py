@@ -8,7 +8,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import one_of
 from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.rows import MICROSOFT, ML, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, op
 from cml_engine.formats.onnx.values import Value
 
 _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))

@@ -11,8 +11,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import FLOAT, one_of, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import MANY, op
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
-from cml_engine.formats.onnx.rows import MANY, op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import FLOAT, INT, Attr, at_least, one_of, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
 from cml_engine.formats.onnx.operators.movement import taken
-from cml_engine.formats.onnx.rows import MICROSOFT, op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 

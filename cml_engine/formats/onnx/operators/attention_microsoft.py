@@ -6,6 +6,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
 from cml_engine.formats.onnx.operators.attention import (
     NNEF,
     as_rows,
@@ -18,7 +19,6 @@ from cml_engine.formats.onnx.operators.attention import (
     turned_by,
     within,
 )
-from cml_engine.formats.onnx.rows import MICROSOFT, op
 from cml_engine.formats.onnx.values import Value
 
 _MULTI = {

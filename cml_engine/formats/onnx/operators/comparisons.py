@@ -9,8 +9,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import one_of
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.arithmetic import wrapped
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
 from cml_engine.ir.graph import Array

@@ -20,7 +20,7 @@ from cml_engine.formats.onnx.attributes import (
     Attr,
 )
 from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.rows import op
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value
 

@@ -10,9 +10,9 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import INTS, at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.model import OnnxGraph
-from cml_engine.formats.onnx.rows import MANY, op
+from cml_engine.formats.onnx.op_schemas import MANY, op
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 
 
 class GraphImporter(Protocol):

@@ -9,6 +9,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import FLOATS, INTS, Attr, at_least, per_axis
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
 from cml_engine.formats.onnx.operators.matrix import less_zero
 from cml_engine.formats.onnx.operators.windows import (
     WINDOW,
@@ -16,7 +17,6 @@ from cml_engine.formats.onnx.operators.windows import (
     halves,
     window,
 )
-from cml_engine.formats.onnx.rows import MICROSOFT, op
 from cml_engine.formats.onnx.values import Value
 
 CONV = {**WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}

@@ -9,8 +9,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import INT, at_least, one_of
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import ML, op
 from cml_engine.formats.onnx.operators.arithmetic import wrapped
-from cml_engine.formats.onnx.rows import ML, op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import INT, one_of
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.activations import log_softmax
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 
 _LOSS = {"ignore_index": INT, "reduction": one_of("mean", "sum", "none")}

@@ -9,11 +9,11 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import Attr, at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import MANY, MICROSOFT, op
 from cml_engine.formats.onnx.operators.arithmetic import wrapped
 from cml_engine.formats.onnx.operators.reduction import integer_sum
-from cml_engine.formats.onnx.rows import MANY, MICROSOFT, op
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.budget import current
+from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import INT, INTS, at_least, one_of, required
 from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.rows import MANY, op
+from cml_engine.formats.onnx.op_schemas import MANY, op
 from cml_engine.formats.onnx.values import Value
 
 

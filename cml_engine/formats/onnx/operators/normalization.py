@@ -8,7 +8,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import Attr, at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.rows import MICROSOFT, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
 from cml_engine.formats.onnx.values import Value
 
 

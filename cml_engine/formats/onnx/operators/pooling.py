@@ -9,8 +9,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import at_least, per_axis, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.windows import WINDOW, SpatialWindow, window
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 
 _POOL = {**WINDOW, "kernel_shape": required(per_axis(1)), "ceil_mode": 0}

@@ -12,9 +12,9 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import at_least
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.convolution import CONV, convolved
 from cml_engine.formats.onnx.operators.matrix import matmul
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import Value
 

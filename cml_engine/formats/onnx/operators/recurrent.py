@@ -15,8 +15,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import FLOAT, FLOATS, TEXTS, at_least, one_of
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.convolution import activated
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 
 _COMMON = {

@@ -11,13 +11,13 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import INTS
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.arithmetic import (
     integer_division,
     integer_root,
     wrapped,
 )
 from cml_engine.formats.onnx.ranges.interval import EXACT, total
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 

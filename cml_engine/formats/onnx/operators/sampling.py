@@ -6,8 +6,8 @@ import numpy as np
 
 from cml_engine.formats.onnx.attributes import at_least, one_of, per_axis, required
 from cml_engine.formats.onnx.call import OnnxCall
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.windows import WINDOW, explicit_padding
-from cml_engine.formats.onnx.rows import op
 from cml_engine.formats.onnx.values import Value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.rows import op
+from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 

@@ -19,7 +19,7 @@ from cml_engine.tools.cli.common import (
     write_decisions,
 )
 from cml_engine.tools.cli.options import add_options
-from cml_engine.tools.report.info import model_info, plan_for
+from cml_engine.tools.report.model_info import model_info, plan_for
 
 if TYPE_CHECKING:
     from scheduler.tools.commands import Forecast
@@ -43,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.cooked import CookedInfo
+    from cml_engine.tools.report.cooked_info import CookedInfo
 
     graph = load_model(a)
     if a.integer or a.gas:
@@ -76,7 +76,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _proven(graph: Graph, a: argparse.Namespace) -> int:
     """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone."""
-    from cml_engine.tools.report.integer import IntegerInfo
+    from cml_engine.tools.report.integer_info import IntegerInfo
 
     if a.plan or a.budget_ms or a.half or a.decide or a.decisions:
         raise InputError(

@@ -16,7 +16,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.operators import kernel_table, operator_table
+    from cml_engine.tools.report.operator_support import kernel_table, operator_table
 
     load_entry_points()
     print(kernel_table() if a.kernels else operator_table())

@@ -11,8 +11,8 @@ from cml_engine.tools.cli.common import backend_of, load_model, session_of
 from cml_engine.tools.cli.options import add_options
 
 if TYPE_CHECKING:
+    from cml_engine.runtime.ablation import StubReport
     from cml_engine.runtime.rank import RankReport
-    from cml_engine.runtime.stub import StubReport
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -19,10 +19,10 @@ from cml_engine.tools.cli.options import add_options
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.tools.report.folder.operators import Peak
     from cml_engine.tools.report.folder.page import PageSection
+    from cml_engine.tools.report.folder.report_folder import ReportFolder
     from cml_engine.tools.report.folder.sections import Subject
-    from cml_engine.tools.report.folder.write import ReportFolder
+    from cml_engine.tools.report.folder.step_table import Peak
     from scheduler.planning.cost_model import CostModel
 
 #: the sections of the page, in the order in which they are shown and computed
@@ -49,7 +49,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     from cml_engine.tools.report.folder import sections
-    from cml_engine.tools.report.folder.write import INDEX, ReportFolder
+    from cml_engine.tools.report.folder.report_folder import INDEX, ReportFolder
 
     graph = load_model(a)
     if graph.ready is not None:
@@ -82,7 +82,7 @@ def _gpu() -> Gpu:
 def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
     from cml_engine.compiler.tuning_tables import known
     from cml_engine.tools.report.folder.sections import Subject
-    from cml_engine.tools.report.info import plan_for
+    from cml_engine.tools.report.model_info import plan_for
 
     plan, device = plan_for(graph, storage_of(a), decided(a))
     model = _costs(device)
@@ -107,7 +107,7 @@ def _costs(device: str) -> CostModel:
 
 def _peak(model: CostModel) -> Peak | None:
     """Returns the shipped peak rates of the cost model's device, or None for an unknown device."""
-    from cml_engine.tools.report.folder.operators import Peak
+    from cml_engine.tools.report.folder.step_table import Peak
     from scheduler.planning.first_guess import FirstGuess
 
     guess = model.guess
@@ -170,8 +170,8 @@ def _measured(
 
 def _storage_errors(subject: Subject) -> str:
     """Returns a text about the errors of 16-bit storage, computed with NumPy on random inputs."""
-    from cml_engine.runtime.half import storage_errors
-    from cml_engine.tools.report.storage import StorageReport
+    from cml_engine.runtime.half_storage import storage_errors
+    from cml_engine.tools.report.storage_report import StorageReport
 
     graph = subject.optimized
     arrays = random_inputs({name: graph.facts[name] for name in graph.inputs})

@@ -13,7 +13,7 @@ from cml_engine.compiler.optimize import AS_WRITTEN
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import EXTENT, OVERLAP
 from cml_engine.io import arrays as array_files
-from cml_engine.io.named import NamedFile
+from cml_engine.io.named_file import NamedFile
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.runtime.session import Session, check_inputs
 from cml_engine.runtime.tiling import Tiles, run_tiled

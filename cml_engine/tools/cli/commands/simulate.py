@@ -35,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.info import plan_for
+    from cml_engine.tools.report.model_info import plan_for
     from scheduler.tools import commands
     from scheduler.tools.simulate import table
 

@@ -23,7 +23,7 @@ from cml_engine.tools.cli.options import add_options
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.tools.report.storage import StorageReport
+    from cml_engine.tools.report.storage_report import StorageReport
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(a: argparse.Namespace) -> int:
         return _check_passes(a)
     from cml_engine.compiler.optimize import optimize
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.runtime.shadow import shadow_run
+    from cml_engine.runtime.node_check import shadow_run
     from cml_engine.tools.report.validation import Validation
 
     written = load_for_inputs(a)
@@ -79,7 +79,7 @@ def _check_passes(a: argparse.Namespace) -> int:
 
 
 def _check_bits(a: argparse.Namespace) -> int:
-    from cml_engine.compiler.integer.floats import of_floats
+    from cml_engine.compiler.integer.float_network import of_floats
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.integer_check import check_bits, random_words
 
@@ -109,9 +109,9 @@ def _inputs(
 
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
     from cml_engine.compiler.planning.choose_storage import layouts_for
-    from cml_engine.runtime.half import storage_errors
-    from cml_engine.runtime.shadow import measured_errors
-    from cml_engine.tools.report.storage import StorageReport
+    from cml_engine.runtime.half_storage import storage_errors
+    from cml_engine.runtime.node_check import measured_errors
+    from cml_engine.tools.report.storage_report import StorageReport
 
     errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
     errors = progress(errors, len(graph.nodes), "storage")

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.asked import Decide
 from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.compiler.planning.overrides import Decide
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.memory import mib
-from cml_engine.tools.report.decisions import decisions_on, decisions_table
-from cml_engine.tools.report.folder.arena import arena_data, arena_picture
-from cml_engine.tools.report.folder.graph import graph_data, graph_table, node_rows
-from cml_engine.tools.report.folder.operators import Peak, step_rows, steps_data, steps_table
+from cml_engine.tools.report.decision_table import decisions_on, decisions_table
+from cml_engine.tools.report.folder.arena_picture import arena_data, arena_picture
+from cml_engine.tools.report.folder.graph_table import graph_data, graph_table, node_rows
 from cml_engine.tools.report.folder.page import (
     Html,
     PageSection,
@@ -26,9 +25,10 @@ from cml_engine.tools.report.folder.page import (
     table,
     whole,
 )
-from cml_engine.tools.report.folder.passes import stages
-from cml_engine.tools.report.folder.write import KERNELS, PASSES, ReportFolder
-from cml_engine.tools.report.info import model_info
+from cml_engine.tools.report.folder.pass_stages import stages
+from cml_engine.tools.report.folder.report_folder import KERNELS, PASSES, ReportFolder
+from cml_engine.tools.report.folder.step_table import Peak, step_rows, steps_data, steps_table
+from cml_engine.tools.report.model_info import model_info
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1200, 180, 76, 10
 #: the number of frames in the picture

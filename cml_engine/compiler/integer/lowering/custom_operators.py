@@ -1,0 +1,115 @@
+"""Lowers a game's operators that are registered with ``exact=True``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.elementwise import same_scale
+from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.pending_values import Sum, Value, Words
+from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.errors import ModelError, RangeError
+from cml_engine.ir.graph import Node
+from cml_engine.ir.integer_rule import FLOAT_BOUND, round_half_up
+from cml_engine.ops.declaration.game_functions import calling, node_fault
+from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
+
+
+def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
+    """Lowers a node to the same operator on words of one scale.
+
+    The results are words, or pending sums if the operator declares ``bounds``.
+    """
+    operands = _operands(making, node)
+    words = [found for found in operands if isinstance(found, Words)]
+    results = [making.graph.facts[name] for name in node.outputs]
+    if not words or any(fact.dtype != "scalar" for fact in results):
+        raise ModelError(f"{node.title}: exact=True is for tensors of numbers", node.source)
+    low, high = min(w.range.low for w in words), max(w.range.high for w in words)
+    if spec.bounds is not None:
+        low, high = _bounds(making, node, spec, operands)
+    inputs = tuple(found if isinstance(found, str) else found.name for found in operands)
+    found = Range(low, high)
+    if spec.bounds is None:
+        names = tuple(making.result(node, i) for i in range(len(node.outputs)))
+        like = replace(
+            words[0],
+            bits=max(w.bits for w in words),
+            signed=any(w.signed for w in words),
+            range=found,
+        )
+        values: list[Value] = [replace(like, name=name) for name in names]
+    else:
+        names = tuple(making.fresh(f"{name}.sum") for name in node.outputs)
+        values = [
+            Sum(
+                title=node.title,
+                source=node.source,
+                names=(name,),
+                bits=0,
+                scales=(words[0].scale,),
+                axis=1,
+                bound=found.most,
+                carrier="float32",
+            )
+            for name in names
+        ]
+    making.nodes.append(replace(node, inputs=inputs, outputs=names))
+    making.promised.update(dict.fromkeys(names, found))
+    return values
+
+
+def _operands(making: Making, node: Node) -> list[Words | str]:
+    """Returns words of one common scale for numeric operands, and names for operands of other
+    types.
+
+    Constants are converted to the scale of the computed operands.
+    """
+    facts = making.graph.facts
+    computed = [
+        making.words(node, name)
+        for name in node.inputs
+        if facts[name].dtype == "scalar" and not making.is_constant(name)
+    ]
+    if computed:
+        same_scale(node, computed)
+    found: list[Words | str] = []
+    for name in node.inputs:
+        if facts[name].dtype != "scalar":
+            found.append(name)
+        elif making.is_constant(name) and computed:
+            found.append(_constant(making, name, computed[0]))
+        else:
+            found.append(making.words(node, name))
+    return found
+
+
+def _constant(making: Making, name: str, like: Words) -> Words:
+    """Returns a constant as words in the scale of another operand, with halves rounded up."""
+    whole = [round_half_up(number / like.scale) for number in making.real(name)]
+    made = making.constant(f"{name}.words", np.array(whole).reshape(making.graph.facts[name].shape))
+    return replace(like, name=made, range=Range(min(whole, default=0), max(whole, default=0)))
+
+
+def _bounds(
+    making: Making, node: Node, spec: OpSpec, operands: list[Words | str]
+) -> tuple[int, int]:
+    """Returns the least and the largest result that the operator's ``bounds()`` declares."""
+    assert spec.bounds is not None
+    facts = [making.graph.facts[name] for name in node.inputs]
+    given = [
+        fact if isinstance(found, str)
+        else IntegerFact(fact.dtype, fact.shape, found.range.low, found.range.high)
+        for fact, found in zip(facts, operands, strict=True)
+    ]  # fmt: skip
+    with calling(True, "bounds", node_fault(node)):
+        low, high = (int(end) for end in spec.bounds(node.attrs, *given))
+    if max(abs(low), abs(high)) >= FLOAT_BOUND or low > high:
+        raise RangeError(
+            f"{node.title}: its results are {low:,} to {high:,} by bounds() of '{spec.name}'; "
+            f"wanted whole numbers below 2^24 = {FLOAT_BOUND:,}: quantize its input with 8 bits",
+            node.source,
+        )
+    return low, high

@@ -1,0 +1,66 @@
+"""The float tail: the operators without an integer form at the end of a network, and their readers.
+
+Results of the tail may differ between machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.errors import ModelError
+from cml_engine.ir.graph import Node
+
+
+@dataclass
+class Tail:
+    """The part of a network that is computed in floats.
+
+    ``floats`` are its tensors; ``first`` is the title of its first operator.
+    """
+
+    making: Making
+    floats: set[str] = field(default_factory=set)
+    first: str = ""
+    _numbers: dict[str, str] = field(default_factory=dict)
+
+    def reaches(self, node: Node) -> bool:
+        """Returns True if the node reads a tensor that is computed in floats."""
+        return not self.floats.isdisjoint(node.inputs)
+
+    def take(self, node: Node) -> None:
+        """Adds the node to the float tail, with its operands as real numbers.
+
+        Raises :class:`ModelError` if one of its results has a line in ``graph.quant``.
+        """
+        self.first = self.first or node.title
+        for name in node.outputs:
+            if name in self.making.lines:
+                raise ModelError(
+                    f"{node.title} is computed in floats, and graph.quant has a line for '{name}': "
+                    "what is behind the float tail is not rounded, take the line out",
+                    node.source,
+                )
+        inputs = tuple(self._read(node, name) for name in node.inputs)
+        self.making.nodes.append(replace(node, inputs=inputs))
+        self.floats.update(node.outputs)
+
+    def _read(self, node: Node, name: str) -> str:
+        """Returns the name of a tensor's real numbers, and adds their conversion from words if
+        needed."""
+        making = self.making
+        if name in making.values:
+            if name not in self._numbers:
+                words = making.words(node, name)
+                numbers = making.fresh(f"{name}.numbers")
+                scale = float(words.scale)
+                making.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
+                self._numbers[name] = numbers
+            return self._numbers[name]
+        array = making.graph.constants.get(name)
+        if array is not None and name in making.lines and array.dtype.kind in "iu":
+            values = np.array([float(v) for v in making.real(name)]).reshape(array.shape)
+            return making.constant(f"{name}.numbers", values)
+        return name

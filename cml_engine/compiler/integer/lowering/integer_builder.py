@@ -1,0 +1,262 @@
+"""The state of the lowering of one integer network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.pending_values import Pending, Point, Sum, Value, Words
+from cml_engine.compiler.integer.quant_params import Line, check_scale
+from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.errors import ModelError, located
+from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.integer_rule import fraction_of, round_half_up
+
+#: the largest word of constants that have no line
+_CONSTANT_WORD = 32767
+
+
+@dataclass
+class Making:
+    """The values lowered so far, and the nodes and constants of the new graph."""
+
+    graph: Graph
+    lines: Mapping[str, Line]
+    values: dict[str, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    points: list[Point] = field(default_factory=list)
+    #: the result ranges that a game's operators declare
+    promised: dict[str, Range] = field(default_factory=dict)
+    _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    _constant_words: dict[str, Words] = field(default_factory=dict)
+
+    # -- names and nodes ------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> str:
+        name = unused_name(name, self.taken, self.graph.facts)
+        self.taken.add(name)
+        return name
+
+    def words_name(self, name: str) -> str:
+        """Returns the name for the words of a tensor.
+
+        It is the tensor's own name, except for inputs and for tensors that are read after a run:
+        their own names stand for real numbers.
+        """
+        if name in self.graph.lasting or name in self.graph.inputs:
+            return self.fresh(f"{name}.words")
+        return name
+
+    def result(self, node: Node, i: int = 0) -> str:
+        """Returns the name for a node's result before the rounding point, if the result has one."""
+        name = node.outputs[i]
+        return self.fresh(f"{name}.sum") if name in self.lines else self.words_name(name)
+
+    def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
+        """Adds one node to the new graph with the source position of ``node``; returns its
+        output name."""
+        self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
+        return out
+
+    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        """Adds a constant to the new graph under an unused name, and returns that name.
+
+        Whole numbers are stored as float32 unless they are too large for it.
+        """
+        name = self.fresh(name)
+        self.constants[name] = np.asarray(value, dtype)
+        return name
+
+    # -- operands -------------------------------------------------------------------------------
+
+    def value(self, node: Node, name: str) -> Value:
+        """Returns the words or the pending sum of a tensor; a constant is converted to words."""
+        if name in self.values:
+            return self.values[name]
+        if name in self.graph.constants:
+            return self._words_of_constant(node, name)
+        raise ModelError(
+            f"{node.title}: '{name}' is no tensor of numbers, which integer networks are of",
+            node.source,
+        )
+
+    def words(self, node: Node, name: str) -> Words:
+        found = self.value(node, name)
+        if isinstance(found, Words):
+            return found
+        raise ModelError(
+            f"{node.title} reads '{name}', which is not rounded: {found.title} makes sums, and "
+            f"graph.quant has no line for '{name}'. Add one (cml quantize does)",
+            node.source,
+        )
+
+    def is_constant(self, name: str) -> bool:
+        return name in self.graph.constants and name not in self.values
+
+    def maker(self, name: str, op: str) -> Node | None:
+        """Returns the node that computes a tensor if its operator is ``op`` and the tensor is
+        not rounded."""
+        node = self._makers.get(name)
+        return node if node is not None and node.op == op and name not in self.lines else None
+
+    @cached_property
+    def _makers(self) -> dict[str, Node]:
+        return {name: node for node in self.graph.nodes for name in node.outputs}
+
+    def stored(self, node: Node, name: str, what: str) -> tuple[Array, Line]:
+        """Returns the integers of a weight as int64, and its line.
+
+        Raises :class:`ModelError` if the weight is computed or is not stored as integers.
+        """
+        array, line = self.graph.constants.get(name), self.lines.get(name)
+        if array is None or line is None or array.dtype.kind not in "iu":
+            state = "is computed" if array is None else "has no integers with a line in graph.quant"
+            raise ModelError(f"{node.title}: its {what} '{name}' {state}", node.source)
+        return array.astype(np.int64), line
+
+    def real(self, name: str) -> list[Fraction]:
+        """Returns the exact values of a constant in row-major order."""
+        array, line = self.graph.constants[name], self.lines.get(name)
+        if line is not None and array.dtype.kind in "iu":
+            scales = np.empty(len(line.scales), object)
+            scales[:] = line.scales
+            lying = line.extents + (1,) * (array.ndim - len(line.extents))
+            return list((array.astype(object) * scales.reshape(lying or ())).reshape(-1))
+        return [Fraction(float(value)) for value in array.reshape(-1)]
+
+    def _words_of_constant(self, node: Node, name: str) -> Words:
+        if name not in self._constant_words:
+            self._constant_words[name] = self._made_constant(node, name)
+        return self._constant_words[name]
+
+    def _made_constant(self, node: Node, name: str) -> Words:
+        array, line = self.graph.constants[name], self.lines.get(name)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ModelError(f"{node.title}: '{name}' is not finite", node.source)
+        if line is not None and array.dtype.kind in "iu":
+            whole, scale, bits = array.astype(np.int64), line.scale, line.bits
+        else:
+            numbers = self.real(name)
+            largest = max(map(abs, numbers), default=Fraction(0))
+            scale, bits = (largest or Fraction(_CONSTANT_WORD)) / _CONSTANT_WORD, 16
+            words = [round_half_up(number / scale) for number in numbers]
+            whole = np.array(words, np.int64).reshape(array.shape)
+        found = Range(int(whole.min(initial=0)), int(whole.max(initial=0)))
+        return Words(self.constant(f"{name}.words", whole), scale, bits, True, found)
+
+    # -- parts of words -------------------------------------------------------------------------
+
+    def taken_part(self, node: Node, words: Words, take: str, bits: int) -> str:
+        """Returns the name of the tensor that holds all bits of the words, or the upper or lower
+        ones.
+
+        The upper bits are the words divided by ``2^bits`` and rounded down; the lower bits are
+        the rest.
+        """
+        if take == "all":
+            return words.name
+        key = (words.name, bits)
+        if key not in self._parts:
+            step = self.constant(f"{words.name}.step", 2.0**-bits)
+            back = self.constant(f"{words.name}.back", 2.0**bits)
+            names = [self.fresh(f"{words.name}.{part}") for part in ("scaled", "upper", "lifted")]
+            self.add(node, "mul", (words.name, step), names[0])
+            self.add(node, "floor", (names[0],), names[1])
+            self.add(node, "mul", (names[1], back), names[2])
+            lower = self.fresh(f"{words.name}.lower")
+            self.add(node, "sub", (words.name, names[2]), lower)
+            self._parts[key] = names[1], lower
+        return self._parts[key][take == "lower"]
+
+    def scaled(self, node: Node, words: Words, by: tuple[Fraction, ...], axis: int = 1) -> Sum:
+        """Returns words multiplied by one number, or by one number for each channel, as a
+        pending sum."""
+        return Sum(
+            title=node.title,
+            source=node.source,
+            base=words if len(by) == 1 else None,
+            names=(words.name,),
+            bits=0,
+            scales=tuple(words.scale * factor for factor in by),
+            axis=axis,
+            bound=words.range.most,
+            carrier="float32",
+        )
+
+    def input(self, name: str) -> Words:
+        """Adds the conversion of an input's real numbers to words, and returns the words."""
+        line = self.lines.get(name)
+        if line is None:
+            raise ModelError(
+                f"input '{name}' has no line in graph.quant: an integer network wants its scale",
+                self.graph.sources.get(name),
+            )
+        with located(line.source):
+            check_scale(name, line.scale)
+        place = Node("external", (), (name,), source=self.graph.sources.get(name))
+        words = Words(self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range)
+        self.add(
+            place,
+            "integer_words",
+            (name,),
+            words.name,
+            inverse=float(1 / line.scale),
+            low=float(words.range.low),
+            high=float(words.range.high),
+        )
+        shape = self.graph.facts[name].shape
+        self.points.append(
+            Point(name, "input", line.bits, line.signed, line.scale, "float32", 0, shape)
+        )
+        return words
+
+    def output(self, name: str) -> None:
+        """Adds the conversion of an output's words to real numbers.
+
+        Raises :class:`ModelError` if the output is not rounded.
+        """
+        found = self.values[name]
+        if isinstance(found, Pending):
+            raise ModelError(
+                f"'{name}' of {found.title} is read after a run, and has no line in graph.quant: "
+                "add one, or read what is rounded",
+                found.source,
+            )
+        place = Node("copy", (), (name,))
+        self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
+
+    def finished(self) -> Graph:
+        """Returns the new graph; the facts of its computed tensors are not inferred yet."""
+        graph = self.graph
+        read = {name for node in self.nodes for name in node.inputs}
+        kept = {n: a for n, a in graph.constants.items() if n in read}
+        facts = {name: graph.facts[name] for name in (*graph.inputs, *kept)}
+        facts |= {n: Fact(DTYPE_OF_KIND[a.dtype.kind], a.shape) for n, a in self.constants.items()}
+        return graph.with_(
+            nodes=tuple(self.nodes),
+            constants={**kept, **self.constants},
+            facts=facts,
+            labels={},
+            quantization={},
+            apart=(),
+            integer=0,
+            float_tail=False,
+            words={
+                words.name: (words.range.low, words.range.high)
+                for words in self.values.values()
+                if isinstance(words, Words)
+            },
+        )
+
+
+def decimal(value: float) -> Fraction:
+    """Returns an attribute's number as the exact fraction that its shortest decimal form
+    denotes."""
+    return fraction_of(float(value))

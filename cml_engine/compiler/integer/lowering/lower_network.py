@@ -1,0 +1,188 @@
+"""Lowers an integer network, real numbers with lines in ``graph.quant``, to a graph of whole
+numbers.
+
+Every backend runs the lowered graph with bit-identical results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cml_engine.compiler.integer.lowering import data_movement, elementwise, products
+from cml_engine.compiler.integer.lowering.custom_operators import exactly
+from cml_engine.compiler.integer.lowering.float_tail import Tail
+from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.pending_values import Pending, Point, Value
+from cml_engine.compiler.integer.lowering.rounding import of_words, rounded
+from cml_engine.compiler.integer.quant_params import Line, lines_of
+from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.errors import ModelError
+from cml_engine.ir.graph import Graph, Node
+from cml_engine.ops.declaration.registry import formula_of, lookup
+
+Handler = Callable[[Making, Node], list[Value]]
+
+_HANDLERS: Mapping[str, Handler] = {
+    "conv": products.conv,
+    "deconv": products.deconv,
+    "linear": products.linear,
+    "matmul": products.matmul,
+    "sum_reduce": products.reduced,
+    "mean_reduce": products.reduced,
+    "box": products.box,
+    "avg_pool": products.box,
+    "area_downsample": products.area_downsample,
+    "multilinear_upsample": products.multilinear_upsample,
+    "relu": elementwise.relu,
+    "clamp": elementwise.clamp,
+    "leaky_relu": elementwise.leaky_relu,
+    "prelu": elementwise.prelu,
+    "add": elementwise.add,
+    "sub": elementwise.sub,
+    "mul": elementwise.mul,
+    "div": elementwise.div,
+    "neg": elementwise.neg,
+    "abs": elementwise.absolute,
+    "pad": data_movement.pad,
+    "resize": data_movement.resize,
+    **dict.fromkeys(data_movement.MOVES, data_movement.move),
+    "reshape": data_movement.reshape,
+}
+#: operators that may follow a sum before it is rounded
+_OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())
+#: operators that have an integer form
+INTEGER_OPERATORS = frozenset(_HANDLERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph of whole numbers, and its rounding points in execution order."""
+
+    graph: Graph
+    points: tuple[Point, ...]
+    #: tensors of the float tail, and the title of its first operator
+    floats: frozenset[str] = frozenset()
+    first_float: str = ""
+    #: the result ranges that a game's operators declare
+    promised: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def not_identical(self) -> tuple[str, ...]:
+        """The outputs that may differ between machines because they are computed in floats."""
+        return tuple(name for name in self.graph.outputs if name in self.floats)
+
+
+class NoIntegerForm(ModelError):
+    """The error for an operator that can be computed in floats only."""
+
+
+def lowered(graph: Graph) -> Lowered:
+    """Lowers the network to engine operators on whole numbers and proves that every sum fits.
+
+    Raises :class:`RangeError` if a sum does not fit, and :class:`ModelError` if an operator has no
+    integer form or a line is missing.
+    """
+    if graph.updates:
+        raise ModelError(
+            f"'{graph.name}' updates the variable '{graph.updates[0][0]}', which integer networks "
+            "cannot: keep it outside, as an input and an output"
+        )
+    graph = infer_facts(graph)
+    making = Making(graph, lines_of(graph))
+    for name in graph.inputs:
+        if graph.facts[name].dtype == "scalar":
+            making.values[name] = making.input(name)
+    tail = Tail(making)
+    for node in graph.nodes:
+        if tail.reaches(node):
+            tail.take(node)
+            continue
+        try:
+            values = _values(making, node)
+        except NoIntegerForm:
+            if not graph.float_tail:
+                raise
+            tail.take(node)
+            continue
+        for name, value in zip(node.outputs, values, strict=True):
+            making.values[name] = _settled(making, node, name, value)
+    for name in dict.fromkeys(graph.lasting):
+        if name in tail.floats:
+            continue
+        if name not in making.values:
+            raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
+        making.output(name)
+    _check_own(making, tail)
+    return Lowered(
+        infer_facts(making.finished()),
+        tuple(making.points),
+        frozenset(tail.floats),
+        tail.first,
+        making.promised,
+    )
+
+
+def _check_own(making: Making, tail: Tail) -> None:
+    """Raises :class:`NoIntegerForm` if a game's operator outside the float tail is not exact."""
+    for node in making.nodes:
+        spec = lookup(node.op)
+        if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
+            raise _not_exact(node)
+
+
+def _not_exact(node: Node) -> NoIntegerForm:
+    return NoIntegerForm(
+        f"{node.title} has no integer form: it is a game's own operator, and does not say that of "
+        "whole numbers it computes whole numbers. Register it with exact=True if it does "
+        "(docs/custom_operators.md), leave it outside of the network, or let the network end in "
+        "floats (cml quantize --float-tail)",
+        node.source,
+    )
+
+
+def _values(making: Making, node: Node) -> list[Value]:
+    spec = lookup(node.op)
+    if spec.exact:
+        return exactly(making, node, spec)
+    line = making.lines.get(node.outputs[0])
+    if line is not None and line.table and formula_of(node.op) is not None:
+        found = elementwise.function(making, node)
+        if found is not None:
+            return [found]
+    handler = None if spec.from_game else _HANDLERS.get(node.op)
+    elementwise_ = formula_of(node.op) is not None
+    pending = any(isinstance(making.values.get(name), Pending) for name in node.inputs)
+    as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
+    if as_function and (found := elementwise.function(making, node)) is not None:
+        return [found]
+    if handler is None:
+        for name in node.inputs:  # an operand that is not rounded is reported first
+            making.words(node, name)
+        if spec.from_game:
+            raise _not_exact(node)
+        raise NoIntegerForm(
+            f"{node.title} has no integer form: it is a function of more than one tensor or of "
+            "more than one place. Leave it outside of the network, write it with operators of "
+            "docs/integer.md, or let the network end in floats (cml quantize --float-tail)",
+            node.source,
+        )
+    return handler(making, node)
+
+
+def _settled(making: Making, node: Node, name: str, value: Value) -> Value:
+    """Returns the value that readers of a tensor use: rounded words if it has a line, else
+    ``value``."""
+    line = making.lines.get(name)
+    if line is None:
+        return value
+    if not isinstance(value, Pending):
+        if _is_same(value.scale, value.range.low, value.range.high, line):
+            return value
+        value = of_words(making, node, value)
+    return rounded(making, node, name, value, line)
+
+
+def _is_same(scale: object, low: int, high: int, line: Line) -> bool:
+    return scale == line.scale and line.range.low <= low and high <= line.range.high

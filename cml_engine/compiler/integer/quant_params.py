@@ -1,0 +1,178 @@
+"""The quantization lines in ``graph.quant`` of an integer network (docs/integer.md, "The file")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.errors import ModelError, Source, located
+from cml_engine.ir.graph import Attrs, Graph, place_of
+from cml_engine.ir.integer_rule import (
+    LARGE_TABLE,
+    LEAST_SCALE,
+    MOST_SCALE,
+    SMALL_TABLE,
+    fraction_of,
+)
+
+#: the NNEF operator of all lines
+OPERATOR = "zero_point_linear_quantize"
+_BITS = (8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The quantization of one tensor: its scales, its word size and, for a function, its table."""
+
+    name: str
+    scales: tuple[Fraction, ...]
+    extents: tuple[int, ...]
+    bits: int
+    signed: bool
+    table: tuple[int, ...] = ()
+    source: Source | None = None
+
+    def wrong(self, what: str) -> ModelError:
+        """Returns an error about this line."""
+        error = _wrong(self.name, what)
+        error.source = self.source
+        return error
+
+    @property
+    def scale(self) -> Fraction:
+        """The only scale of the tensor; raises :class:`ModelError` if it has several."""
+        if len(self.scales) != 1:
+            raise self.wrong(f"{len(self.scales)} scales: wanted one, as all but weights")
+        return self.scales[0]
+
+    @property
+    def range(self) -> Range:
+        return word_range(self.bits, self.signed)
+
+    def along(self, shape: Sequence[int], axis: int) -> tuple[Fraction, ...]:
+        """Returns the ``scale`` attribute for one scale per index of an axis, nested to broadcast
+        from the left.
+
+        Returns a single number if all scales are equal.
+        """
+        count = shape[axis] if shape else 1
+        if len(self.scales) == 1:
+            return self.scales * count
+        wide = (*self.extents, *(1,) * (len(shape) - len(self.extents)))
+        if prod(wide) != wide[axis] or wide[axis] != count:
+            raise self.wrong(
+                f"scales of shape {list(self.extents)}; wanted one, or one for each of the "
+                f"{count} indices of axis {axis} of {list(shape)}"
+            )
+        return self.scales
+
+
+def word_range(bits: int, signed: bool) -> Range:
+    """Returns the range of words of 8 or 16 bits; a signed range is symmetric."""
+    most = (1 << (bits - 1)) - 1
+    return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
+
+
+def line_of(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
+    """Returns the attributes of a line as ``graph.quant`` stores them."""
+    return Attrs(
+        {
+            "op": OPERATOR,
+            "zero_point": 0,
+            "scale": scale,
+            "bits": bits,
+            "signed": signed,
+            "symmetric": signed,
+            **more,
+        }
+    )
+
+
+def along(scales: Sequence[float], axis: int, rank: int) -> Any:
+    """Scales of the indices of an axis as a line has them, broadcast from the left; one where all
+    are alike."""
+    if len(set(scales)) == 1:
+        return scales[0]
+    found: Any = list(scales)
+    for _ in range(axis % rank):
+        found = [found]
+    return found
+
+
+def lines_of(graph: Graph) -> Mapping[str, Line]:
+    """Returns the lines of the tensors that exist in the graph, by tensor name."""
+    found = {}
+    for name, attrs in graph.quantization.items():
+        if name in graph.facts:
+            source = place_of(attrs)
+            with located(source):
+                found[name] = replace(_line(name, attrs), source=source)
+    return found
+
+
+def _line(name: str, attrs: Attrs) -> Line:
+    if attrs["op"] != OPERATOR:
+        raise _wrong(name, f"quantised by {attrs['op']}: integer networks want {OPERATOR}")
+    known = {"op", "zero_point", "scale", "bits", "signed", "symmetric", "table"}
+    if unknown := set(attrs) - known:
+        raise _wrong(name, f"{OPERATOR} has no parameter '{min(unknown)}'")
+    if attrs.get("zero_point", 0) != 0:
+        raise _wrong(name, f"zero_point {attrs['zero_point']}: wanted 0")
+    bits, signed = attrs.get("bits"), attrs.get("signed", True)
+    if bits not in _BITS or not isinstance(signed, bool):
+        raise _wrong(name, f"bits {bits}, signed {signed}: wanted 8, 16 or 32, and true or false")
+    if "scale" not in attrs:
+        raise _wrong(name, "has no scale: wanted scale = …")
+    values, extents = _flat(name, attrs["scale"])
+    return Line(name, tuple(values), extents, bits, signed, _table(name, attrs.get("table", [])))
+
+
+def _flat(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:
+    """Returns all scales of a nested list in row-major order, and the shape of the list."""
+    if not isinstance(scale, list):
+        return [_scale(name, scale)], ()
+    parts = [_flat(name, item) for item in scale]
+    if not parts or any(extents != parts[0][1] for _, extents in parts):
+        raise _wrong(name, "'scale' wants numbers in equal rows")
+    return [value for values, _ in parts for value in values], (len(parts), *parts[0][1])
+
+
+def _scale(name: str, value: Any) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(name, f"scale {value!r}: wanted a number")
+    try:
+        found = fraction_of(value)
+    except ValueError:
+        raise _wrong(name, f"scale {value!r}: wanted a finite number") from None
+    if found <= 0:
+        raise _wrong(name, f"scale {value!r}: wanted one above 0")
+    return found
+
+
+def _table(name: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list):
+        raise _wrong(name, f"table {given!r}: wanted whole numbers in brackets")
+    if wrong := [v for v in given if isinstance(v, bool) or not isinstance(v, int)]:
+        raise _wrong(name, f"its table has {wrong[0]!r}: wanted whole numbers")
+    if given and len(given) not in (SMALL_TABLE, LARGE_TABLE):
+        raise _wrong(
+            name,
+            f"a table of {len(given)} entries: wanted {SMALL_TABLE} for words of 8 bits, "
+            f"{LARGE_TABLE} points for words of 16",
+        )
+    return tuple(given)
+
+
+def check_scale(name: str, scale: Fraction) -> None:
+    """Raises :class:`ModelError` unless a scale is from 2^-40 to 2^40; float32 loses digits
+    outside."""
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
+        raise _wrong(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
+
+
+def _wrong(name: str, what: str) -> ModelError:
+    return ModelError(f"the line of '{name}' in graph.quant: {what}")

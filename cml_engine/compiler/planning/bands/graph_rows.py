@@ -1,0 +1,122 @@
+"""The operators of a graph that can compute some rows of their results from some rows of their
+operands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.ops.common.row_rules import same_rows
+from cml_engine.ops.declaration.registry import is_own, lookup
+from cml_engine.ops.declaration.traits import Need, Rows, Span
+
+#: the operators that cut out and join bands
+CUT, JOIN = "slice", "concat"
+#: the row axis of inputs: feature maps and pictures
+_AXIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The rows of a tensor that a node in a band reads along ``axis``; a ``span`` of None is all
+    of it."""
+
+    name: str
+    axis: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRows:
+    """A node in a band: its reads in the order of ``Node.reads``, its attributes and its result
+    rows."""
+
+    wants: tuple[Want, ...]
+    attrs: Attrs
+    made: Span
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowRule:
+    """The rule for computing a node in bands; ``axis`` is the row axis of its operands."""
+
+    node: Node
+    rows: Rows
+    axis: int
+    facts: Mapping[str, Fact]
+
+    @property
+    def extent(self) -> int:
+        """The number of rows of the result."""
+        return self.facts[self.node.outputs[0]].shape[self.rows.axis]
+
+    def for_rows(self, begin: int, end: int) -> NodeRows:
+        """Returns the node restricted to rows ``begin`` to ``end`` of its result, rounded out to
+        its step."""
+        step = self.rows.step
+        need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
+        wants = [
+            Want(name, self.axis, span)
+            for name, span in zip(self.node.inputs, need.inputs, strict=True)
+        ]
+        wants += [self._beside(n, need) for e in self.node.epilogues for n in e.inputs]
+        return NodeRows(tuple(wants), need.attrs, need.made)
+
+    def _beside(self, name: str, need: Need) -> Want:
+        """Returns the read of an epilogue's operand: the same rows, or all of it if it is
+        broadcast."""
+        axis, fact = self.rows.axis, self.facts[name]
+        rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
+        return Want(name, axis, need.made if rows else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """The row rules of a graph's nodes, in order; None for a node that has no rule.
+
+    ``axes`` has the row axis of every computed tensor.
+    """
+
+    graph: Graph
+    rules: tuple[RowRule | None, ...]
+    axes: Mapping[str, int]
+
+    def has_rows(self, name: str) -> bool:
+        """Returns True if a computed tensor has more than one row."""
+        fact, axis = self.graph.facts[name], self.axes[name]
+        return fact.rank > axis and fact.shape[axis] > 1
+
+
+def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> Chart:
+    """Returns the row rules of a graph.
+
+    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never
+    computed in bands. No node has a rule if a game overrides the operator that cuts or joins bands.
+    """
+    known_way = is_own(CUT, JOIN)
+    axes: dict[str, int] = {}
+    rules: list[RowRule | None] = []
+    for node in graph.nodes:
+        known = [axes[name] for name in node.inputs if name in axes]
+        rule = None
+        if known_way and not any(name in whole for name in node.outputs):
+            for axis in dict.fromkeys([*known, _AXIS]):
+                rule = rule or _rule(node, graph, axis, kernels.get(node.title, ""))
+        rules.append(rule)
+        axes |= dict.fromkeys(node.outputs, rule.rows.axis if rule else _AXIS)
+    return Chart(graph, tuple(rules), axes)
+
+
+def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:
+    spec = lookup(node.op)
+    facts = [graph.facts[name] for name in node.inputs]
+    results = [graph.facts[name] for name in node.outputs]
+    find = spec.traits.rows or (same_rows if spec.formula is not None else None)
+    empty = any(0 in fact.shape for fact in (*facts, *results))
+    if find is None or spec.traits.enters or empty or not any(f.rank > axis for f in facts):
+        return None
+    rows = find(node.attrs, facts, axis, kernel)
+    if rows is None or any(fact.rank <= rows.axis for fact in results):
+        return None
+    return RowRule(node, rows, axis, graph.facts)

@@ -1,0 +1,294 @@
+"""Plans whose activations stay within a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import ceil, inf
+
+from cml_engine.compiler.plan import InBands, Plan
+from cml_engine.compiler.planning.bands.estimates import Bounds
+from cml_engine.compiler.planning.bands.graph_rows import chart_of
+from cml_engine.compiler.planning.bands.memory_usage import Usage
+from cml_engine.compiler.planning.bands.rewrite import Rewriting, in_bands
+from cml_engine.compiler.planning.bands.run import Run
+from cml_engine.compiler.planning.bands.run_facts import COUNTS, RunFacts
+from cml_engine.compiler.planning.bands.search import Chosen, Path, Search
+from cml_engine.compiler.planning.lower import Draft, Drafted, drafted, placed, views_of
+from cml_engine.compiler.planning.sibling import Sibling
+from cml_engine.errors import CmlError, InputError, InternalError
+from cml_engine.ir.graph import Node
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import EXACT, Dispatch, Kernel
+
+#: the most attempts to plan when plans take more than their estimates
+_TRIES = 8
+#: no plan is tried if the estimate exceeds the limit by this factor and the plan has more
+#: dispatches than can be planned quickly
+_HOPELESS, _QUICK = 1.5, 1000
+#: the identity of a kernel's code: its path and defines
+Code = tuple[str, frozenset[tuple[str, int | str]]]
+
+
+def planned(whole: Drafted, sibling: Sibling | None = None) -> Plan:
+    """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
+
+    Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
+    :class:`InputError` or :class:`DeviceError` if bands do not help.
+    """
+    options, limits = whole.options, whole.limits
+    align = limits.storage_offset_alignment
+    most = limits.max_buffer_bytes // align * align
+    fits = all(item.nbytes <= most for item in whole.items)
+    limit = options.arena_limit or inf
+    bands = {name: int(count) for name, count in options.bands.items()}
+    if fits and not any(count > 1 for count in bands.values()):
+        plan = placed(whole, sibling)
+        if plan.memory.peak <= limit:
+            return plan
+    return _Banding(whole, sibling, Bounds(limit, most), bands).plan()
+
+
+class _Banding:
+    """The planning of one draft in bands."""
+
+    def __init__(
+        self, whole: Drafted, sibling: Sibling | None, bounds: Bounds, asked: Mapping[str, int]
+    ) -> None:
+        self.whole, self.sibling, self.bounds, self.asked = whole, sibling, bounds, asked
+        graph = whole.graph
+        chosen = whole.draft.chosen
+        self.kernels = {title: picks[0][0] for title, picks in chosen.items() if picks}
+        self.chart = chart_of(graph, self.kernels, [n for n, count in asked.items() if count == 1])
+        numbers = {name: k for k, node in enumerate(graph.nodes) for name in node.outputs}
+        self.numbers = {numbers[name]: count for name, count in asked.items() if count > 1}
+        # bands may allow other views than the graph without bands
+        views = views_of(whole)
+        self.usage = Usage(whole, views)
+        facts = RunFacts(self.chart, self.usage, self.numbers)
+        #: pairs of the facts for nodes in bands and the memory usage of other nodes
+        self.known = [(facts, self.usage)]
+        if views:
+            apart = RunFacts(self.chart, Usage(whole, {}), self.numbers)
+            self.known += [(apart, apart.usage), (apart, self.usage)]
+
+    def plan(self) -> Plan:
+        limit = self.bounds.total
+        plan = self._within(limit, self._searches()[:2])
+        if plan is not None:
+            return plan
+        reached = [path for s in self._searches() if (path := s.smallest(self.bounds)) is not None]
+        if not reached:
+            raise self._refused()
+        fewest = min(reached, key=lambda path: path.nbytes)
+        is_quick = self._dispatches(fewest) <= _QUICK
+        if fewest.nbytes > _HOPELESS * limit and not is_quick:
+            raise self._too_small(ceil(fewest.nbytes), "by estimate ")
+        least = self._least(is_quick)
+        if least is None:
+            raise self._refused()
+        if least.memory.peak <= limit:
+            return least
+        raise self._too_small(least.memory.peak)
+
+    def _within(self, limit: float, searches: Sequence[Search]) -> Plan | None:
+        """Returns a plan of at most ``limit`` bytes, or None if the searches find none."""
+        bounds = replace(self.bounds, total=limit)
+        for _ in range(_TRIES):
+            path = _cheapest(searches, bounds)
+            if path is None:
+                return None
+            plan = self._plan(path.runs, searches)
+            if plan is None:
+                continue
+            if plan.memory.peak <= limit:
+                return plan
+            total = min(bounds.total * limit / plan.memory.peak, path.nbytes - 1)
+            bounds = replace(bounds, total=total)
+        return None
+
+    def _dispatches(self, path: Path) -> int:
+        """Returns the number of dispatches in the bands of a path, without copies."""
+        steps = self.usage.steps
+        return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
+
+    def _searches(self) -> list[Search]:
+        return [Search(*known) for known in self.known]
+
+    def _least(self, is_quick: bool) -> Plan | None:
+        """Returns the plan with the fewest bytes that bands can reach; it does not depend on the
+        limit."""
+        found, searches = None, self._searches()
+        for search in searches:
+            for _ in range(_TRIES):
+                smallest = search.smallest(self.bounds)
+                if smallest is None or (found and smallest.nbytes >= found.memory.peak):
+                    break
+                path = search.cheapest(replace(self.bounds, total=smallest.nbytes)) or smallest
+                plan = self._plan(path.runs, searches)
+                if plan is not None:
+                    found = min(found or plan, plan, key=lambda p: p.memory.peak)
+                    break
+        while is_quick and found is not None:  # plans smaller than the estimate may exist
+            smaller = self._within(found.memory.peak - 1, self._searches())
+            if smaller is None:
+                break
+            found = smaller
+        return found
+
+    def _plan(self, chosen: Sequence[Chosen], searches: Sequence[Search]) -> Plan | None:
+        """Returns the plan with these runs in bands, or None if some bands are too thin.
+
+        Bands are too thin if they cannot use the kernels of the whole operator. The searches
+        learn that.
+        """
+        whole = self.whole
+        made = in_bands(whole.graph, [(c.run, c.count) for c in chosen])
+        graph = made.finished()
+        pinned = {new: whole.draft.chosen.get(title, []) for new, title in made.titles.items()}
+        untouched = {node.title for node in graph.nodes} & whole.draft.chosen.keys()
+        pinned |= {title: whole.draft.chosen[title] for title in untouched}
+        draft = Draft(packed=dict(whole.draft.packed), pinned=pinned, alike=made.alike)
+        # requested kernels are pinned already; a joined result would have the name of one
+        options = replace(whole.options, kernels={})
+        layouts = made.layouts(whole.layouts)
+        try:
+            found = drafted(graph, whole.limits, layouts, options, self.sibling, draft, made.joins)
+        except CmlError:
+            banded = [node for node in graph.nodes if node.title in made.titles]
+            left = [n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias]
+            if not left:
+                raise
+            self._learn(left[:1], made, searches)
+            return None
+        thin = [
+            node
+            for node, kernel, dispatch, _ in draft.dispatches
+            if not self._is_known(made.titles.get(node.title), node, kernel, dispatch)
+        ]
+        if thin:
+            self._learn(thin, made, searches)
+            return None
+        plan = placed(found, self.sibling)
+        flops: dict[str, float] = {}
+        for step in plan.steps:
+            title = made.titles.get(step.title, "")
+            flops[title] = flops.get(title, 0.0) + step.cost.flops
+        bands = tuple(self._described(c, plan, flops) for c in chosen)
+        choices = tuple(whole.draft.choices)
+        return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
+
+    def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
+        """Returns True if the whole operator uses the same kernel, so that results are
+        bit-identical.
+
+        Operators that only move numbers are bit-identical with any kernel.
+        """
+        spec = lookup(node.op)
+        free = title is None or spec.tolerance == EXACT or spec.formula is not None
+        return free or _code(kernel, dispatch) in self._codes[title or ""]
+
+    @cached_property
+    def _codes(self) -> dict[str, set[Code]]:
+        found: dict[str, set[Code]] = {node.title: set() for node in self.whole.graph.nodes}
+        for node, kernel, dispatch, _ in self.whole.draft.dispatches:
+            found[node.title].add(_code(kernel, dispatch))
+        return found
+
+    def _learn(self, thin: Sequence[Node], made: Rewriting, searches: Sequence[Search]) -> None:
+        """Forbids bands of so few rows for all operators with the kernels of these nodes."""
+        for node in thin:
+            like = self.kernels.get(made.titles[node.title])
+            for k, rule in enumerate(self.chart.rules):
+                if rule is not None and self.kernels.get(rule.node.title) == like:
+                    rows = made.facts[node.outputs[0]].shape[rule.rows.axis]
+                    for search in searches:
+                        search.thinnest[k] = max(search.thinnest.get(k, 0), rows + 1)
+
+    @cached_property
+    def _flops(self) -> dict[str, float]:
+        """The operations of each operator without bands, by title."""
+        found: dict[str, float] = {}
+        for node, _, _, cost in self.whole.draft.dispatches:
+            found[node.title] = found.get(node.title, 0.0) + cost.flops
+        return found
+
+    def _described(self, chosen: Chosen, plan: Plan, in_bands: Mapping[str, float]) -> InBands:
+        run = chosen.run
+        titles = [rule.node.title for rule in dict.fromkeys(run.inside.values())]
+        flops, banded = (
+            sum(count.get(t, 0.0) for t in titles) for count in (self._flops, in_bands)
+        )
+        return InBands(
+            tuple(titles), run.results, chosen.count,
+            tuple(str(c) for c in (1, *COUNTS) if c <= run.most or c == chosen.count),
+            max(banded / flops - 1.0, 0.0) if flops else 0.0, self._bytes_of(run.first, run.end),
+            min(int(chosen.nbytes), plan.memory.peak),
+        )  # fmt: skip
+
+    def _too_small(self, enough: int, estimated: str = "") -> InputError:
+        """Returns the error for an ``arena_limit`` below the least possible memory, ``enough``
+        bytes."""
+        graph = self.whole.graph
+        k = max(range(len(graph.nodes)), key=self.usage.of_node, default=-1)
+        need = self.usage.of_node(k) if k >= 0 else 0
+        fullest = f"{graph.nodes[k].title} takes {need} at once as it is; " if need else "Even "
+        return InputError(
+            f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
+            f"{fullest}in bands of rows the network takes "
+            f"{enough} ({_enough_mib(enough)} MiB) {estimated}at the least{self._obstacle()}. "
+            "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
+            "--tile)",
+            graph.nodes[k].source if need else None,
+        )
+
+    def _obstacle(self) -> str:
+        """Names the first operator that exceeds the bounds and cannot be computed in bands."""
+        for k in self._searches()[0].too_much(self.bounds):
+            if self.chart.rules[k] is None:
+                return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
+        return ""
+
+    def _refused(self) -> CmlError:
+        """Returns the error for requested bands that are impossible, or a tensor larger than a
+        buffer."""
+        graph = self.whole.graph
+        for k, count in self.numbers.items():
+            node, rule = graph.nodes[k], self.chart.rules[k]
+            name = next(name for name in self.asked if name in node.outputs)
+            most = Run(self.chart, k, k + 1).most if rule is not None else 0
+            why = "no run of operators that ends with it has these kernels in so many bands"
+            if rule is None:
+                why = f"no rows of {node.title} hang on some rows of what it reads alone"
+            elif most < count:
+                why = f"it has rows for {most} at most"
+            said = f"decide: '{name}' cannot be computed in {count} bands: {why}"
+            return InputError(said, node.source)
+        try:
+            placed(self.whole, self.sibling)
+        except CmlError as error:
+            return error
+        return InternalError(f"'{graph.name}' fits, and has no plan")
+
+    def _bytes_of(self, first: int, end: int) -> int:
+        return max(self.usage.of_node(k) for k in range(first, end))
+
+
+def _cheapest(searches: Sequence[Search], bounds: Bounds) -> Path | None:
+    found = [path for search in searches if (path := search.cheapest(bounds)) is not None]
+    return min(found, key=lambda path: path.work, default=None)
+
+
+def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
+    """Returns a kernel's identity: its path and its defines.
+
+    Defines that describe bindings in parts are left out, because they do not change results.
+    """
+    pairs = dispatch.defines.items()
+    return str(kernel.path), frozenset((k, v) for k, v in pairs if "_PART" not in k)
+
+
+def _enough_mib(nbytes: int) -> float:
+    """Returns bytes as MiB, rounded up so that the number suffices as a limit."""
+    return ceil(nbytes / 2**20 * 100) / 100

@@ -1,0 +1,287 @@
+"""Sends tasks in a sliding window and collects their results in any order.
+
+The window is just large enough to keep the workers busy, so the memory of the client and the
+scheduler does not grow with the number of units. A task whose worker died is retried on another
+worker, which computes only units that were not written. A unit that keeps failing is set aside
+and named in the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
+from typing import Any
+
+from cml_engine.distributed.batch import Batch, Pace
+from cml_engine.distributed.monitor import LOOK_S, Watch
+from cml_engine.distributed.report import Report, WorkerShare
+from cml_engine.distributed.trace import Trace
+from cml_engine.distributed.work import Layer, Unit
+from cml_engine.errors import DeviceError, InputError
+
+#: attempts per unit
+ATTEMPTS = 3
+#: seconds between two calls of ``progress``
+_SHOW_S = 0.2
+#: the share of the window that must be free before tasks are sent
+_REFILL = 1 / 3
+Progress = Callable[[Report], object]
+_Key = tuple[Any, ...]
+#: a unit and the number of failed attempts
+_Try = tuple[Unit, int]
+
+
+@dataclass
+class _Sent:
+    """A running task: units of one layer, and its Dask future."""
+
+    tries: list[_Try]
+    future: Any
+
+
+class Window:
+    """The running tasks of a run that every worker knows by its ``name``."""
+
+    def __init__(
+        self,
+        client: Any,
+        name: str,
+        layers: Sequence[Layer],
+        watch: Watch,
+        progress: Progress,
+        trace: Trace | None = None,
+    ) -> None:
+        self.client, self.name, self.watch = client, name, watch
+        self.report = watch.report
+        self._layers = {layer.name: layer for layer in layers}
+        self._progress, self._trace = progress, trace
+        self._sent: dict[_Key, _Sent] = {}
+        self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
+        self._again: list[_Try] = []
+        self._pace = Pace()
+        #: the number of units that are neither sent nor suspects
+        self._left = 0
+        #: units that were running on workers that died; each is retried alone, at the end
+        self._suspects: list[Unit] = []
+        self._number = 0
+        self._span: tuple[str, contextlib.ExitStack] | None = None
+
+    def run(self, units: Iterator[Unit], count: int) -> None:
+        """Runs until each of the ``count`` units has been computed, kept or set aside.
+
+        A unit is set aside if it can never be computed, or after ``ATTEMPTS`` failures.
+        """
+        self._left = count
+        start, shown = time.monotonic(), 0.0
+        try:
+            while self._fill(units):
+                self.watch.look()
+                self._take(self._finished())
+                self.report.seconds = time.monotonic() - start
+                if time.monotonic() - shown > _SHOW_S:
+                    shown = time.monotonic()
+                    self._progress(self.report)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.watch.so_far()) from None
+        finally:
+            self.watch.count_time()
+            self.report.seconds = time.monotonic() - start
+            self._progress(self.report)
+
+    def close(self) -> None:
+        """Cancels the tasks that are still running."""
+        if self._span is not None:
+            self._span[1].close()
+        if self._sent:
+            self.client.cancel([sent.future for sent in self._sent.values()])
+
+    def _fill(self, units: Iterator[Unit]) -> bool:
+        """Sends several tasks at once if the window has room; returns True if any task is
+        running."""
+        room = self.watch.window - len(self._sent)
+        if room >= self.watch.window * _REFILL or not self._sent:
+            self._send(self._tasks(units, room))
+        if not self._sent and self._suspects:
+            self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
+        return bool(self._sent)
+
+    def _tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
+        """Returns up to ``room`` groups of units, one per task, plus one where a layer ends."""
+        tries, tasks = self._next(units), list[list[_Try]]()
+        while len(tasks) < room:
+            found = list(islice(tries, self._pace.units(self._left, self.watch.window)))
+            if not found:
+                break
+            self._left -= len(found)
+            tasks += (list(part) for _, part in groupby(found, key=_layer_of))
+        return tasks
+
+    def _next(self, units: Iterator[Unit]) -> Iterator[_Try]:
+        while self._again:
+            yield self._again.pop()
+        for unit in units:
+            yield unit, 0
+
+    def _send(self, tasks: Sequence[list[_Try]]) -> None:
+        """Sends tasks in one message per layer, since the message is most of a task's cost."""
+        from cml_engine.distributed.worker import run_batch
+
+        for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
+            sent = list(part)
+            label = f"{self.report.what} {layer}".strip()
+            keys = [self._key(label, tries[0][0]) for tries in sent]
+            self._enter_span(label)
+            batches = [self._batch(layer, tries) for tries in sent]
+            futures = self.client.map(run_batch, batches, key=keys, pure=False)
+            for key, tries, future in zip(keys, sent, futures, strict=True):
+                self._sent[key] = _Sent(tries, future)
+                future.add_done_callback(partial(_tell, self._done, key))
+
+    def _batch(self, layer: str, tries: list[_Try]) -> Batch:
+        traced = self._trace is not None and self._trace.take(len(tries))
+        return Batch(self.name, layer, tuple(unit.at for unit, _ in tries), traced)
+
+    def _key(self, label: str, unit: Unit) -> _Key:
+        self._number += 1
+        return (label, *unit.at, self._number, self.name)
+
+    def _enter_span(self, label: str) -> None:
+        """Enters a Dask span for a layer, if it is not the current one.
+
+        The scheduler retains every span, so there is only one per layer.
+        """
+        from distributed import span
+
+        if self._span is not None and self._span[0] == label:
+            return
+        if self._span is not None:
+            self._span[1].close()
+        entered = contextlib.ExitStack()
+        entered.enter_context(span(f"cml {self.report.store}", label))
+        self._span = label, entered
+
+    def _finished(self) -> list[_Sent]:
+        """Returns the tasks that have finished; an empty list after ``LOOK_S`` seconds without
+        any."""
+        found: list[_Sent] = []
+        try:
+            key = self._done.get(timeout=LOOK_S)
+            while True:
+                sent = self._sent.pop(key, None)
+                if sent is not None:
+                    found.append(sent)
+                key = self._done.get_nowait()
+        except queue.Empty:
+            return found
+
+    def _take(self, finished: list[_Sent]) -> None:
+        for sent, done in self._results(finished):
+            if done.refused:
+                self._unfit(done.worker, sent, done.refused)
+                continue
+            begun = len(done.outcomes)
+            self._pace.saw(begun, done.elapsed)
+            self.report.workers.setdefault(done.worker, WorkerShare()).add(done.seconds)
+            self._put_back(sent.tries[begun:])
+            for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
+                self._count(done.worker, tried, outcome)
+        for sent in finished:
+            if sent.future.status == "error":
+                self._lost(sent, sent.future.exception())
+            elif sent.future.status != "finished":  # the scheduler restarted or dropped the task
+                self._put_back(sent.tries)
+            sent.future.release()
+
+    def _put_back(self, tries: list[_Try]) -> None:
+        """Returns units to the front of the queue."""
+        self._again += reversed(tries)
+        self._left += len(tries)
+
+    def _results(self, finished: list[_Sent]) -> list[tuple[_Sent, Any]]:
+        """Returns the results of finished tasks.
+
+        All results are gathered in one call, which is faster. If that fails because a worker
+        died, each result is fetched separately and lost ones are left out.
+        """
+        good = [sent for sent in finished if sent.future.status == "finished"]
+        try:
+            outcomes = self.client.gather([sent.future for sent in good]) if good else []
+            return list(zip(good, outcomes, strict=True))
+        except Exception:
+            found = []
+            for sent in good:
+                with contextlib.suppress(Exception):  # ``_take`` handles the future's status
+                    found.append((sent, sent.future.result()))
+            return found
+
+    def _count(self, worker: str, tried: _Try, outcome: Any) -> None:
+        report, size = self.report, self._size(outcome.unit)
+        if outcome.kind == "stop":
+            raise InputError(f"'{report.store}': {outcome.message}. {self.watch.so_far()}")
+        report.damaged += size * outcome.damaged
+        if self._trace is not None:
+            self._trace.add(worker, outcome.moments)
+        if outcome.kind == "kept":
+            report.kept += size
+        elif outcome.kind == "made":
+            report.made += size - len(outcome.aside)
+            report.nbytes += outcome.nbytes
+            report.workers[worker].made += size
+            for name, reason in outcome.aside.items():
+                report.set_aside(name, reason)
+        elif outcome.kind == "aside":
+            self._set_aside(outcome.unit, outcome.message)
+        else:
+            self._failed(tried, outcome.message)
+
+    def _failed(self, tried: _Try, message: str) -> None:
+        unit, attempts = tried
+        if attempts + 1 < ATTEMPTS:
+            self.report.retried += 1
+            self._put_back([(unit, attempts + 1)])
+        else:
+            self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
+
+    def _lost(self, sent: _Sent, error: Any) -> None:
+        """Handles a task that returned no result.
+
+        If its worker died, each of its units is retried alone, because Dask suspects every task
+        on that worker.
+        """
+        from distributed import KilledWorker
+
+        for unit, attempts in sent.tries:
+            if not isinstance(error, KilledWorker):
+                self._failed((unit, attempts), f"{type(error).__name__}: {error}")
+            elif attempts + 1 < ATTEMPTS:
+                self.report.retried += 1
+                self._suspects.append(unit)
+            else:
+                self._set_aside(unit, "the process that makes it ends each time")
+
+    def _unfit(self, worker: str, sent: _Sent, message: str) -> None:
+        """Retires a worker that joined and cannot take part; raises if no other worker is left."""
+        self.report.refused[worker] = message
+        self._put_back(sent.tries)
+        self.client.retire_workers([worker], close_workers=True)
+        if not self.client.nthreads():
+            raise DeviceError(f"worker {worker}: {message}. No other worker is left")
+
+    def _set_aside(self, unit: Unit, message: str) -> None:
+        self.report.set_aside(str(unit), message, self._size(unit))
+
+    def _size(self, unit: Unit) -> int:
+        return self._layers[unit.layer].size(unit)
+
+
+def _layer_of(tried: _Try) -> str:
+    return tried[0].layer
+
+
+def _tell(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:
+    done.put(key)

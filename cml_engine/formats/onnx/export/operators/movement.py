@@ -1,0 +1,138 @@
+"""Operators that move elements, and type casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cml_engine.formats.onnx.export.call import FormCall
+from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.ir.graph import NUMPY_DTYPE
+from cml_engine.ops.movement.padding import border_index
+from cml_engine.ops.movement.slicing import ranges
+
+_LAST = np.iinfo(np.int64).min
+_MODES = {"replicate": "edge", "reflect": "reflect"}
+
+
+@form("reshape", onnx="`Reshape`")
+def _reshape(c: FormCall) -> str:
+    return c.reshaped(c.x, c.out.shape)
+
+
+@form("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
+def _squeeze(c: FormCall) -> str:
+    if not c.attrs.axes:
+        return c.x
+    op = "Squeeze" if c.node.op == "squeeze" else "Unsqueeze"
+    return c.add(op, c.x, c.indices(*c.attrs.axes))
+
+
+@form("transpose", onnx="`Transpose`")
+def _transpose(c: FormCall) -> str:
+    given = [int(axis) for axis in c.attrs.axes]
+    return c.transposed(c.x, [*given, *range(len(given), len(c.shape))])
+
+
+@form("concat", onnx="`Concat`")
+def _concat(c: FormCall) -> str:
+    return c.add("Concat", *c.tensors, axis=int(c.attrs.axis))
+
+
+@form("stack", onnx="`Unsqueeze`, `Concat`")
+def _stack(c: FormCall) -> str:
+    axis = int(c.attrs.axis)
+    parts = [c.add("Unsqueeze", name, c.indices(axis)) for name in c.tensors]
+    return c.add("Concat", *parts, axis=axis)
+
+
+@form("split", onnx="`Split`")
+def _split(c: FormCall) -> list[str]:
+    axis = int(c.attrs.axis)
+    sizes = c.indices(*(fact.shape[axis] for fact in c.results))
+    return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
+
+
+@form("unstack", onnx="`Split`, `Squeeze`")
+def _unstack(c: FormCall) -> list[str]:
+    axis = int(c.attrs.axis)
+    parts = c.split("Split", c.x, c.indices(*[1] * len(c.results)), results=len(c.results),
+                    axis=axis)  # fmt: skip
+    return [c.add("Squeeze", part, c.indices(axis)) for part in parts]
+
+
+@form("slice", onnx="`Slice`")
+def _slice(c: FormCall) -> str:
+    taken = ranges(c.attrs, c.fact(0))
+    axes = [a for a, part in enumerate(taken) if part != (0, c.shape[a], 1)]
+    return sliced(c, c.x, {axis: taken[axis] for axis in axes})
+
+
+def sliced(c: FormCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
+    """Slices axes of ``x``; ``taken`` gives the first index, the count and the step of each
+    axis."""
+    if not taken:
+        return x
+    firsts, counts, steps = zip(*taken.values(), strict=True)
+    ends = [f + n * s for f, n, s in zip(firsts, counts, steps, strict=True)]
+    lasts = [_LAST if end < 0 else end for end in ends]
+    lists = (firsts, lasts, tuple(taken), steps)
+    return c.add("Slice", x, *(c.indices(*values) for values in lists))
+
+
+@form("tile", onnx="`Tile`")
+def _tile(c: FormCall) -> str:
+    return c.add("Tile", c.x, c.indices(*c.attrs.repeats))
+
+
+@form("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
+      "input")  # fmt: skip
+def _pad(c: FormCall) -> str:
+    return padded(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
+
+
+def padded(
+    c: FormCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
+    value: float = 0.0,
+) -> str:  # fmt: skip
+    """Pads ``x``, or crops it where the padding is negative."""
+    pairs = [(int(before), int(after)) for before, after in padding]
+    if not any(map(any, pairs)):
+        return x
+    fits = all(0 <= n < max(e, 1) for e, pair in zip(shape, pairs, strict=True) for n in pair)
+    if border == "constant" or (border in _MODES and fits):
+        pads = c.indices(*(p for p, _ in pairs), *(q for _, q in pairs))
+        if border in _MODES:
+            return c.add("Pad", x, pads, mode=_MODES[border])
+        fill = c.constant(np.array(value, NUMPY_DTYPE[c.fact(0).dtype]))
+        return c.add("Pad", x, pads, fill, mode="constant")
+    for axis, (extent, (before, after)) in enumerate(zip(shape, pairs, strict=True)):
+        if before or after:
+            at = border_index(border, np.arange(-before, extent + after), extent)
+            x = c.add("Gather", x, c.constant(at.astype(np.int64)), axis=axis)
+    return x
+
+
+@form("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "
+      "NaN 0", function=True)  # fmt: skip
+def _cast(c: FormCall) -> str:
+    source, target = c.fact(0).dtype, c.out.dtype
+    if source == target:
+        return c.x
+    if (source, target) != ("scalar", "integer"):
+        return c.cast(c.x, target)
+    high, low = (
+        c.add("GreaterOrEqual", c.x, c.real(2.0**31)),
+        c.add("Less", c.x, c.real(-(2.0**31))),
+    )
+    lost = c.add("Or", c.add("IsNaN", c.x), c.add("Or", high, low))
+    inside = c.cast(c.either(lost, c.real(0.0), c.x), "integer")
+    info = np.iinfo(np.int32)
+    least = c.either(low, c.whole(info.min), inside)
+    return c.either(high, c.whole(info.max), least)
+
+
+def merged(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+    """Returns a permutation for ``Transpose`` that moves ``axes`` behind all others."""
+    return [*(a for a in range(len(shape)) if a not in axes), *axes]

@@ -1,0 +1,248 @@
+"""Windows without weights: sums, means, maxima, and the positions of maxima.
+
+An ONNX pool is used if the window slides over spatial axes only and the padding is within ONNX's
+limits. Otherwise the windows of each axis are gathered by a table of indices with a row per
+window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+import numpy as np
+
+from cml_engine.formats.onnx.export.call import FormCall
+from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.operators.movement import padded
+from cml_engine.ir.graph import Array
+from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
+from cml_engine.ops.movement.padding import border_index
+
+_POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels by `Gather` and `{}`"
+
+
+# -- tables of indices --------------------------------------------------------------------------
+
+
+def window_table(axis: WindowAxis, border: str) -> Array:
+    """Returns the source index of each tap of each window of an axis; -1 outside the input."""
+    starts = np.arange(axis.narrow)[:, None] * axis.stride - axis.before
+    at = border_index(border, starts + np.arange(axis.size) * axis.dilation, axis.wide)
+    return np.where((at >= 0) & (at < axis.wide), at, -1)
+
+
+def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
+    """Returns, for each position of the wide side, the indices of the values that are added there.
+
+    Rows are filled up with -1. With ``taps`` every tap of a window has its own value, otherwise
+    each window has one.
+    """
+    terms: list[list[int]] = [[] for _ in range(axis.wide)]
+    for window in range(axis.narrow):
+        for tap in range(axis.size):
+            place = window * axis.stride + tap * axis.dilation - axis.before
+            if 0 <= place < axis.wide:
+                terms[place].append(window * taps + (tap if taps > 1 else 0))
+    longest = max(map(len, terms), default=0)
+    rows = [row + [-1] * (longest - len(row)) for row in terms]
+    return np.array(rows, np.int64).reshape(axis.wide, longest)
+
+
+def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float) -> str:
+    """Gathers an axis by a table of indices, whose columns become one more axis; -1 gives
+    ``fill``."""
+    if (table < 0).any():
+        pads = [0] * (2 * rank)
+        pads[rank + axis] = 1
+        x = c.add("Pad", x, c.indices(*pads), c.real(fill), mode="constant")
+        table = np.where(table < 0, extent, table)
+    return c.add("Gather", x, c.constant(table.astype(np.int64)), axis=axis)
+
+
+def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
+    """Reduces windows axis by axis."""
+    for i, axis in enumerate(window):
+        if not axis.trivial:
+            table = window_table(axis, border)
+            x = taken(c, x, len(window), i, table, axis.wide, fill)
+            x = c.reduced(op, x, [i + 1], keep=False)
+    return x
+
+
+def _terms(tables: Iterable[Array]) -> Array:
+    """Returns the number of values in each result, at least 1, from the tables of all axes."""
+    counts = [(table >= 0).sum(1).astype(np.float32) for table in tables]
+    return np.maximum(reduce(np.multiply.outer, counts, np.ones((), np.float32)), 1)
+
+
+# -- pools --------------------------------------------------------------------------------------
+
+
+def _is_pool(window: Window, dilated: bool) -> bool:
+    """Returns True if one of ONNX's pools can have such windows."""
+    spatial = window[2:]
+    return (
+        2 < len(window) <= 5
+        and window[0].trivial
+        and window[1].trivial
+        and all(a.wide for a in spatial)
+        and (dilated or all(a.dilation == 1 or a.size == 1 for a in spatial))
+    )
+
+
+def _fits(window: Window) -> bool:
+    """Returns True if no window lies entirely in the padding, as ONNX Runtime requires."""
+    return all(0 <= n < a.size for a in window for n in (a.before, a.after))
+
+
+def _pool(c: FormCall, op: str, x: str, window: Window, border: str, **more: int) -> str:
+    spatial = window[2:]
+    pairs = [(a.before, a.after) for a in spatial]
+    if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
+        x = padded(c, x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
+        pairs = [(0, 0)] * len(spatial)
+    dilated = any(a.dilation > 1 and a.size > 1 for a in spatial)
+    return c.add(
+        op, x,
+        kernel_shape=[a.size for a in spatial],
+        strides=[a.stride for a in spatial],
+        dilations=[a.dilation for a in spatial] if dilated else None,
+        pads=[*(p for p, _ in pairs), *(q for _, q in pairs)], **more,
+    )  # fmt: skip
+
+
+def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
+    if _is_pool(window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
+        include = int(border == "constant")
+        return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
+    total = _by_axis(c, x, window, border, "ReduceSum", 0.0)
+    if border == "ignore":
+        valid = _terms(window_table(axis, border) for axis in window)
+        return c.add("Div", total, c.constant(valid))
+    return c.add("Div", total, c.real(volume(window)))
+
+
+@form("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
+def _avg_pool(c: FormCall) -> str:
+    return _mean(c, c.x, window_of(c.attrs, c.fact(0)), c.attrs.border)
+
+
+@form("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
+def _rms_pool(c: FormCall) -> str:
+    window = window_of(c.attrs, c.fact(0))
+    return c.add("Sqrt", _mean(c, c.add("Mul", c.x, c.x), window, c.attrs.border))
+
+
+@form("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
+def _box(c: FormCall) -> str:
+    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+    if c.attrs.normalize:
+        return _mean(c, c.x, window, border)
+    return _by_axis(c, c.x, window, border, "ReduceSum", 0.0)
+
+
+@form("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
+def _greatest(c: FormCall) -> str:
+    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+    fill = -np.inf if border == "ignore" else 0.0
+    if c.fact(0).size == 0:
+        return c.filled(fill)
+    if _is_pool(window, dilated=True) and (border != "ignore" or _fits(window[2:])):
+        return _pool(c, "MaxPool", c.x, window, border)
+    return _by_axis(c, c.x, window, border, "ReduceMax", fill)
+
+
+# -- places within windows ----------------------------------------------------------------------
+
+
+def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str:
+    """Gathers the values of each window into a last axis, in row-major order."""
+    rank = len(window)
+    sizes: list[int] = []
+    at = 0
+    for i, axis in enumerate(window):
+        table = window_table(axis, border)
+        x = taken(c, x, rank + i, at, table, axis.wide, fill)
+        sizes += [2 * i, 2 * i + 1]
+        at += 2
+    x = c.transposed(x, [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
+    return c.reshaped(x, (*(a.narrow for a in window), volume(window)))
+
+
+@form("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
+def _place(c: FormCall) -> str:
+    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+    if c.fact(0).size == 0:
+        return c.filled(0)
+    values = _joint(c, c.x, window, border, -np.inf if border == "ignore" else 0.0)
+    return c.cast(c.add("ArgMax", values, axis=len(window), keepdims=0), "integer")
+
+
+@form("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
+def _max_pool_with_index(c: FormCall) -> list[str]:
+    return [_greatest(c), _place(c)]
+
+
+@form("sample", onnx="windows by `Gather`, `GatherElements`", function=True, empty=0.0)
+def _sample(c: FormCall) -> str:
+    window = window_of(c.attrs, c.fact(0))
+    values = _joint(c, c.x, window, c.attrs.border, 0.0)
+    inside, places = _inside(c, volume(window))
+    axis = len(window)
+    index = c.add("Unsqueeze", places, c.indices(axis))
+    found = c.add("GatherElements", values, index, axis=axis)
+    return c.either(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
+
+
+def _inside(c: FormCall, count: int) -> tuple[str, str]:
+    """Returns the mask of the second operand's indices below ``count``, and the indices.
+
+    Indices outside the range are replaced by 0.
+    """
+    index = c.tensor(1)
+    inside = c.add(
+        "And", c.add("GreaterOrEqual", index, c.whole(0)), c.add("Less", index, c.whole(count))
+    )
+    return inside, c.either(inside, index, c.whole(0))
+
+
+# -- the other way ------------------------------------------------------------------------------
+
+
+def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
+    """Adds up, for each position of the wide side, the values of the windows that cover it."""
+    for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
+        if axis.trivial and axis.wide == axis.narrow:
+            continue
+        table = spread_table(axis, count)
+        if not table.size:
+            return c.filled(0.0)
+        x = taken(c, x, len(window), i, table, axis.narrow * count, 0.0)
+        x = c.reduced("ReduceSum", x, [i + 1], keep=False)
+    return x
+
+
+@form("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
+def _debox(c: FormCall) -> str:
+    window = reverse_window_of(c.attrs, c.fact(0))
+    total = _spread(c, c.x, window, [1] * len(window))
+    if not c.attrs.normalize:
+        return total
+    if c.attrs.border != "ignore":
+        return c.add("Div", total, c.real(volume(window)))
+    return c.add("Div", total, c.constant(_terms(spread_table(axis) for axis in window)))
+
+
+@form("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
+def _desample(c: FormCall) -> str:
+    window = reverse_window_of(c.attrs, c.fact(0))
+    rank, sizes = len(window), [a.size for a in window]
+    places = c.constant(np.arange(volume(window), dtype=np.int32))
+    last = c.indices(rank)
+    here = c.add("Equal", c.add("Unsqueeze", c.tensor(1), last), places)
+    values = c.either(here, c.add("Unsqueeze", c.x, last), c.real(0.0))
+    values = c.reshaped(values, (*c.shape, *sizes))
+    values = c.transposed(values, [part for i in range(rank) for part in (i, rank + i)])
+    pairs = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
+    return _spread(c, c.reshaped(values, pairs), window, sizes)

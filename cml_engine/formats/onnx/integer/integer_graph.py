@@ -1,0 +1,287 @@
+"""Converts a quantized model's graph, with its rounding points marked, to an integer network.
+
+Zero points are folded: a stored integer is ONNX's integer minus its zero point. If the
+difference does not fit into 8 bits, 16 bits are stored and clamped to the range of ONNX's
+integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.quant_params import line_of
+from cml_engine.compiler.integer.quantizer.lookup_tables import (
+    nodes_between,
+    table_of,
+    words_of_table,
+)
+from cml_engine.compiler.integer.quantizer.placement import Kind, Placement, kind_of
+from cml_engine.compiler.integer.quantizer.ranges import Scale
+from cml_engine.errors import ModelError
+from cml_engine.formats.builder import renamed
+from cml_engine.formats.onnx.integer.qdq_reader import WORDS
+from cml_engine.formats.onnx.integer.quantized_values import NotInteger, OnnxWords, StoredWords
+from cml_engine.formats.onnx.integer.weights import WordConstants
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.integer_rule import RULE_VERSION
+from cml_engine.nnef.expansion.nodes import literal_name
+from cml_engine.ops.declaration.registry import formula_of
+
+#: the channel axis of weights, by operator
+_AXES = {"conv": 0, "linear": 0, "deconv": 1}
+_JOINS = frozenset("concat stack min max".split())
+
+
+def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
+    """Returns the integer network.
+
+    Raises :class:`ModelError` that names the node without an integer form and the reason.
+    """
+    work = _Landing(graph, WordConstants(graph, stored))
+    for node in graph.nodes:
+        work.take(renamed(node, work.names))
+    made = work.finished()
+    points = lowered(made).points  # raises if a sum could overflow
+    note = (
+        f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
+    )
+    return made.with_(notes=(*made.notes, note))
+
+
+@dataclass
+class _Landing:
+    graph: Graph
+    constants: WordConstants
+    placement: Placement = field(default_factory=Placement)
+    nodes: list[Node] = field(default_factory=list)
+    lines: dict[str, Attrs] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    literals: dict[str, Array] = field(default_factory=dict)
+    #: the scale and range of each tensor of integers
+    words: dict[str, OnnxWords] = field(default_factory=dict)
+    #: the name of the rounded tensor, by the name of the sums
+    names: dict[str, str] = field(default_factory=dict)
+    #: by tensor: the copy that was stored in 8 bits, starting at 0, and shifted back
+    shifted: dict[str, str] = field(default_factory=dict)
+
+    def take(self, node: Node) -> None:
+        """Converts one node; nodes come in execution order."""
+        if WORDS in node.attrs:
+            self._point(node, node.attrs[WORDS])
+            return
+        kind = self._kind(node)
+        if node.op in _AXES:
+            node = self._weighted(node, _AXES[node.op])
+        elif node.op == "matmul" and node.inputs[1] in self.graph.constants:
+            node = self._weighted(node, -2 if node.attrs["transposeB"] else -1)
+        elif not kind.pending:
+            node = self._joined(node)
+        for name in node.inputs:
+            if name in self.graph.constants and name not in self.constants.values:
+                self.constants.operand(name)
+        self.nodes.append(node)
+        for name in node.outputs:
+            self.placement.kinds[name] = kind if kind.pending else Kind("words", name)
+            if not kind.pending:
+                self.words[name] = next(self.words[n] for n in node.inputs if n in self.words)
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def _kind(self, node: Node) -> Kind:
+        kinds = self.placement.kinds
+        for name in node.inputs:
+            if name in self.graph.inputs and name not in kinds:
+                raise self._unrounded(node, name)
+        pending = [n for n in node.inputs if n in kinds and kinds[n].pending]
+        try:
+            if pending and formula_of(node.op) is None:
+                raise self._unrounded(node, pending[0])
+            return kind_of(self.graph, node, self.placement)
+        except NotInteger:
+            raise
+        except ModelError:
+            if pending and formula_of(node.op) is not None:
+                raise self._unrounded(node, pending[0]) from None
+            raise NotInteger(f"{node.title} has no integer form", node.source) from None
+
+    def _unrounded(self, node: Node, name: str) -> NotInteger:
+        return NotInteger(f"{node.title} reads '{name}', which no QuantizeLinear rounds: quantize "
+                          "that too", node.source)  # fmt: skip
+
+    def _weighted(self, node: Node, axis: int) -> Node:
+        """Returns the node with integer weights and bias."""
+        of_x = self.words[node.inputs[0]].scale
+        scales = self.constants.weights(node, axis)
+        if len(node.inputs) < 3:
+            return node
+        channels = self.graph.facts[node.inputs[1]].shape[axis]
+        if node.op == "deconv":
+            channels *= int(node.attrs["groups"] or 1)
+        bias = self.constants.bias(node, of_x, scales, channels)
+        return replace(node, inputs=(*node.inputs[:2], bias))
+
+    def _joined(self, node: Node) -> Node:
+        """Returns the node with operands of one scale, the scale to which the result is rounded
+        next."""
+        scales = {self.words[n].scale for n in node.inputs if n in self.words}
+        if len(scales) < 2:
+            return node
+        readers = self.graph.consumers().get(node.outputs[0], [])
+        wanted = {reader.attrs.get(WORDS) for reader in readers}
+        words = wanted.pop() if len(wanted) == 1 else None
+        if node.op not in _JOINS or words is None:
+            raise NotInteger(
+                f"{node.title} joins tensors of the scales {sorted(scales)}, and no QuantizeLinear "
+                "behind it says which one they get",
+                node.source,
+            )
+        inputs = []
+        for name in node.inputs:
+            if name in self.words and self.words[name] != words:
+                inputs.append(self._fresh(f"{name}_again", name))
+                self._round_words(node, name, inputs[-1], words)
+            else:
+                inputs.append(name)
+        return replace(node, inputs=tuple(inputs))
+
+    # -- rounding points --------------------------------------------------------------------------
+
+    def _point(self, node: Node, words: OnnxWords) -> None:
+        (name,), (out,) = node.inputs, node.outputs
+        if name in self.graph.inputs and name not in self.words:
+            self._alone(node, name, words)
+            self.lines[name] = _line(words)
+            self._is_words(name, words)
+        kind = self.placement.kinds.get(name)
+        if kind is None:
+            raise NotInteger(f"{node.title}: '{name}' is no tensor of numbers", node.source)
+        if kind.pending:
+            self._alone(node, name, words)
+            self._round_sums(node, kind, name, out, words)
+        else:
+            self._round_words(node, name, out, words)
+
+    def _alone(self, node: Node, name: str, words: OnnxWords) -> None:
+        """Raises :class:`NotInteger` if a node reads the tensor before it is rounded."""
+        readers = self.graph.consumers().get(name, [])
+        others = [r for r in readers if r.attrs.get(WORDS) != words]
+        if others or name in self.graph.outputs:
+            at = others[0] if others else node
+            what = at.title if others else "the graph's output"
+            raise NotInteger(
+                f"{what} reads '{name}' before it is rounded, or by another scale", at.source
+            )
+
+    def _round_words(self, node: Node, name: str, out: str, words: OnnxWords) -> None:
+        """Requantizes a tensor of integers; the new scale may be the same."""
+        if self.words[name] != words or name in self.graph.inputs:
+            self.lines[out] = _line(words)
+            if words.is_cut:
+                wide = self._fresh(f"{out}_wide", name)
+                self.lines[wide] = _line(words)
+                self._add("copy", (name,), wide, node)
+                self._clamp(wide, out, words, node)
+                self._is_words(out, words)
+                return
+        self._add("copy", (name,), out, node)
+        self._is_words(out, words)
+
+    def _round_sums(self, node: Node, kind: Kind, name: str, out: str, words: OnnxWords) -> None:
+        """Rounds sums that are not yet rounded to the given integers, by a table for a function."""
+        table = {}
+        if kind.role == "function" and kind.base is not None:
+            table = {"table": self._table(kind.base, name, words)}
+        elif words.is_cut:
+            self._clamp(name, out, words, node)
+            self.lines[out] = _line(words)
+            self._is_words(out, words)
+            return
+        self.nodes = [renamed(made, {name: out}) for made in self.nodes]
+        self.names[name] = out
+        self.lines[out] = line_of(words.scale, words.bits, words.signed, **table)
+        self._is_words(out, words)
+
+    def _table(self, base: str, name: str, words: OnnxWords) -> list[int]:
+        of = self.words[base]
+        now = self.graph.with_(nodes=tuple(self.nodes))
+        between = {n.outputs[0] for n in nodes_between(now, base, name)}
+        if of.bits == 16 and of.high - of.low < 256:
+            numbers = (np.arange(256) + of.low) * of.scale
+            back = self._from_zero(base, of, between)
+            self.nodes = [
+                renamed(n, {base: back}) if n.outputs[0] in between else n for n in self.nodes
+            ]
+        else:
+            numbers = words_of_table(of.bits, of.signed) * of.scale
+        to = Scale(words.scale, words.bits, words.signed)
+        found = table_of(now, base, name, numbers, to)
+        return [max(words.low, min(words.high, entry)) for entry in found]
+
+    def _from_zero(self, base: str, of: OnnxWords, before: set[str]) -> str:
+        """Stores a 16-bit tensor of at most 256 different values in 8 bits, for a table.
+
+        Returns the name of the tensor that has the original values again.
+        """
+        if base not in self.shifted:
+            at = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in before)
+            moved, back = (self._fresh(f"{base}_{what}", base) for what in ("moved", "back"))
+            start = self._literal(-of.low * of.scale)
+            self.nodes[at:at] = [
+                Node("add", (base, start), (moved,), source=self.nodes[at].source),
+                Node("sub", (moved, start), (back,), source=self.nodes[at].source),
+            ]
+            self.lines[moved] = line_of(of.scale, 8, False)
+            self.shifted[base] = back
+        return self.shifted[base]
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _is_words(self, name: str, words: OnnxWords) -> None:
+        self.words[name] = words
+        self.placement.kinds[name] = Kind("words", name)
+
+    def _clamp(self, name: str, out: str, words: OnnxWords, node: Node) -> None:
+        ends = [self._literal(end * words.scale) for end in (words.low, words.high)]
+        self._add("clamp", (name, *ends), out, node)
+
+    def _add(self, op: str, inputs: tuple[str, ...], out: str, node: Node) -> None:
+        self.nodes.append(Node(op, inputs, (out,), Attrs(), node.source))
+
+    def _fresh(self, name: str, like: str) -> str:
+        name = unused_name(name, self.graph.facts, self.facts)
+        self.facts[name] = self.graph.facts[like] if like in self.graph.facts else self.facts[like]
+        return name
+
+    def _literal(self, value: float) -> str:
+        number = np.array(value, np.float32)
+        name = literal_name(number)
+        self.literals[name] = number
+        return name
+
+    def finished(self) -> Graph:
+        graph = self.graph
+        read = {name for node in self.nodes for name in node.inputs}
+        every = {**graph.constants, **self.literals, **self.constants.values}
+        kept = {n: a for n, a in every.items() if n in read}
+        facts = {**graph.facts, **self.facts}
+        facts = {n: f for n, f in facts.items() if n not in every or n in kept}
+        facts |= {n: Fact("scalar", kept[n].shape) for n in self.literals if n in kept}
+        facts |= {n: Fact("scalar", kept[n].shape) for n in self.constants.values if n in kept}
+        lines = {n: v for n, v in self.constants.lines.items() if n in kept}
+        labels = {n: graph.labels.get(n, n) for n in lines}
+        return graph.with_(
+            nodes=tuple(self.nodes),
+            constants=kept,
+            facts=facts,
+            labels={**{n: v for n, v in graph.labels.items() if n in kept}, **labels},
+            quantization={**self.lines, **lines},
+            integer=RULE_VERSION,
+        )
+
+
+def _line(words: OnnxWords) -> Attrs:
+    return line_of(words.scale, words.bits, words.signed)

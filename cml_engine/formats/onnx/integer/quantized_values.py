@@ -1,0 +1,98 @@
+"""The mapping between an ONNX model's integers and real numbers, as an integer network has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.integer.quant_params import word_range
+from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.errors import ModelError
+from cml_engine.formats.onnx.values import Value
+from cml_engine.ir.graph import Array
+
+
+class NotInteger(ModelError):
+    """A quantized model has no integer form; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxWords:
+    """ONNX's integers without their zero point: ``real = scale * q``, ``low <= q <= high``."""
+
+    scale: float
+    low: int
+    high: int
+
+    @property
+    def signed(self) -> bool:
+        return self.low < 0
+
+    @property
+    def bits(self) -> int:
+        """The bits per integer, 8 or 16.
+
+        ONNX's smallest integer, -128 or -32768, is one below the engine's range and counts as
+        -127 or -32767.
+        """
+        most = 127 if self.signed else 255
+        return 8 if -self.low <= 128 and self.high <= most else 16
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the range is smaller than that of ``bits`` bits, so that values must be
+        clamped."""
+        ends = word_range(self.bits, self.signed)
+        return self.low > ends.low or self.high < ends.high
+
+
+class Quantized(Value):
+    """A tensor that is real in the graph and integer in the file."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, real: Value, words: OnnxWords) -> None:
+        super().__init__(np.dtype(np.float32), real.shape, None, real.tensor)
+        self.words = words
+
+    @property
+    def real(self) -> Value:
+        """The real numbers that the integers represent."""
+        return Value(self.dtype, self.shape, None, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWords:
+    """The integers of a constant without their zero point, with one scale or one per channel."""
+
+    whole: Array
+    scales: tuple[float, ...]
+
+
+def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> OnnxWords:
+    """Returns the range and scale of a tensor's integers.
+
+    Raises :class:`NotInteger` if an integer network cannot represent them.
+    """
+    if scale is None or scale.array is None or (zero is not None and zero.array is None):
+        raise NotInteger(
+            "its scale or zero point is computed when the network runs: quantize the model "
+            "statically (onnxruntime.quantization.quantize_static)"
+        )
+    start = np.zeros(1, dtype) if zero is None or zero.array is None else zero.array
+    if scale.array.size != 1 or start.size != 1:
+        raise NotInteger(
+            f"{scale.array.size} scales of a computed tensor; an integer network has one for each "
+            "(weights may have one for each channel)"
+        )
+    limits, at = np.iinfo(dtype), int(start.reshape(()))
+    found = OnnxWords(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
+    most = 65535 if not found.signed else 32767
+    if -found.low > 32768 or found.high > most:
+        raise NotInteger(
+            f"zero point {at} of {np.dtype(dtype).name}: words of 16 bits have none; quantize the "
+            "model symmetrically (extra_options={'ActivationSymmetric': True})"
+        )
+    return found

@@ -1,0 +1,291 @@
+"""Converts a document to a graph: the operations allowed in the graph's body only (3.1 and 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
+from cml_engine.io.load_limits import current
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
+from cml_engine.ir.integer_rule import RULE_VERSION
+from cml_engine.nnef.expansion.bind import Bound
+from cml_engine.nnef.expansion.expression_evaluator import Exact, Scope, Site
+from cml_engine.nnef.expansion.externals import Externals
+from cml_engine.nnef.expansion.fragment_evaluator import FragmentEvaluator
+from cml_engine.nnef.expansion.library import Library
+from cml_engine.nnef.expansion.nodes import Infer
+from cml_engine.nnef.expansion.signatures import Signature
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.syntax_tree import Document, Name, assigned_names, is_flat
+from cml_engine.nnef.warning import warn
+
+FRAGMENTS = "KHR_enable_fragment_definitions"
+EXPRESSIONS = "KHR_enable_operator_expressions"
+
+#: The extension that marks an integer network (docs/integer.md), followed by the rule's version.
+INTEGER = "CML_integer_"
+#: The extension of an integer network that may end in float operators.
+FLOAT_TAIL = "CML_float_tail"
+
+#: The prefix of tract's extensions, which are operator registries.
+TRACT = "tract_"
+_DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "tdim": "integer",
+                "bool": "logical"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A ``variable`` of the graph, whose values are not read yet."""
+
+    name: str
+    fact: Fact
+    label: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A graph whose variables have facts and labels, but no values yet."""
+
+    graph: Graph
+    variables: tuple[Variable, ...]
+
+
+def prepare(document: Document, text: SourceText, library: Library) -> None:
+    """Checks a document's extensions and registers its fragments, once per document."""
+    _check_extensions(document, text)
+    library.add_fragments(document.fragments, text)
+
+
+class DocumentBuilder:
+    """The conversion of one document to a graph.
+
+    ``shapes`` replace the shapes of inputs that the text states.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        text: SourceText,
+        library: Library,
+        infer: Infer | None,
+        shapes: Shapes = MappingProxyType({}),
+    ) -> None:
+        self._document = document
+        self._graph = graph = document.graph
+        self._scope = Scope(text)
+        self._inputs = {name.id for name in graph.inputs}
+        self._externals = Externals(document, text, shapes)
+        self._lowering = FragmentEvaluator(library, infer, self._externals.symbols)
+        self._lowering.special = {
+            "external": self._external,
+            "variable": self._variable,
+            "constant": self._constant,
+            "update": self._update,
+            "tract_core_external": self._tract_external,
+            "tract_core_cast": self._tract_cast,
+        }
+        self._builder = self._lowering.builder
+        self._variables: dict[str, Variable] = {}
+        self._updates: dict[str, str] = {}
+
+    def build(self) -> Built:
+        graph = self._graph
+        self._check_interface()
+        self._builder.reserve(assigned_names(graph.body))
+        self._lowering.run(graph.body, self._scope)
+        for name in graph.inputs:
+            if name.id not in self._builder.facts:
+                message = f"graph input '{name.id}' is never defined: add {name.id} = external(...)"
+                raise self._error(NnefSyntaxError, message, name)
+        for name in graph.outputs:
+            self._finish_output(name)
+        return Built(self._finished(), tuple(self._variables.values()))
+
+    def _finished(self) -> Graph:
+        builder, graph = self._builder, self._graph
+        return Graph(
+            name=graph.name,
+            inputs=tuple(name.id for name in graph.inputs),
+            outputs=tuple(name.id for name in graph.outputs),
+            nodes=tuple(builder.nodes),
+            facts=builder.facts,
+            constants=builder.constants,
+            labels={v.name: v.label for v in self._variables.values()},
+            updates=tuple(self._updates.items()),
+            sources=builder.sources,
+            integer=rule_version(self._document),
+            float_tail=any(name.id == FLOAT_TAIL for name in self._document.extensions),
+            declarations=self._lowering.library.used_declarations(n.op for n in builder.nodes),
+        )
+
+    def _check_interface(self) -> None:
+        seen: set[str] = set()
+        for name in (*self._graph.inputs, *self._graph.outputs):
+            if name.id in seen:
+                message = f"'{name.id}' stands twice among the graph's inputs and outputs"
+                raise self._error(NnefSyntaxError, message, name)
+            seen.add(name.id)
+
+    def _finish_output(self, name: Name) -> None:
+        """Copies an output that is an alias or a literal into a tensor of the output's name."""
+        if name.id not in self._scope.names:
+            message = f"graph output '{name.id}' is never assigned: assign it in the graph's body"
+            raise self._error(NnefSyntaxError, message, name)
+        value = self._scope.names[name.id]
+        if isinstance(value, (list, tuple, str)):
+            message = f"graph output '{name.id}' must be a tensor, got {describe(value)}"
+            raise self._error(ShapeError, message, name)
+        site = Site(self._scope, name.pos)
+        ref = self._builder.tensor(value, site)
+        if ref.name != name.id:
+            self._builder.copy(ref, name.id, site.source)
+
+    # -- operators that make no node ------------------------------------------------------------
+
+    def _external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        return self._input(_fact(bound, site), site)
+
+    def _tract_external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        dtype = _datum_type(bound.values["datum_type"], site)
+        return self._input(_fact(replace(bound, dtype=dtype), site), site)
+
+    def _tract_cast(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        value, dtype = bound.values["input"], _datum_type(bound.values["to"], site)
+        if isinstance(value, TensorRef) and value.dtype == dtype:
+            return value
+        return self._lowering.operator("cast", [value], site, dtype)
+
+    def _input(self, fact: Fact, site: Site) -> Value:
+        name = self._own_name("external", site)
+        if name not in self._inputs:
+            message = f"external '{name}' is not among the graph's inputs: add it to graph(...)"
+            raise site.error(NnefSyntaxError, message)
+        fact = Fact(fact.dtype, self._externals.shape(name, fact.shape, site))
+        self._builder.facts[name] = fact
+        self._builder.sources[name] = site.source
+        return TensorRef(name, fact.dtype)
+
+    def _variable(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        name = self._own_name("variable", site)
+        fact = _fact(bound, site)
+        self._builder.facts[name] = fact
+        self._builder.sources[name] = site.source
+        self._variables[name] = Variable(name, fact, bound.values["label"], site.source)
+        return TensorRef(name, fact.dtype)
+
+    def _constant(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        fact, values = _fact(bound, site), bound.values["value"]
+        what = f"a constant of {fact.size:,} elements"
+        current().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source)
+        if len(values) not in (1, fact.size):
+            message = f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
+            raise site.error(ShapeError, message)
+        name = self._builder.tensor_name(site.target, "constant")
+        self._builder.add_constant(name, _filled(fact, values, site), site.source)
+        return TensorRef(name, fact.dtype)
+
+    def _update(self, sig: Signature, bound: Bound, site: Site) -> Value:
+        self._at_graph_level("update", site)
+        variable, value = bound.values["variable"], bound.values["value"]
+        if not isinstance(variable, TensorRef) or variable.name not in self._variables:
+            raise site.error(ShapeError, f"update wants a variable, got {describe(variable)}")
+        if variable.name in self._updates:
+            message = f"variable '{variable.name}' is updated twice: update it once"
+            raise site.error(ModelError, message)
+        ref = self._builder.tensor(value, site)
+        self._check_update(variable, ref, site)
+        self._updates[variable.name] = ref.name
+        return ref
+
+    def _check_update(self, variable: TensorRef, value: TensorRef, site: Site) -> None:
+        facts = self._builder.facts
+        wanted, got = facts[variable.name], facts.get(value.name)
+        if got is not None and got != wanted:
+            message = f"update of '{variable.name}' wants {wanted}, got {got}"
+            raise site.error(ShapeError, message)
+
+    def _own_name(self, op: str, site: Site) -> str:
+        """Returns the name that an ``external`` or ``variable`` is assigned to."""
+        self._at_graph_level(op, site)
+        if not isinstance(site.target, Exact):
+            raise site.error(NnefSyntaxError, f"assign {op}(...) to a name of its own")
+        if site.target in self._builder.facts:
+            message = f"'{site.target}' is assigned twice: use another name"
+            raise site.error(NnefSyntaxError, message)
+        return str(site.target)
+
+    def _at_graph_level(self, op: str, site: Site) -> None:
+        if site.scope.caller is not None:
+            message = f"{op} is not allowed in a fragment: move it to the graph's body"
+            raise site.error(NnefSyntaxError, message)
+
+    def _error(self, kind: type[ModelError], message: str, name: Name) -> ModelError:
+        return self._scope.error(kind, message, name.pos)
+
+
+def _fact(bound: Bound, site: Site) -> Fact:
+    shape = bound.values["shape"]
+    if not can_be_shape(shape):
+        message = f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647"
+        raise site.error(ShapeError, message)
+    dtype = bound.dtype or "scalar"
+    if dtype not in NUMPY_DTYPE:
+        raise site.error(ShapeError, f"a tensor wants scalar, integer or logical, got {dtype}")
+    return Fact(dtype, tuple(shape))
+
+
+def _datum_type(text: str, site: Site) -> str:
+    """Returns the NNEF type for tract's name of a type; the number of bits is ignored."""
+    kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
+    if kind is None:
+        wanted = "f32, i64, bool and the like"
+        raise site.error(ShapeError, f"the type '{text[:40]}' is unknown: wanted {wanted}")
+    return kind
+
+
+def _filled(fact: Fact, values: Sequence[Any], site: Site) -> Array:
+    if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
+        raise site.error(ShapeError, "a value does not fit in 32 bits")
+    with np.errstate(over="ignore"):
+        array = np.array(values, NUMPY_DTYPE[fact.dtype])
+    if len(values) == prod(fact.shape):
+        return array.reshape(fact.shape)
+    return np.full(fact.shape, array[0])
+
+
+def rule_version(document: Document) -> int:
+    """Returns the version of the rule that an integer network names, or 0."""
+    return RULE_VERSION if any(n.id.startswith(INTEGER) for n in document.extensions) else 0
+
+
+def _check_extensions(document: Document, text: SourceText) -> None:
+    named = {name.id for name in document.extensions}
+    for name in document.extensions:
+        if name.id.startswith(INTEGER) and name.id != f"{INTEGER}{RULE_VERSION}":
+            message = f"'{name.id}' is another rule than this engine's, {INTEGER}{RULE_VERSION}"
+            raise text.error(f"{message}: quantize the network again, or use its engine", name.pos)
+        if name.id == FLOAT_TAIL and not any(other.startswith(INTEGER) for other in named):
+            message = f"'{name.id}' is for integer networks, which name {INTEGER}{RULE_VERSION} too"
+            raise text.error(message, name.pos)
+        if name.id not in (FRAGMENTS, EXPRESSIONS, FLOAT_TAIL) and not name.id.startswith(
+            (TRACT, INTEGER)
+        ):
+            message = f"unknown extension '{name.id}': wanted {FRAGMENTS} or {EXPRESSIONS}"
+            raise text.error(f"{message}, export without it", name.pos)
+    if document.version is None:
+        warn("the line 'version 1.0;' is missing: add it above all others", text.at(0))
+    if document.fragments and FRAGMENTS not in named:
+        place = text.at(document.fragments[0].pos)
+        warn(f"fragments without 'extension {FRAGMENTS};': add that line", place)
+    first = next((a for a in document.graph.body if not is_flat(a.value)), None)
+    is_tracts = bool(document.symbols) or any(name.startswith(TRACT) for name in named)
+    if first is not None and EXPRESSIONS not in named and not is_tracts:
+        warn(f"expressions without 'extension {EXPRESSIONS};': add that line", text.at(first.pos))

@@ -1,0 +1,383 @@
+"""The common part of all elementwise operators; ``elementwise.py`` is their table.
+
+A :class:`Row` defines an operator in HLSL and in NumPy. Shapes, broadcasting, the kernel variant,
+its place in chains and epilogues, tests and cost follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cml_engine.errors import ShapeError
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
+from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
+from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
+from cml_engine.ops.declaration.formula import LETTERS, Formula
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import define, formula_of
+from cml_engine.ops.declaration.spec import (
+    ROUNDING,
+    Case,
+    Dispatch,
+    Half,
+    Kernel,
+    OpSpec,
+    Random,
+    Tolerance,
+    elementwise_cost,
+)
+from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
+
+_GROUP = 64
+#: elements (or vectors of four) per thread, and dimensions per walk
+_PER_THREAD = 4
+_MAX_DIMS = 9
+#: the define that has a chain's statements
+CHAIN = "CHAIN"
+#: tensors that one kernel reads: with its result, as many as every device of WebGPU's binds
+MAX_OPERANDS = 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise operator: its :class:`Formula` and its tests.
+
+    Parameters
+    ----------
+    attrs : attributes in the order of ``numpy``'s arguments, each with test values.
+    low, high : the range of the operands' test values.
+    extra : further test inputs: arrays of special values.
+    traits : further properties that passes use.
+    custom : True if it is not an operator of NNEF.
+    brief : test a few shapes only, because all rows share the code that iterates over them.
+    """
+
+    name: str
+    hlsl: str
+    numpy: Callable[..., Any]
+    types: tuple[str, ...] = ("scalar",)
+    result: str = "scalar"
+    flops: float = 1
+    tolerance: Tolerance = ROUNDING
+    attrs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    low: float = -3.0
+    high: float = 3.0
+    extra: tuple[tuple[Any, ...], ...] = ()
+    brief: bool = False
+    fusable: bool = False
+    commutative: bool = False
+    in_place: Callable[..., bool] | None = None
+    traits: Traits = NO_TRAITS
+    custom: bool = False
+
+    @property
+    def arity(self) -> int:
+        return len(self.types)
+
+    @property
+    def formula(self) -> Formula:
+        return Formula(
+            self.hlsl,
+            self.numpy,
+            self.types,
+            self.result,
+            tuple(self.attrs),
+            self.fusable,
+            self.commutative,
+            self.in_place,
+        )
+
+
+#: this package's elementwise operators by name
+ROWS: dict[str, Row] = {}
+
+
+# ---------------------------------------------------------------- shapes and types
+
+
+def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
+    if len(facts) != row.arity:
+        raise ShapeError(f"wanted {row.arity} operands, got {len(facts)}")
+    generic = _generic_type(row, facts)
+    for i, (fact, wanted) in enumerate(zip(facts, row.types, strict=True)):
+        dtype = generic if wanted == "?" else wanted
+        if fact.dtype != dtype:
+            raise ShapeError(
+                f"operand {i + 1} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; "
+                f"convert it with cast<{dtype}>(…)"
+            )
+    result = generic if row.result == "?" else row.result
+    return Fact(result, broadcast_shapes(*(f.shape for f in facts)))
+
+
+def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
+    """Returns the type of ``?``: that of the first operand declared with it."""
+    return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
+
+
+def cpu(row: Formula, attrs: Attrs, *arrays: Array) -> Array:
+    views = left_views(*arrays)
+    dtype = views[-1].dtype if row.result == "?" else NUMPY_DTYPE[row.result]
+    # overflow to infinity and NaN outside a domain are results here, as on the GPU
+    with np.errstate(all="ignore"):
+        result = row.numpy(*views, *(np.float32(v) for v in row.values(attrs)))
+    return np.asarray(result, dtype)
+
+
+# ---------------------------------------------------------------- GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel meets it: a node's own, or scratch that has a shape here only."""
+
+    name: str
+    fact: Fact
+    layout: str = PLAIN
+
+
+def operands(op: Lowering, names: Sequence[str]) -> list[Operand]:
+    """Tensors of the node."""
+    return [Operand(name, op.fact(name), op.layout(name)) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One operator of a chain: its formula, its attributes' values, and for each operand which of
+    the kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
+
+    formula: Formula
+    values: tuple[float, ...]
+    operands: tuple[int, ...]
+
+
+def launch(
+    row: Formula, values: Sequence[float], operands: Sequence[Operand], out: Operand
+) -> Dispatch:
+    """Returns one elementwise dispatch over any tensors, for operators that consist of several
+    steps."""
+    return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
+
+
+def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
+    """Operators one after the other in one kernel. Each rounds as in a kernel of its own, so the
+    results have the same bits."""
+    steps = walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
+    width = 4 if _vectorises(steps) else 1
+    splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
+    values = [value for link in chain for value in link.values]
+    return Dispatch(
+        groups=-(-steps.size // (width * _GROUP * _PER_THREAD)),
+        tensors=(*(o.name for o in operands), out.name),
+        params=_params(values, steps, width, splat),
+        defines=_chain_defines(chain, [o.fact for o in operands], out.fact)
+        | _defines(operands, out, width, splat)
+        | {"FLAT": int(steps.flat)},
+        kernel=_kernel(len(operands), len(values)),
+    )
+
+
+def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
+    names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
+    *read, out = operands(op, names + op.out_names)
+    if out.fact.size:
+        yield launch_chain(_chain(row, op, names), read, out)
+
+
+def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
+    """Returns the node's operator and its fused operators as a chain over the named tensors."""
+    if not op.epilogues:
+        return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
+    links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
+    for epilogue in op.epilogues:
+        others = [names.index(n) for n in epilogue.inputs]
+        operands = epilogue.operands(others, [~i for i in range(len(links))])
+        fused = formula_of(epilogue.op)
+        assert fused is not None  # only these are joined
+        links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
+    return links
+
+
+def _vectorises(steps: Walk) -> bool:
+    """Returns True if four neighbours of the result are four neighbours, or one element, of each
+    operand."""
+    return steps.extents[-1] % 4 == 0 and all(
+        s[-1] == 0 or (s[-1] == 1 and all(step % 4 == 0 for step in s[:-1])) for s in steps.strides
+    )
+
+
+def _params(
+    values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
+) -> dict[str, Any]:
+    extents = [*steps.extents[:-1], steps.extents[-1] // width]
+    # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk
+    skip = int(extents[-1] == 1 and len(extents) > 1)
+    extents = extents[: len(extents) - skip]
+    stride = np.zeros((len(splat), _MAX_DIMS), np.uint32)
+    for k, strides in enumerate(steps.strides):
+        unit = 1 if splat[k] else width
+        inner_first = [strides[-1], *(s // unit for s in strides[-2::-1])][skip:]
+        stride[k, : len(inner_first)] = inner_first
+    return {
+        "count": steps.size // width,
+        "dims": len(extents),
+        "extent": extents[::-1],
+        "stride": stride.ravel(),
+        "attr": values or [0.0],
+    }
+
+
+def _chain_defines(
+    chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
+) -> dict[str, int | str]:
+    """Returns ``CHAIN``, statements that store the result of link i in ``r<i>``, and ``LAST``.
+
+    Values between links pass through ``cml_sealed``, because drivers fuse a product and a sum
+    into one multiply-add, and simplify ``(a + b) - b`` to ``a``. All operands but the first use
+    another seal, because drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
+    """
+    element = HLSL_TYPE[out.dtype]
+    statements, first = [], 0
+    for i, link in enumerate(chain):
+        operands = []
+        for j, (letter, k) in enumerate(zip(LETTERS, link.operands, strict=False)):
+            kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
+            value = f"r{~k}" if k < 0 else f"p{k}"
+            if k < 0 or k in link.operands[:j]:
+                value = f"cml_sealed{'_too' if j else ''}({value})"
+            operands.append(f"{kind} {letter} = {value};")
+        text = link.formula.expression([f"attr({first + j})" for j in range(len(link.values))])
+        statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
+        first += len(link.values)
+    return {CHAIN: " ".join(statements), "LAST": f"r{len(chain) - 1}"}
+
+
+def _defines(
+    inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]
+) -> dict[str, int | str]:
+    result = HLSL_TYPE[out.fact.dtype]
+    defines: dict[str, int | str] = {
+        "ARITY": len(inputs),
+        "MAX_DIMS": _MAX_DIMS,
+        "PER_THREAD": _PER_THREAD,
+        "VEC": width,
+        "RESULT": result,
+        "OUT": f"T{len(inputs)}",
+        f"T{len(inputs)}_TYPE": _stored_type(out, width),
+    }
+    for k, operand in enumerate(inputs):
+        defines[f"VALUE{k}"] = HLSL_TYPE[operand.fact.dtype]
+        defines[f"T{k}_TYPE"] = _stored_type(operand, 1 if splat[k] else width)
+        defines[f"SPLAT{k}"] = int(splat[k])
+    return defines
+
+
+def _stored_type(tensor: Operand, width: int) -> str:
+    if tensor.layout in STORED:
+        return VECTOR_TYPE[tensor.layout]
+    return HLSL_TYPE[tensor.fact.dtype] + ("4" if width == 4 else "")
+
+
+def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Returns ``"each"`` if the kernel computes four channels at once, else ``"none"``.
+
+    It does if every operand with more than one value per channel and position is a feature map.
+    """
+    touched = [facts[n] for n in (*node.reads, *node.outputs)]
+    maps = [f for f in touched if f.rank > 2 and f.shape[1] != 1]
+    alike = all(f.dtype == "scalar" and f.rank == touched[-1].rank for f in maps)
+    return "each" if alike else "none"
+
+
+def kernel_of(row: Formula) -> Kernel:
+    """Returns the operator's kernel."""
+    return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
+
+
+def _kernel(operands: int, attrs: int) -> Kernel:
+    return Kernel(
+        "elementwise/elementwise.hlsl",
+        params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
+        f"attr:f{max(1, attrs)}",
+        group=_GROUP,
+        layouts="each",
+        half=_half,
+        trusted=True,
+    )
+
+
+# ---------------------------------------------------------------- tests
+
+_SHAPES: Mapping[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
+    1: (((2, 3, 5),), ((),), ((1031,),), ((1, 8, 3, 4),), ((2, 1, 3, 1, 2, 2),), ((3, 0, 2),)),
+    2: (
+        ((2, 3, 4, 5), (2, 3)),
+        ((1, 8), (2, 8, 4, 4)),
+        ((3, 1, 4), (1, 5, 1)),
+        ((), (7, 3)),
+        ((2, 4, 8), (2, 4, 8)),
+        ((1, 128, 1, 1), (1, 128, 1)),
+        ((2, 1, 3, 1, 2, 2), (1, 2, 1, 4)),
+        ((0, 3), (1, 3, 2)),
+        ((), ()),
+    ),
+    3: (
+        ((2, 3, 5), (2, 3, 5), (2, 3, 5)),
+        ((2,), (2, 3), (1, 3, 4)),
+        ((), (4, 4), ()),
+        ((1, 1, 3), (2, 1, 1, 5, 1, 2), (2, 4)),
+        ((3, 0), (3,), ()),
+        ((), (), ()),
+    ),
+    5: (
+        ((2, 8, 4, 4), (1, 8), (1, 8), (1, 8), (1, 8)),
+        ((2, 3, 5, 5), (1, 3), (1, 3, 1, 1), (), (1, 3)),
+        ((1, 3, 2, 1, 3, 2), (1, 3), (), (1, 3), (1, 3)),
+        ((2, 0, 3), (), (), (), ()),
+        ((), (), (), (), ()),
+    ),
+}
+
+
+def cases_of(row: Row) -> list[Case]:
+    lists = list(row.attrs.values())
+    cases = []
+    shapes_of = _SHAPES[row.arity]
+    for i, shapes in enumerate([shapes_of[0], shapes_of[-1]] if row.brief else shapes_of):
+        attrs = {name: v[i % len(v)] for name, v in zip(row.attrs, lists, strict=True)}
+        cases.append(Case(tuple(map(partial(_random, row), shapes, row.types)), attrs))
+    first = {name: values[0] for name, values in row.attrs.items()}
+    cases += [Case(arrays, first, "special values") for arrays in row.extra]
+    return cases
+
+
+def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
+    return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
+
+
+def declare(row: Row, cases: Sequence[Case] = (), kernel: Kernel | None = None) -> OpSpec:
+    """Registers the operator of a row.
+
+    ``cases`` replace the cases with random values, and ``kernel`` replaces the default kernel.
+    """
+    ROWS[row.name] = row
+    formula = row.formula
+    return define(
+        OpSpec(
+            row.name,
+            infer=partial(infer, formula),
+            cpu=partial(cpu, formula),
+            kernel=kernel or kernel_of(formula),
+            formula=formula,
+            cost=elementwise_cost(row.flops),
+            cases=cases or cases_of(row),
+            tolerance=row.tolerance,
+            custom=row.custom,
+            traits=row.traits,
+        )
+    )

@@ -1,0 +1,125 @@
+"""A game's own elementwise operator, of the one expression that its declaration states: its shape
+rule, NumPy function and kernel, and its formula, by which passes put it into other kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from cml_engine.nnef.expansion.signatures import REQUIRED
+from cml_engine.ops.declaration.checks import fault, signature_of
+from cml_engine.ops.declaration.expression import (
+    ExpressionError,
+    Known,
+    Term,
+    evaluate,
+    hlsl,
+    near_names,
+    parse,
+)
+from cml_engine.ops.declaration.formula import LETTERS, Formula
+from cml_engine.ops.declaration.spec import OpSpec, elementwise_cost
+from cml_engine.ops.elementwise.elementwise_op import ROWS, Row, cases_of, cpu, infer, kernel_of
+
+#: longer ones have no place in a line of a declaration
+_MOST_LETTERS = 600
+
+
+@cache
+def known_functions() -> Mapping[str, Known]:
+    """Returns the functions that an expression may call: the engine's elementwise operators on
+    floats."""
+    return {
+        row.name: Known(row.hlsl, row.arity, row.numpy)
+        for row in ROWS.values()
+        if {*row.types, row.result} == {"scalar"} and not row.attrs
+    }
+
+
+def expressed(spec: OpSpec) -> OpSpec:
+    """The declaration with everything that follows from its expression."""
+    names, attrs = _names(spec)
+    letters = dict(zip(names, LETTERS, strict=False))
+    try:
+        if len(spec.expression) > _MOST_LETTERS:
+            raise fault(spec, f"its expression has more than {_MOST_LETTERS} letters")
+        term = parse(spec.expression, letters, tuple(attrs), known_functions())
+        _check_calls(spec, term)
+    except ExpressionError as error:
+        raise fault(spec, f"its expression: {error}") from None
+    if unused := [name for name in names if letters[name] not in _used(term)]:
+        raise fault(spec, f"its expression does not use its operand '{unused[0]}'")
+    formula = Formula(
+        hlsl(term),
+        _numpy(term, len(names), tuple(attrs)),
+        types=("scalar",) * len(names),
+        attrs=tuple(attrs),
+        fusable=True,
+        term=term,
+    )
+    return replace(
+        spec,
+        formula=formula,
+        infer=partial(infer, formula),
+        cpu=spec.cpu or partial(cpu, formula),
+        kernel=kernel_of(formula),
+        cost=elementwise_cost(term.size) if spec.cost is OpSpec.cost else spec.cost,
+        cases=spec.cases or _cases(spec.name, formula, attrs),
+    )
+
+
+def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The operands, and the attributes with their defaults."""
+    found = signature_of(spec)
+    if found is None:
+        raise fault(spec, "an expression needs a signature, which names its operands")
+    for kind, name in [(p.type, p.name) for p in found.params] + [
+        (result.type, result.name) for result in found.results
+    ]:
+        if str(kind) not in ("tensor<scalar>", "scalar"):
+            raise fault(
+                spec,
+                f"'{name}' is {kind}: an expression is of tensor<scalar> operands, scalar "
+                "attributes and one tensor<scalar> result; write a kernel for others",
+            )
+    if not 1 <= len(found.tensors) <= len(LETTERS) or len(found.results) != 1:
+        raise fault(
+            spec,
+            f"it takes {len(found.tensors)} tensors and gives {len(found.results)}; an expression "
+            f"is of 1 to {len(LETTERS)} and gives one",
+        )
+    return tuple(p.name for p in found.tensors), {p.name: p.default for p in found.attrs}
+
+
+def _check_calls(spec: OpSpec, term: Term) -> None:
+    """Raises an error for a call of a function without a NumPy form if the operator has no
+    ``cpu``."""
+    for call in term.calls():
+        if spec.cpu is None:
+            near = near_names(call.text, known_functions())
+            what = f"'{call.text}' has no form in NumPy: give the operator a cpu, or {near}"
+            raise ExpressionError(what, spec.expression, call.at)
+
+
+def _used(term: Term) -> set[str]:
+    own = {term.text} if term.kind == "operand" else set[str]()
+    return own.union(*(_used(part) for part in term.arguments))
+
+
+def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., Any]:
+    def numpy(*given: Any) -> Any:
+        values = dict(zip(attrs, given[operands:], strict=True))
+        return evaluate(term, dict(zip(LETTERS, given[:operands], strict=False)), values)
+
+    return numpy
+
+
+def _cases(name: str, formula: Formula, attrs: Mapping[str, Any]) -> Any:
+    """Tests of it, where every attribute has a default."""
+    if any(value is REQUIRED for value in attrs.values()):
+        return ()
+    given = {attr: (float(value),) for attr, value in attrs.items()}
+    row = Row(name, formula.hlsl, formula.numpy, formula.types, attrs=given, brief=True)
+    return cases_of(row)

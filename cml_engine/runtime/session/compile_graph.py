@@ -1,0 +1,189 @@
+"""Compiles a graph for a backend: optimizes it, plans it and creates its program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.overrides import asked_for
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.planning.shape_cache import Compiled
+from cml_engine.compiler.planning.sibling import Sibling, share_constants
+from cml_engine.compiler.tuning_tables import table_for
+from cml_engine.cpu.cpu_program import CpuProgram
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_names
+from cml_engine.ir.graph import Array, Graph
+from cml_engine.ops import is_registered, lookup
+from cml_engine.ops.declaration.choice import NO_VARIANTS
+from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.runtime.live.refill_weights import refilled
+from cml_engine.runtime.session.options import CompileOptions
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.preparation import OnProgress
+    from cml_engine.gpu.program.program import GpuProgram
+
+_log = logging.getLogger(__name__)
+
+
+class Program(Protocol):
+    """The interface of a backend's compiled network."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+    def reset(self) -> None: ...
+    def build_ahead(self) -> None: ...
+    @property
+    def known_inputs(self) -> frozenset[str]: ...
+    def inherit(self, before: Any) -> None: ...
+
+
+def as_gpu_program(program: Any) -> GpuProgram:
+    """Casts the program of a GPU session to :class:`GpuProgram`."""
+    return program  # type: ignore[no-any-return]
+
+
+def compile_graph(
+    graph: Graph,
+    gpu: Gpu | None,
+    options: CompileOptions,
+    deferred: bool,
+    arena: str | None,
+    before: Compiled[Program] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Compiled[Program]:
+    """Compiles a graph for its backend.
+
+    A graph that replaces ``before`` and differs only in its weights reuses the plan of ``before``.
+    """
+    if graph.integer and options.storage != "float":
+        raise InputError(
+            f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
+            "(--half) out"
+        )
+    report = on_progress or (lambda stage, done, total: None)
+    report("plan", 0, 1)
+    optimized = _optimized(graph, options)
+    if gpu is None:
+        report("plan", 1, 1)
+        if graph.ready is not None:
+            graph.ready.check_cpu()
+        return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
+    from cml_engine.gpu.program.program import GpuProgram
+
+    specs = _specs(optimized)
+    if before is not None and before.plan is not None and before.specs == specs:
+        optimized = share_constants(optimized, before.graph)
+        plan = _refilled(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
+        common = None if plan is None else as_gpu_program(before.program).common_of(plan)
+        if plan is not None and common is not None:
+            _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
+            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, common=common)
+            return Compiled(graph, optimized, plan, program, specs)
+    plan = make_plan(optimized, gpu, options, written=graph)
+    report("plan", 1, 1)
+    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, on_progress=on_progress)
+    return Compiled(graph, optimized, plan, program, specs)
+
+
+def _specs(graph: Graph) -> dict[str, OpSpec]:
+    """Returns the current registrations of the graph's operators."""
+    ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
+    return {op: lookup(op) for op in ops if is_registered(op)}
+
+
+def _refilled(
+    graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
+) -> Plan | None:
+    """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
+    if graph.ready is not None or options.plan.stub:
+        return None
+    asked = asked_for(options.decide, graph, optimized)
+    return refilled(before, optimized, gpu.limits, _plan_options(gpu, options), asked)
+
+
+def _optimized(graph: Graph, options: CompileOptions) -> Graph:
+    """Runs the passes on a graph, preserving the tensors that the options keep."""
+    outputs = set(graph.outputs)
+    computed = (name for node in graph.nodes for name in node.outputs)
+    known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
+    check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
+    kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
+    graph = graph.with_(kept=kept, ready=graph.ready)
+    return optimize(graph, options.without, retain=options.plan.retain)
+
+
+def recompiler(
+    first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
+) -> Callable[[Graph], Compiled[Program]]:
+    """Returns a function that compiles the network of ``first`` at other shapes.
+
+    The function holds no reference to the first program, whose arena is freed with its session.
+    """
+    before = first.graph
+    if gpu is None or first.plan is None:
+        assert isinstance(first.program, CpuProgram)
+        scratch = first.program.scratch
+
+        def on_cpu(graph: Graph) -> Compiled[Program]:
+            optimized = share_constants(_optimized(graph, options), before)
+            program = CpuProgram(optimized, scratch, retain=options.plan.retain)
+            return Compiled(graph, optimized, None, program)
+
+        return on_cpu
+    from cml_engine.gpu.program.program import GpuProgram
+
+    assert isinstance(first.program, GpuProgram)
+    sibling, common = Sibling(before, first.plan), first.program.common
+    # the table of variants is read here, once
+    options = replace(options, plan=_plan_options(gpu, options), tuned=False)
+
+    def on_gpu(graph: Graph) -> Compiled[Program]:
+        optimized = share_constants(_optimized(graph, options), before)
+        plan = make_plan(optimized, gpu, options, sibling, graph)
+        program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
+        return Compiled(graph, optimized, plan, program, _specs(optimized))
+
+    return on_gpu
+
+
+def make_plan(
+    graph: Graph,
+    gpu: Gpu,
+    options: CompileOptions,
+    sibling: Sibling | None = None,
+    written: Graph | None = None,
+) -> Plan:
+    """Returns the plan that a GPU session runs.
+
+    With a ``sibling``, the plan reuses as much of the sibling's as possible. ``written`` is the
+    graph before the passes; decisions of the caller may use its tensor names.
+    """
+
+    def lowered() -> Plan:
+        return plan_graph(
+            graph, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
+            written=written, sibling=sibling, blocked_layout=options.blocked_layout,
+        )  # fmt: skip
+
+    if graph.ready is None:
+        return lowered()
+    plain = replace(options, storage="float", tuned=True) == CompileOptions()
+    return graph.ready.plan(gpu.limits, options.storage, plain, lowered)
+
+
+def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
+    plan = options.plan
+    if options.arena_limit is not None:
+        plan = replace(plan, arena_limit=options.arena_limit)
+    if "views" in options.without:
+        plan = replace(plan, views=False)
+    if options.tuned and plan.variants is NO_VARIANTS:
+        plan = replace(plan, variants=table_for(gpu.name))
+    return plan

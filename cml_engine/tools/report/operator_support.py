@@ -1,0 +1,141 @@
+"""The table of ``cml ops``: the support of every operator on both backends.
+
+It has the operators of NNEF, of the extensions and of the game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cml_engine.nnef.expansion.expression_evaluator import TENSOR_OPS, TENSOR_UNARY
+from cml_engine.nnef.expansion.extensions import extension_fragments
+from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
+from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.text.expressions import BUILTINS
+from cml_engine.nnef.text.syntax_tree import Binary, Fragment, Unary, called_operators, expressions
+from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.spec import OpSpec
+from cml_engine.ops.declaration.variant import kernel_families
+
+#: consumed by the reader: they become inputs, constants and state of the graph, not nodes
+DECLARATIONS = ("external", "variable", "constant", "update")
+
+#: the origins of operators, in the table's order
+STANDARD, EXTENSION, CUSTOM = "NNEF 1.0.5", "extensions", "registered"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSupport:
+    """The support of one operator on both backends.
+
+    ``gpu`` and ``cpu`` are *native*, *expanded*, *graph* (no work at run time) or *refused*.
+    ``note`` has the reason; ``origin`` is where the operator comes from.
+    """
+
+    name: str
+    gpu: str
+    cpu: str
+    note: str = ""
+    origin: str = STANDARD
+
+    @property
+    def runs(self) -> bool:
+        return "refused" not in (self.gpu, self.cpu)
+
+
+def operator_support() -> Iterator[OperatorSupport]:
+    """Yields the support of the standard operators, the extensions, and the registered ones."""
+    load_families()
+    specs, fragments = registered(), {**standard_fragments(), **extension_fragments()}
+    table = SupportTable(specs, fragments)
+    for name in fragments:
+        yield table.support(name)
+    for name, spec in specs.items():
+        if name not in fragments:
+            yield _native(name, spec, CUSTOM)
+
+
+def operator_table() -> str:
+    """Returns the support of every operator as an aligned table with a summary line."""
+    rows = list(operator_support())
+    lines: list[str] = []
+    for origin in (STANDARD, EXTENSION, CUSTOM):
+        own = [row for row in rows if row.origin == origin]
+        if own:
+            lines += [*([""] if lines else []), *_section(origin, own)]
+    runs = sum(row.runs for row in rows)
+    lines.append(f"\n{runs} of {len(rows)} operators run on both backends")
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: list[OperatorSupport]) -> list[str]:
+    heading = f"{title}: {sum(r.runs for r in rows)} of {len(rows)} run on both backends"
+    lines = [heading, f"{'operator':32s} {'GPU':9s} {'CPU':9s}"]
+    return lines + [f"{r.name:32s} {r.gpu:9s} {r.cpu:9s} {r.note}".rstrip() for r in rows]
+
+
+class SupportTable:
+    """The support of operators; an expansion is supported if all operators in its body are."""
+
+    def __init__(self, specs: Mapping[str, OpSpec], fragments: Mapping[str, Fragment]) -> None:
+        self._specs = specs
+        self._fragments = fragments
+        self._known: dict[str, OperatorSupport] = {}
+
+    def support(self, name: str) -> OperatorSupport:
+        if name not in self._known:
+            # assume support during the search, because add_n calls itself
+            self._known[name] = OperatorSupport(name, "expanded", "expanded")
+            self._known[name] = self._found(name)
+        return self._known[name]
+
+    def _found(self, name: str) -> OperatorSupport:
+        origin = STANDARD if name in standard_fragments() else EXTENSION
+        fragment, spec = self._fragments.get(name), self._specs.get(name)
+        if name in DECLARATIONS:
+            return OperatorSupport(name, "graph", "graph", "read at load")
+        if spec is not None:
+            return _native(name, spec, origin)
+        if name in EXPANDED_BY_RULE:
+            return OperatorSupport(name, "expanded", "expanded", "into matmul, at load", origin)
+        if fragment is None or fragment.body is None:
+            return OperatorSupport(name, "refused", "refused", "not implemented yet", origin)
+        return self._expanded(name, fragment, origin)
+
+    def _expanded(self, name: str, fragment: Fragment, origin: str) -> OperatorSupport:
+        parts = [self.support(op) for op in sorted(operators_used(fragment))]
+        gpu = next((p.name for p in parts if p.gpu == "refused"), None)
+        cpu = next((p.name for p in parts if p.cpu == "refused"), None)
+        note = f"needs {gpu or cpu}" if gpu or cpu else "into other operators, at load"
+        how = ["refused" if missing else "expanded" for missing in (gpu, cpu)]
+        return OperatorSupport(name, how[0], how[1], note, origin)
+
+
+def operators_used(fragment: Fragment) -> set[str]:
+    """Returns all operators that a body may need, called by name or as an arithmetic sign."""
+    found = set(called_operators(fragment)) - set(BUILTINS)
+    for item in expressions(fragment.body):
+        if isinstance(item, Binary) and item.op in TENSOR_OPS:
+            found.add(TENSOR_OPS[item.op])
+        elif isinstance(item, Unary):
+            found.add(TENSOR_UNARY[item.op])
+    return found
+
+
+def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
+    if spec.alias:
+        return OperatorSupport(name, "graph", "native", "an alias: no kernel runs", origin)
+    gpu = "native" if spec.kernel else "refused"
+    cpu = "native" if spec.cpu else "refused"
+    why = "has no HLSL kernel" if not spec.kernel else "" if spec.cpu else "has no CPU function"
+    return OperatorSupport(name, gpu, cpu, why, origin)
+
+
+def kernel_table() -> str:
+    """Returns every kernel variant with its HLSL file and description, in the rules' order."""
+    lines = []
+    for family in kernel_families():
+        lines.append(family.name)
+        lines += [f"  {v.name:12s} {v.kernel.path!s:24s} {v.about}" for v in family.variants]
+    return "\n".join(lines)
