@@ -18,6 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 #: folders of a checkout, and where their files lie in the wheel
 PLACES = {
+    "docs": "cml_engine/docs",
     "cml_engine": "cml_engine",
     "scheduler": "cml_engine/scheduler",
     "shaders_hlsl": "cml_engine/shaders_hlsl",
@@ -36,7 +37,8 @@ class WheelLayout(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._staged = Path(tempfile.mkdtemp())
         for source, target in PLACES.items():
-            for path in sorted((ROOT / source).rglob("*")):
+            # of the documentation only the pages that `cml docs` prints
+            for path in sorted((ROOT / source).glob("*.md" if source == "docs" else "**/*")):
                 if path.is_file() and "__pycache__" not in path.parts:
                     place = self._staged / target / path.relative_to(ROOT / source)
                     place.parent.mkdir(parents=True, exist_ok=True)
