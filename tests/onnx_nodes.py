@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,12 +26,8 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.errors import CmlError, NeedsConstant, UnsupportedOp
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph
-from tests.onnx_wheels import StoredCase, stored_cases
 
 Array = np.ndarray[Any, Any]
-
-#: the folder of the downloaded tests of older versions; ignored by git
-WHEELS = Path(__file__).resolve().parents[1] / "out" / "onnx_wheels"
 
 #: the supported types of inputs and outputs; other floats are computed in 32 bits
 FITTING = frozenset(
@@ -57,18 +54,13 @@ class Verdict:
 
 
 @cache
-def cases(version: str = "") -> dict[str, Any]:
-    """Returns all supported cases by name, from the installed onnx package or an older version."""
-    found = stored_cases(version, WHEELS) if version else _installed()
-    return {case.name: case for case in found if _fits(case)}
-
-
-def _installed() -> Any:
+def cases() -> dict[str, Any]:
+    """Returns all supported cases of the installed onnx package by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
 
-        return load_model_tests(kind="node")
+        return {case.name: case for case in load_model_tests(kind="node") if _fits(case)}
 
 
 def _fits(case: Any) -> bool:
@@ -97,9 +89,11 @@ def _types(model: Any) -> set[str]:
     return found
 
 
-def with_model(case: Any, model: Any) -> StoredCase:
+def with_model(case: Any, model: Any) -> Any:
     """Returns the case with another model."""
-    return StoredCase(case.name, case.model_dir, model, case.data_sets, case.rtol, case.atol)
+    changed = copy(case)
+    changed.model = model
+    return changed
 
 
 def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
@@ -242,10 +236,9 @@ def run(
     backend: Any,
     names: Sequence[str] | None = None,
     through: Through = directly,
-    version: str = "",
 ) -> list[Verdict]:
     """Runs the cases with these names, or all."""
-    found = cases(version)
+    found = cases()
     wanted = found if names is None else names
     return [run_case(found[name], backend, through) for name in wanted]
 
@@ -325,15 +318,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--round-trip", action="store_true", help="through NNEF and back, in ONNX Runtime"
     )
-    parser.add_argument(
-        "--wheel", default="", metavar="VERSION", help="the cases of that version of onnx"
-    )
     a = parser.parse_args(argv)
     if a.write:
         return write()
     backend = cml.Gpu() if a.backend == "gpu" else "cpu"
     through = round_trip if a.round_trip else directly
-    verdicts = run(backend, [name for name in cases(a.wheel) if a.match in name], through, a.wheel)
+    verdicts = run(backend, [name for name in cases() if a.match in name], through)
     for v in verdicts:
         if v.verdict == "FAIL" or (a.verbose and v.verdict != "PASS"):
             reason = " ".join(v.reason.split())[:300]

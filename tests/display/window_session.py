@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import glfw
+from tests.display.long_flight import objects, resident_mib
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import GameWindow, open_window, run_window
-from tests.display.long_flight import objects, resident_mib
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
