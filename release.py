@@ -3,11 +3,16 @@
 =======================================  =====================================
 ``cml_engine-VERSION.tar.gz``            the source distribution
 ``cml_engine-VERSION-py3-none-any.whl``  the wheel, built from it
+``cml-engine-VERSION.tgz``               the npm package, the player of ``players/web``
 =======================================  =====================================
 """
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,12 +20,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+WEB = ROOT / "players/web"
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
 
 def build_packages(folder: Path) -> None:
     """Writes every package of a release into an existing folder."""
     build_python(folder)
+    build_npm(folder)
 
 
 def build_python(folder: Path) -> None:
@@ -32,6 +39,31 @@ def build_python(folder: Path) -> None:
             archive.extractall(unpacked, filter="data")
         (tree,) = Path(unpacked).iterdir()
         _run_hatchling("build_wheel", tree, folder)
+
+
+def build_npm(folder: Path) -> None:
+    """Writes the npm package in the layout of ``npm pack``; equal trees give equal bytes."""
+    description = json.loads((WEB / "package.json").read_text("utf-8"))
+    description["version"] = version()
+    files = {name: (WEB / name).read_bytes() for name in (*description["files"], "README.md")}
+    files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    files["package.json"] = json.dumps(description, indent=2).encode() + b"\n"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in sorted(files.items()):
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+    name = f"{description['name']}-{description['version']}.tgz"
+    (folder / name).write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+
+
+def version() -> str:
+    """Returns the version that all packages have."""
+    text = (ROOT / "cml_engine/__init__.py").read_text("utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def _run_hatchling(step: str, tree: Path, folder: Path) -> None:

@@ -25,6 +25,7 @@ from release import build_packages  # noqa: E402
 
 #: seconds that one command of a journey may take, with cold caches on a busy machine
 _SECONDS = 240
+_MODEL = Path(__file__).with_name("hosts") / "twice.nnef"
 _DIST = os.environ.get("CML_DIST", "")
 
 
@@ -84,6 +85,16 @@ def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) 
     """An environment after ``pip install cml-engine[compiler]``: it runs any model on a GPU."""
     folder = _once(tmp_path_factory, "venv-compiler", lambda f: _install(f, wheel, "compiler"))
     return Environment(folder)
+
+
+@pytest.fixture(scope="session")
+def cooked(tmp_path_factory: pytest.TempPathFactory, compiler_environment: Environment) -> Path:
+    """``hosts/twice.nnef`` as a cooked file, made by the installed command."""
+
+    def cook(folder: Path) -> None:
+        compiler_environment.run("cml", "cook", _MODEL, "-o", "net.cml", cwd=folder)
+
+    return _once(tmp_path_factory, "cooked", cook) / "net.cml"
 
 
 def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

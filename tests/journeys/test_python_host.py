@@ -15,14 +15,6 @@ def test_a_session_on_the_cpu_needs_no_compiler(environment, tmp_path):
     assert said == "('large', (1, 3, 32, 32), np.float32(4.0))\n"
 
 
-@pytest.fixture(scope="module")
-def cooked(compiler_environment, tmp_path_factory):
-    """A cooked file, made by the installed command."""
-    folder = tmp_path_factory.mktemp("cooked")
-    compiler_environment.run("cml", "cook", MODEL, "-o", "net.cml", cwd=folder)
-    return folder / "net.cml"
-
-
 @pytest.mark.gpu
 def test_a_model_runs_in_frames(compiler_environment, tmp_path):
     said = compiler_environment.run("python", HOSTS / "frames.py", MODEL, cwd=tmp_path).stdout
