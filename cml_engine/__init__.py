@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.integer.quantizer.quantize import quantize
 from cml_engine.compiler.passes.rules import Match, Rule, register_rule
-from cml_engine.cooked.form import CookedLimits
 from cml_engine.cooked.load import load_cooked
+from cml_engine.cooked.schema import CookedLimits
 from cml_engine.errors import (
     CmlError,
     CorruptArtifact,

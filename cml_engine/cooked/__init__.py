@@ -1,7 +1,7 @@
 """Cooked networks: one file that is ready to run (docs/cooked.md specifies every byte).
 
 The file needs no parsing, planning or compilation on the player's machine. ``cook`` writes files
-and ``load_cooked`` reads them; ``form.py`` defines the records.
+and ``load_cooked`` reads them; ``schema.py`` declares its records.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.plan import Finished, Plan, Step
-from cml_engine.cooked.form import SUBGROUPS, Totals
 from cml_engine.cooked.golden import Golden
 from cml_engine.cooked.kernels import Cooked, digest_of
 from cml_engine.cooked.plan_in import CookedPlan, choose
 from cml_engine.cooked.reader import damaged
+from cml_engine.cooked.schema import SUBGROUPS, Totals
 from cml_engine.errors import CmlError, StaleArtifact, UnsupportedOp
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_key, step_params

@@ -19,13 +19,13 @@ from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, checked
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
-from cml_engine.cooked.form import META, PLAN, RULES
 from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
 from cml_engine.cooked.guess import DeviceGuess, write_guess
 from cml_engine.cooked.kernels import Codes, compiled, digest_of, write_kernels
 from cml_engine.cooked.plan_out import write_plan
 from cml_engine.cooked.profiles import PROFILES, Profile
+from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import an_object, flag, some_of

@@ -9,15 +9,15 @@ from math import isfinite
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import lines_of
-from cml_engine.cooked.form import (
+from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.schema import (
     DTYPES,
     GOLDEN,
-    GOLDEN_HEADER,
-    GOLDEN_TENSOR,
     MOST_DIMENSIONS,
+    GoldenHead,
+    GoldenRow,
     aligned,
 )
-from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.writer import Sections
 from cml_engine.cpu.cpu_program import CpuProgram, as_stated, last_uses, run_node
 from cml_engine.errors import CmlError
@@ -191,21 +191,20 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
     """Writes the section ``golden``."""
     rows = [(0, n, a) for n, a in golden.inputs.items()]
     rows += [(1, n, a) for n, a in golden.outputs.items()]
-    start = aligned(GOLDEN_HEADER.size + GOLDEN_TENSOR.size * len(rows), _ALIGNMENT)
-    records, body = bytearray(GOLDEN_HEADER.pack(len(rows), golden.tolerance)), bytearray()
+    start = aligned(GoldenHead.SIZE + GoldenRow.SIZE * len(rows), _ALIGNMENT)
+    head = GoldenHead(tensors=len(rows), tolerance=golden.tolerance)
+    records, body = bytearray(head.to_bytes()), bytearray()
     for role, name, array in rows:
         body += bytes(aligned(len(body), _ALIGNMENT) - len(body))
         shape = array.shape
-        records += GOLDEN_TENSOR.pack(
-            *sections.strings.put(name),
-            role,
-            DTYPES.index(facts[name].dtype),
-            len(shape),
-            *shape,
-            *[0] * (MOST_DIMENSIONS - len(shape)),
-            0,
-            start + len(body),
-        )
+        records += GoldenRow(
+            name=sections.strings.put(name),
+            role=role,
+            type=DTYPES.index(facts[name].dtype),
+            rank=len(shape),
+            extents=(*shape, *[0] * (MOST_DIMENSIONS - len(shape))),
+            offset=start + len(body),
+        ).to_bytes()
         words = array.astype(np.uint32) if array.dtype == np.bool_ else array
         body += np.ascontiguousarray(words).tobytes()
     records += bytes(start - len(records))
@@ -220,23 +219,23 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
     if not file.count(GOLDEN):
         return None
     section = file.section(GOLDEN)
-    count, tolerance = section.unpack(GOLDEN_HEADER, 0)
+    head = section.head(GoldenHead)
+    count, tolerance = head.tensors, head.tolerance
     if not (isfinite(tolerance) and tolerance >= 0):
         raise damaged("its golden pair has no tolerance")
     found: tuple[dict[str, Array], dict[str, Array]] = {}, {}
-    for i in range(count):
-        record = section.unpack(GOLDEN_TENSOR, GOLDEN_HEADER.size + i * GOLDEN_TENSOR.size)
-        name = file.string(record[0], record[1])
-        role, dtype, rank, *extents, reserved, offset = record[2:]
-        if role > 1 or dtype >= len(DTYPES) or rank > MOST_DIMENSIONS or reserved:
+    for row in section.rows(GoldenRow, count, GoldenHead.SIZE, "its golden pair"):
+        name = file.string(row.name)
+        role, rank = row.role, row.rank
+        if role > 1 or row.type >= len(DTYPES) or rank > MOST_DIMENSIONS:
             raise damaged(f"golden tensor '{name}' is none")
-        fact = Fact(DTYPES[dtype], tuple(extents[:rank]))
+        fact = Fact(DTYPES[row.type], row.extents[:rank])
         if name not in _ends(graph)[role] or graph.facts[name] != fact:
             raise damaged(f"golden tensor '{name}' is none of the network's")
-        if any(extents[rank:]):
+        if any(row.extents[rank:]):
             raise damaged(f"golden tensor '{name}' has more extents than dimensions")
         kind = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
-        data = section.span(offset, fact.nbytes, f"golden tensor '{name}'")
+        data = section.span(row.offset, fact.nbytes, f"golden tensor '{name}'")
         found[role][name] = (
             np.frombuffer(data, kind).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
         )

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.cooked.form import GRAPH, MOST_DIMENSIONS
 from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.schema import GRAPH, MOST_DIMENSIONS
 from cml_engine.cooked.values import read_values
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import CmlError, InputError, Source

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from struct import Struct
 
-from cml_engine.cooked.form import DEVICE, FACTOR, GUESS, MOST_AMOUNT, MOST_DEVICES, MOST_FACTORS
 from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.schema import (
+    GUESS,
+    MOST_AMOUNT,
+    MOST_DEVICES,
+    MOST_FACTORS,
+    DeviceRow,
+    FactorRow,
+    GuessHead,
+)
 from cml_engine.cooked.writer import Sections
 
-_COUNTS = Struct("<2I")
 #: the least valid rate or factor
 _LEAST = 1e-9
 
@@ -34,26 +40,21 @@ def check_guess(file: Container) -> None:
     if not file.count(GUESS):
         return
     section = file.section(GUESS)
-    devices, factors = section.unpack(_COUNTS, 0)
-    first = _COUNTS.size + devices * DEVICE.size
-    if devices > MOST_DEVICES or factors > MOST_FACTORS:
-        raise damaged(f"first guesses of {devices} devices and {factors} factors")
-    if len(section) != first + factors * FACTOR.size:
+    head, what = section.head(GuessHead), "first guesses"
+    if head.devices > MOST_DEVICES or head.factors > MOST_FACTORS:
+        raise damaged(f"first guesses of {head.devices} devices and {head.factors} factors")
+    first = GuessHead.SIZE + head.devices * DeviceRow.SIZE
+    if len(section) != first + head.factors * FactorRow.SIZE:
         raise damaged("its first guesses have gaps")
-    for i in range(devices):
-        at, size, *rates, launch, start, count = section.unpack(
-            DEVICE, _COUNTS.size + i * DEVICE.size
-        )
-        file.string(at, size)
-        if (
-            not (all(map(_is_rate, rates)) and 0 <= launch <= MOST_AMOUNT)
-            or start + count > factors
-        ):
+    for i, device in enumerate(section.rows(DeviceRow, head.devices, GuessHead.SIZE, what)):
+        file.string(device.pattern)
+        rates = _is_rate(device.flops_per_ms) and _is_rate(device.bytes_per_ms)
+        launch = 0 <= device.launch_ms <= MOST_AMOUNT
+        if not (rates and launch) or device.first_factor + device.factors > head.factors:
             raise damaged(f"first guess {i}")
-    for i in range(factors):
-        at, size, factor = section.unpack(FACTOR, first + i * FACTOR.size)
-        file.string(at, size)
-        if not _is_rate(factor):
+    for i, factor in enumerate(section.rows(FactorRow, head.factors, first, what)):
+        file.string(factor.kernel)
+        if not _is_rate(factor.times):
             raise damaged(f"factor {i} of its first guesses")
 
 
@@ -65,15 +66,16 @@ def write_guess(devices: Sequence[DeviceGuess], sections: Sections) -> None:
     """Writes the section ``guess``."""
     records, factors, count = bytearray(), bytearray(), 0
     for device in devices:
-        records += DEVICE.pack(
-            *sections.strings.put(device.words),
-            device.flops_per_ms,
-            device.bytes_per_ms,
-            device.launch_ms,
-            count,
-            len(device.kernels),
-        )
-        for name, factor in device.kernels.items():
-            factors += FACTOR.pack(*sections.strings.put(name), factor)
+        records += DeviceRow(
+            pattern=sections.strings.put(device.words),
+            flops_per_ms=device.flops_per_ms,
+            bytes_per_ms=device.bytes_per_ms,
+            launch_ms=device.launch_ms,
+            first_factor=count,
+            factors=len(device.kernels),
+        ).to_bytes()
+        for name, times in device.kernels.items():
+            factors += FactorRow(kernel=sections.strings.put(name), times=times).to_bytes()
         count += len(device.kernels)
-    sections.add(GUESS, _COUNTS.pack(len(devices), count) + records + factors)
+    head = GuessHead(devices=len(devices), factors=count)
+    sections.add(GUESS, head.to_bytes() + records + factors)

@@ -8,24 +8,24 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from cml_engine.compiler.plan import KernelCode
-from cml_engine.cooked.form import (
+from cml_engine.cooked.reader import Container, Section, damaged
+from cml_engine.cooked.schema import (
     ALL_FLAGS,
     CODE,
-    COUNT,
     F16,
-    KERNEL,
     KERNELS,
     MOST_PARAMS,
     MOST_SMALLER,
     MOST_TENSORS,
     SUBGROUPS,
     TRUSTED,
+    Code,
+    KernelRow,
+    KernelsHead,
 )
-from cml_engine.cooked.reader import Container, Section, damaged
-from cml_engine.cooked.wgsl import MOST_BYTES, check_wgsl
+from cml_engine.cooked.wgsl import MOST_WGSL, check_wgsl
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.shaders.hlsl import (
@@ -94,23 +94,24 @@ def compiled(key: ShaderKey) -> Codes:
 
 def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
     """Writes the sections ``kernels`` and ``code``."""
-    records, code = bytearray(COUNT.pack(len(kernels), 0)), bytearray()
+    records, code = bytearray(KernelsHead(count=len(kernels)).to_bytes()), bytearray()
     for kernel in kernels:
-        places: list[int] = []
+        places: list[Code] = []
         for text in (kernel.spirv, kernel.wgsl.encode()):
             packed = zlib.compress(text, 9) if text else b""
-            places += [len(code) if packed else 0, len(packed), len(text)]
+            offset = len(code) if packed else 0
+            places.append(Code(offset=offset, packed=len(packed), nbytes=len(text)))
             code += packed
-        records += KERNEL.pack(
-            bytes.fromhex(kernel.digest),
-            *sections.strings.put(kernel.label),
-            kernel.params_bytes,
-            kernel.tensors,
-            kernel.flags,
-            0,
-            *places,
-            0,
-        )
+        spirv, wgsl = places
+        records += KernelRow(
+            digest=bytes.fromhex(kernel.digest),
+            label=sections.strings.put(kernel.label),
+            params_bytes=kernel.params_bytes,
+            tensors=kernel.tensors,
+            flags=kernel.flags,
+            spirv=spirv,
+            wgsl=wgsl,
+        ).to_bytes()
     sections.add(KERNELS, bytes(records))
     sections.add(CODE, bytes(code))
 
@@ -136,37 +137,37 @@ def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
     """
     table = file.section(KERNELS)
     code = file.section(CODE)
-    count, reserved = table.unpack(COUNT, 0)
-    if reserved or len(table) != COUNT.size + count * KERNEL.size:
+    count = table.head(KernelsHead).count
+    if len(table) != KernelsHead.SIZE + count * KernelRow.SIZE:
         raise damaged(f"{count} kernels in {len(table)} bytes")
-    records = [table.unpack(KERNEL, COUNT.size + i * KERNEL.size) for i in range(count)]
-    _check_places(records, len(code))
-    return [_read(file, code, record, trusted) for record in records]
+    rows = table.rows(KernelRow, count, KernelsHead.SIZE, "its kernels")
+    _check_places(rows, len(code))
+    return [_read(file, code, row, trusted) for row in rows]
 
 
-def _check_places(records: Sequence[Sequence[Any]], nbytes: int) -> None:
+def _check_places(rows: Sequence[KernelRow], nbytes: int) -> None:
     """Raises :class:`CorruptArtifact` unless the compressed code is contiguous and used once."""
     end = 0
-    for record in records:
-        for offset, packed in ((record[7], record[8]), (record[10], record[11])):
-            if packed and offset != end:
-                raise damaged(f"the code of a kernel lies at {offset:,}, wanted {end:,}")
-            end += packed
+    for row in rows:
+        for place in (row.spirv, row.wgsl):
+            if place.packed and place.offset != end:
+                raise damaged(f"the code of a kernel lies at {place.offset:,}, expected {end:,}")
+            end += place.packed
     if end != nbytes:
         raise damaged(f"its kernels have {end:,} bytes of code of {nbytes:,}")
 
 
-def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) -> Cooked:
-    label = file.string(record[1], record[2])
-    params_bytes, tensors, flags, reserved = record[3:7]
+def _read(file: Container, code: Section, row: KernelRow, trusted: bool) -> Cooked:
+    label = file.string(row.label)
+    params_bytes, tensors, flags = row.params_bytes, row.tensors, row.flags
     what = f"kernel '{label}'"
-    if reserved or record[13] or flags & ~ALL_FLAGS:
-        raise damaged(f"{what} has flags or reserved fields that mean nothing")
+    if flags & ~ALL_FLAGS:
+        raise damaged(f"{what} has flags that mean nothing")
     sizes = 0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
     if params_bytes % 16 or not sizes:
         raise damaged(f"{what} has {params_bytes} bytes of parameters, {tensors} tensors")
-    spirv = _code(code, record[7:10], what)
-    wgsl = _code(code, record[10:13], what)
+    spirv = _code(code, row.spirv, what)
+    wgsl = _code(code, row.wgsl, what)
     if spirv is not None and spirv[1] % 4:
         raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
     as_spirv = spirv is not None and (trusted or wgsl is None)
@@ -183,25 +184,24 @@ def _read(file: Container, code: Section, record: Sequence[Any], trusted: bool) 
     unpack = partial(_unpacked, *taken, what, as_spirv, trusted)
     believed = trusted and bool(flags & TRUSTED)
     kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
-    return Cooked(record[0].hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
+    return Cooked(row.digest.hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
 
 
-def _code(code: Section, place: Sequence[int], what: str) -> tuple[memoryview, int] | None:
-    offset, packed, nbytes = place
-    if not packed:
-        if offset or nbytes:
-            raise damaged(f"{what} has {nbytes} bytes of code in none")
+def _code(code: Section, place: Code, what: str) -> tuple[memoryview, int] | None:
+    if not place.packed:
+        if place.offset or place.nbytes:
+            raise damaged(f"{what} has {place.nbytes} bytes of code in none")
         return None
-    if not 0 < nbytes <= packed * MOST_SMALLER:
-        raise damaged(f"{what}: {packed} bytes cannot become {nbytes}")
-    return code.span(offset, packed, what), nbytes
+    if not 0 < place.nbytes <= place.packed * MOST_SMALLER:
+        raise damaged(f"{what}: {place.packed} bytes cannot become {place.nbytes}")
+    return code.span(place.offset, place.packed, what), place.nbytes
 
 
 def _unpacked(
     packed: memoryview, nbytes: int, what: str, spirv: bool, trusted: bool
 ) -> bytes | str:
-    if not trusted and nbytes > MOST_BYTES:
-        raise damaged(f"{what}: its WGSL is longer than {MOST_BYTES:,} bytes")
+    if not trusted and nbytes > MOST_WGSL:
+        raise damaged(f"{what}: its WGSL is longer than {MOST_WGSL:,} bytes")
     unpacker = zlib.decompressobj()
     try:
         code = unpacker.decompress(packed, nbytes + 1)

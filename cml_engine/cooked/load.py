@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.cooked.artifact import Artifact
-from cml_engine.cooked.form import GRAPH, HEADER, META, PLAN, CookedLimits
 from cml_engine.cooked.golden import read_golden
 from cml_engine.cooked.graph_text import read_graph
 from cml_engine.cooked.guess import check_guess
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.cooked.reader import Container, check_size, damaged
+from cml_engine.cooked.schema import GRAPH, META, PLAN, CookedLimits, FileHeader
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import an_object, flag
 from cml_engine.io.json_files import parse_json
@@ -80,7 +80,7 @@ def _bytes_of(model: Any) -> memoryview:
         return _read(Path(model))
     if isinstance(model, ModelSource):
         blob = SourceFile(model, model.graph)
-        return blob.span(0, check_size(blob.head(HEADER.size), blob.size))
+        return blob.span(0, check_size(blob.head(FileHeader.SIZE), blob.size))
     raise InputError(
         f"cannot load {type(model).__name__}: wanted a path, the bytes of a cooked file, or a "
         "cml.ModelSource"
@@ -92,7 +92,7 @@ def _read(path: Path) -> memoryview:
     meanwhile."""
     try:
         with path.open("rb") as opened:
-            size = check_size(opened.read(HEADER.size), path.stat().st_size)
+            size = check_size(opened.read(FileHeader.SIZE), path.stat().st_size)
             opened.seek(0)
             return memoryview(opened.read(size))
     except OSError as error:

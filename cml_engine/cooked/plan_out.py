@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from cml_engine.compiler.plan import Binding, Plan, Step, StepWork, TensorPlace
-from cml_engine.cooked.form import (
-    BINDING,
+from cml_engine.cooked.kernels import Codes
+from cml_engine.cooked.profiles import Profile
+from cml_engine.cooked.schema import (
     DTYPES,
     LAYOUTS,
     MOST_DIMENSIONS,
-    PLAN_HEADER,
     SPACES,
-    STEP,
     SUBGROUPS,
     TABLE_ALIGNMENT,
-    TENSOR,
+    BindingRow,
+    Needs,
+    PlanHead,
+    PlanStepRow,
+    Table,
+    TensorRow,
     aligned,
 )
-from cml_engine.cooked.kernels import Codes
-from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.shaders.steps import step_params
@@ -46,7 +48,7 @@ def write_plan(
         )
     strings = sections.strings
     values = sections.values
-    pieces = [*values.pieces("weights", plan.weights), *values.pieces("own", plan.own)]
+    constants = [*values.rows("weights", plan.weights), *values.rows("own", plan.own)]
     params, places = _parameters(plan, profile.limits.uniform_offset_alignment)
     bindings = bytearray()
     steps, first = bytearray(), 0
@@ -55,53 +57,48 @@ def write_plan(
         steps += _step(step, cost, number, codes, first, places[step.index], strings)
         bindings += b"".join(_binding(b) for b in step.bindings)
         first += len(step.bindings)
-    tables = [
-        (len(plan.steps), bytes(steps)),
-        (first, bytes(bindings)),
-        (len(plan.inputs), _tensors(plan.inputs, strings)),
-        (len(plan.outputs), _tensors(plan.outputs, strings)),
-        (len(plan.updates), b"".join(_binding(b) for pair in plan.updates for b in pair)),
-        (len(params), params),
-        (len(pieces), b"".join(pieces)),
-    ]
-    body, ends = bytearray(), list[int]()
-    for count, table in tables:
+    updates = b"".join(_binding(b) for pair in plan.updates for b in pair)
+    tables = {
+        "steps": (len(plan.steps), bytes(steps)),
+        "bindings": (first, bytes(bindings)),
+        "inputs": (len(plan.inputs), _tensors(plan.inputs, strings)),
+        "outputs": (len(plan.outputs), _tensors(plan.outputs, strings)),
+        "updates": (len(plan.updates), updates),
+        "params": (len(params), params),
+        "constants": (len(constants), b"".join(constants)),
+    }
+    body, placed = bytearray(), dict[str, Table]()
+    for name, (count, table) in tables.items():
         body += bytes(aligned(len(body), TABLE_ALIGNMENT) - len(body))
-        ends += [count, PLAN_HEADER.size + len(body)]
+        placed[name] = Table(count=count, offset=PlanHead.SIZE + len(body))
         body += table
-    header = PLAN_HEADER.pack(
-        *strings.put(profile.name),
-        0,
-        plan.memory.peak,
-        plan.weights_bytes,
-        plan.own_bytes,
-        *_needs(plan, profile, [codes for _, codes in kernels]),
-        0,
-        plan.cost.flops,
-        plan.cost.bytes,
-        gas,
-        *ends,
-        bytes(24),
+    head = PlanHead(
+        profile=strings.put(profile.name),
+        spaces=(plan.memory.peak, plan.weights_bytes, plan.own_bytes),
+        needs=_needs(plan, profile, [codes for _, codes in kernels]),
+        flops=plan.cost.flops,
+        nbytes=plan.cost.bytes,
+        gas=gas,
+        **placed,
     )
-    return header + bytes(body)
+    return head.to_bytes() + bytes(body)
 
 
-def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> list[int]:
-    """Returns the fields of :class:`Needs` for a plan."""
+def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> Needs:
     limits = profile.limits
     bound = [b.nbytes for step in plan.steps for b in step.bindings]
     subgroups = any(kernel.flags & SUBGROUPS for kernel in kernels)
-    return [
-        limits.storage_offset_alignment,
-        limits.uniform_offset_alignment,
-        max(bound, default=0),
-        max(plan.memory.peak, plan.weights_bytes, plan.own_bytes),
-        max((int(step.defines.get("GROUP", 0)) for step in plan.steps), default=0),
-        _MOST_SHARED,
-        max((len(step.bindings) for step in plan.steps), default=0),
-        limits.subgroup_size if subgroups else 0,
-        int(limits.software),
-    ]
+    return Needs(
+        storage_alignment=limits.storage_offset_alignment,
+        uniform_alignment=limits.uniform_offset_alignment,
+        binding_bytes=max(bound, default=0),
+        buffer_bytes=max(plan.memory.peak, plan.weights_bytes, plan.own_bytes),
+        threads=max((int(step.defines.get("GROUP", 0)) for step in plan.steps), default=0),
+        shared_bytes=_MOST_SHARED,
+        bindings=max((len(step.bindings) for step in plan.steps), default=0),
+        lanes=limits.subgroup_size if subgroups else 0,
+        software=int(limits.software),
+    )
 
 
 def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]]]:
@@ -130,27 +127,28 @@ def _step(
     if params[1] != codes.params_bytes:
         raise InputError(f"{step.title}: its kernel wants other parameters than it has")
     line, file = (step.source.line, step.source.file) if step.source else (0, "")
-    return STEP.pack(
-        kernel,
-        step.groups,
-        first,
-        len(step.bindings),
-        step.writes,
-        *params,
-        line,
-        *strings.put(cost.op),
-        *strings.put(step.title),
-        *strings.put(cost.key),
-        *strings.put(PurePath(file).name),
-        cost.flops,
-        cost.nbytes,
-        round(step.cost.flops),
-        0,
-    )
+    return PlanStepRow(
+        kernel=kernel,
+        groups=step.groups,
+        first_binding=first,
+        bindings=len(step.bindings),
+        writes=step.writes,
+        params_offset=params[0],
+        params_bytes=params[1],
+        line=line,
+        op=strings.put(cost.op),
+        title=strings.put(step.title),
+        cost_key=strings.put(cost.key),
+        file=strings.put(PurePath(file).name),
+        flops=cost.flops,
+        nbytes=cost.nbytes,
+        gas=round(step.cost.flops),
+    ).to_bytes()
 
 
 def _binding(binding: Binding) -> bytes:
-    return BINDING.pack(SPACES.index(binding.space), 0, binding.offset, binding.nbytes)
+    space = SPACES.index(binding.space)
+    return BindingRow(space=space, offset=binding.offset, nbytes=binding.nbytes).to_bytes()
 
 
 def _tensors(places: Mapping[str, TensorPlace], strings: Strings) -> bytes:
@@ -161,15 +159,13 @@ def _tensor(name: str, place: TensorPlace, strings: Strings) -> bytes:
     shape = place.fact.shape
     if len(shape) > MOST_DIMENSIONS:
         raise InputError(f"'{name}' has {len(shape)} dimensions, a cooked file has at most 8")
-    return TENSOR.pack(
-        *strings.put(name),
-        DTYPES.index(place.fact.dtype),
-        LAYOUTS.index(place.layout),
-        len(shape),
-        *shape,
-        *[0] * (MOST_DIMENSIONS - len(shape)),
-        SPACES.index(place.binding.space),
-        place.binding.offset,
-        4 * words(place.fact, place.layout),
-        0,
-    )
+    return TensorRow(
+        name=strings.put(name),
+        type=DTYPES.index(place.fact.dtype),
+        layout=LAYOUTS.index(place.layout),
+        rank=len(shape),
+        extents=(*shape, *[0] * (MOST_DIMENSIONS - len(shape))),
+        space=SPACES.index(place.binding.space),
+        offset=place.binding.offset,
+        nbytes=4 * words(place.fact, place.layout),
+    ).to_bytes()

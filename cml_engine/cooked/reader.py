@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from struct import Struct
-from typing import Any
+from typing import TypeVar
 
-from cml_engine.cooked.form import (
+from cml_engine.cooked.records import PackedRow
+from cml_engine.cooked.schema import (
     COUNTS,
     FORMAT,
-    HEADER,
     KERNELS,
     MAGIC,
     MOST_SECTIONS,
     MOST_TEXT,
     PLAN,
-    SECTION,
     SECTION_ALIGNMENT,
     STRINGS,
     CookedLimits,
+    FileHeader,
+    SectionRow,
+    Text,
     Totals,
     aligned,
+    totals_of,
 )
 from cml_engine.errors import CorruptArtifact, StaleArtifact
+
+R = TypeVar("R", bound=PackedRow)
 
 
 def damaged(what: str) -> CorruptArtifact:
@@ -39,12 +43,17 @@ class Section:
     def __len__(self) -> int:
         return len(self.content)
 
-    def unpack(self, record: Struct, offset: int) -> tuple[Any, ...]:
-        """Returns the record at an offset; raises :class:`CorruptArtifact` if it exceeds the
-        section."""
-        if offset < 0 or offset + record.size > len(self.content):
-            raise damaged(f"section '{self.tag}' ends in the middle of a record")
-        return record.unpack_from(self.content, offset)
+    def rows(self, record: type[R], count: int, offset: int, what: str) -> list[R]:
+        """Returns the rows of a table; ``what`` begins the message if it is damaged."""
+        self.span(offset, count * record.SIZE, what)
+        try:
+            return [record.read(self.content, offset + i * record.SIZE) for i in range(count)]
+        except ValueError as error:
+            raise damaged(f"{what}: {error}") from None
+
+    def head(self, record: type[R]) -> R:
+        """Returns the row with which the section begins."""
+        return self.rows(record, 1, 0, f"section '{self.tag}'")[0]
 
     def span(self, offset: int, count: int, what: str) -> memoryview:
         """Returns ``count`` bytes at an offset; ``what`` begins the message if they exceed the
@@ -60,14 +69,18 @@ class Container:
     """The sections of a whole file, verified against their hashes."""
 
     def __init__(self, data: memoryview, limits: CookedLimits | None) -> None:
-        count, table, self.totals = _table(data)
+        table, self.totals = _table(data)
         if limits is not None:
             limits.check(self.totals)
         self._sections: dict[tuple[str, int], Section] = {}
-        end = HEADER.size + len(table)
+        end = FileHeader.SIZE + len(table)
         before = ("", -1)
-        for index in range(count):
-            tag, number, content, end = _section(data, table, index, end)
+        rows = Section("sections", table).rows(
+            SectionRow, len(table) // SectionRow.SIZE, 0, "the table of its sections"
+        )
+        for index, row in enumerate(rows):
+            tag, number, content = _section(data, row, index, end)
+            end = row.offset + row.nbytes
             if (tag, number) <= before or number != (before[1] + 1 if tag == before[0] else 0):
                 raise damaged(f"section '{tag}' {number} does not stand in its order")
             before = tag, number
@@ -86,7 +99,7 @@ class Container:
         The kernels and plans must have been validated before.
         """
         plans = [self.section(PLAN, number).content for number in range(self.count(PLAN))]
-        if self.totals != Totals.of(self.section(KERNELS).content, plans):
+        if self.totals != totals_of(self.section(KERNELS).content, plans):
             raise damaged("its header states other totals than its kernels and plans have")
 
     def count(self, tag: str) -> int:
@@ -104,8 +117,9 @@ class Container:
             raise damaged(f"there is no section '{tag}' {number}")
         return found
 
-    def string(self, offset: int, length: int) -> str:
+    def string(self, text: Text) -> str:
         """Returns a string of the section ``strings``."""
+        offset, length = text.offset, text.length
         if (offset, length) not in self._known:
             if length > MOST_TEXT:
                 raise damaged(f"a string of {length:,} bytes")
@@ -123,51 +137,54 @@ def check_size(head: bytes | memoryview, size: int) -> int:
     Only the header is needed. Raises :class:`CorruptArtifact` if the size differs or this is no
     cooked file, and :class:`StaleArtifact` if the format version differs.
     """
+    _header(memoryview(head), size)
+    return size
+
+
+def _header(head: memoryview, size: int) -> FileHeader:
     if bytes(head[: len(MAGIC)]) != MAGIC:
         raise CorruptArtifact(
             "this is no cooked file: its first bytes are others. `cml cook MODEL -o net.cml` "
             "makes one; a model is loaded with cml.load"
         )
-    if len(head) < HEADER.size:
+    if len(head) < FileHeader.SIZE:
         raise damaged(f"it ends after {len(head)} bytes")
-    _, version, _, nbytes, *_ = HEADER.unpack_from(head)
+    version = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 4], "little")
     if version != FORMAT:
         raise StaleArtifact(
             f"the cooked file has format {version}, this version reads {FORMAT}: cook it again"
         )
-    if nbytes != size:
-        raise damaged(f"it states {nbytes:,} bytes and has {size:,}")
-    return size
+    header = Section("header", head).head(FileHeader)
+    if header.nbytes != size:
+        raise damaged(f"it states {header.nbytes:,} bytes and has {size:,}")
+    return header
 
 
-def _table(data: memoryview) -> tuple[int, memoryview, Totals]:
-    """Returns the number of sections, their table, verified against its hash, and the stated
-    totals."""
-    check_size(data[: HEADER.size], len(data))
-    _, _, count, nbytes, digest, *totals, reserved = HEADER.unpack_from(data)
-    if count > MOST_SECTIONS or HEADER.size + count * SECTION.size > nbytes or any(reserved):
-        raise damaged(f"its header: {count} sections")
-    table = data[HEADER.size : HEADER.size + count * SECTION.size]
-    if hashlib.sha256(table).digest() != digest:
+def _table(data: memoryview) -> tuple[memoryview, Totals]:
+    """Returns the table of sections, verified against its hash, and the stated totals."""
+    header = _header(data[: FileHeader.SIZE], len(data))
+    end = FileHeader.SIZE + header.sections * SectionRow.SIZE
+    if header.sections > MOST_SECTIONS or end > header.nbytes:
+        raise damaged(f"its header: {header.sections} sections")
+    table = data[FileHeader.SIZE : end]
+    if hashlib.sha256(table).digest() != header.table_digest:
         raise damaged("the table of its sections is not what its hash says")
-    return count, table, Totals(*totals)
+    return table, header.totals
 
 
 def _section(
-    data: memoryview, table: memoryview, index: int, end: int
-) -> tuple[str, int, memoryview, int]:
-    """Returns the tag, number, content and end of a section; ``end`` is the end of the previous
-    one."""
-    raw, offset, nbytes, number, reserved, digest = SECTION.unpack_from(table, index * SECTION.size)
-    name = raw.rstrip(b"\0")
-    if not name.isalnum() or not name.isascii() or reserved:
+    data: memoryview, row: SectionRow, index: int, end: int
+) -> tuple[str, int, memoryview]:
+    """Returns the tag, number and content of a section; ``end`` is the end of the previous one."""
+    name = row.tag.rstrip(b"\0")
+    if not name.isalnum() or not name.isascii():
         raise damaged(f"section {index} of its table is none")
     tag = name.decode()
-    if offset != aligned(end, SECTION_ALIGNMENT) or offset + nbytes > len(data):
-        raise damaged(f"section '{tag}': {nbytes:,} bytes at {offset:,}")
-    if any(data[end:offset]):
+    if row.offset != aligned(end, SECTION_ALIGNMENT) or row.offset + row.nbytes > len(data):
+        raise damaged(f"section '{tag}': {row.nbytes:,} bytes at {row.offset:,}")
+    if any(data[end : row.offset]):
         raise damaged(f"there is something before section '{tag}'")
-    content = data[offset : offset + nbytes]
-    if hashlib.sha256(content).digest() != digest:
+    content = data[row.offset : row.offset + row.nbytes]
+    if hashlib.sha256(content).digest() != row.digest:
         raise damaged(f"section '{tag}' is not what its hash says")
-    return tag, number, content, offset + nbytes
+    return tag, row.number, content

@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.cooked.form import (
+from cml_engine.cooked.reader import Container, damaged
+from cml_engine.cooked.schema import (
     MOST_BYTES,
+    MOST_DIMENSIONS,
     NONE64,
-    PIECE,
-    PIECE_AXES,
-    PIECE_DIMS,
+    SOURCE_AXES,
     SPACES,
     VALUE_ALIGNMENT,
     VALUES,
+    ConstantRow,
+    Dimension,
     aligned,
 )
-from cml_engine.cooked.reader import Container, damaged
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.packing import PackedArray, Packing, as_it_is
@@ -60,13 +61,13 @@ class Values:
             self.content += content
         return self._places[digest], stored, becomes
 
-    def pieces(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
+    def rows(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
         """Yields a record for each constant of a buffer."""
         for offset, array in sorted(values.values(), key=lambda value: value[0]):
             if array.size:
-                yield self._piece(space, offset, _packing_of(array))
+                yield self._row(space, offset, _packing_of(array))
 
-    def _piece(self, space: str, offset: int, packing: Packing) -> bytes:
+    def _row(self, space: str, offset: int, packing: Packing) -> bytes:
         dtype = np.dtype(packing.dtype)
         source = packing.source
         if packing.matrix is None:
@@ -75,20 +76,19 @@ class Values:
         place, stored, becomes = self.put(np.ascontiguousarray(source))
         matrix = NONE64 if packing.matrix is None else self.put(packing.matrix.view(np.uint32))[0]
         count = prod(n for n, _, _ in packing.dims)
-        dims = [*packing.dims, *[(0, 0, 0)] * (PIECE_DIMS - len(packing.dims))]
-        extents = [*source.shape, *[1] * (PIECE_AXES - source.ndim)]
-        return PIECE.pack(
-            SPACES.index(space),
-            stored,
-            becomes,
-            len(packing.dims),
-            offset,
-            aligned(count * dtype.itemsize, 4),
-            place,
-            matrix,
-            *extents,
-            *(n for dim in dims for n in dim),
-        )
+        dims = [*packing.dims, *[(0, 0, 0)] * (MOST_DIMENSIONS - len(packing.dims))]
+        return ConstantRow(
+            space=SPACES.index(space),
+            stored=stored,
+            becomes=becomes,
+            rank=len(packing.dims),
+            offset=offset,
+            nbytes=aligned(count * dtype.itemsize, 4),
+            source=place,
+            matrix=matrix,
+            extents=(*source.shape, *[1] * (SOURCE_AXES - source.ndim)),
+            dims=tuple(Dimension(extent=n, axis=axis, step=step) for n, axis, step in dims),
+        ).to_bytes()
 
 
 def _packing_of(array: Array) -> Packing:
@@ -141,7 +141,7 @@ def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool
     return step == prod(n for n, other, finer in dims if other == axis and finer < step)
 
 
-class Pieces(Mapping[str, tuple[int, Array]]):
+class Constants(Mapping[str, tuple[int, Array]]):
     """The constants of a plan's buffer, validated when read and unpacked on access."""
 
     def __init__(self, space: str, made: Sequence[tuple[int, Packing]]) -> None:
@@ -158,50 +158,48 @@ class Pieces(Mapping[str, tuple[int, Array]]):
         return len(self._made)
 
 
-def read_pieces(
-    file: Container, records: Sequence[Sequence[Any]], sizes: Mapping[str, int], what: str
-) -> dict[str, Pieces]:
+def read_constants(
+    file: Container, rows: Sequence[ConstantRow], sizes: Mapping[str, int], what: str
+) -> dict[str, Constants]:
     """Returns the constants of a plan's buffers, by space."""
     found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
     before = (0, 0)
-    for number, (space, stored, becomes, rank, offset, nbytes, *rest) in enumerate(records):
+    for number, row in enumerate(rows):
         title = f"{what}, constant {number}"
+        space, offset, nbytes = row.space, row.offset, row.nbytes
         if not 0 < space < len(SPACES) or (space, offset) < before or offset % 4:
             raise damaged(f"{title} lies at {offset} of space {space}")
         if offset + nbytes > sizes[SPACES[space]]:
             raise damaged(f"{title} ends outside of its buffer")
         before = space, offset + nbytes
-        packing = _read_packing(file, stored, becomes, rank, rest, title)
+        packing = _read_packing(file, row, title)
         count = prod(n for n, _, _ in packing.dims)
         if aligned(count * np.dtype(packing.dtype).itemsize, 4) != nbytes:
             raise damaged(f"{title} has {nbytes:,} bytes")
         found[SPACES[space]].append((offset, packing))
-    return {space: Pieces(space, made) for space, made in found.items()}
+    return {space: Constants(space, made) for space, made in found.items()}
 
 
-def _read_packing(
-    file: Container, stored: int, becomes: int, rank: int, fields: Sequence[int], title: str
-) -> Packing:
-    place, matrix, *rest = fields
-    extents, flat = rest[:PIECE_AXES], rest[PIECE_AXES:]
-    dims = tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-    if not 0 < rank <= PIECE_DIMS or any(any(dim) for dim in dims[rank:]):
+def _read_packing(file: Container, row: ConstantRow, title: str) -> Packing:
+    rank, matrix, extents = row.rank, row.matrix, row.extents
+    dims = tuple((dim.extent, dim.axis, dim.step) for dim in row.dims)
+    if not 0 < rank <= MOST_DIMENSIONS or any(any(dim) for dim in dims[rank:]):
         raise damaged(f"{title} has {rank} dimensions")
-    axes = PIECE_AXES if matrix == NONE64 else 3
+    axes = SOURCE_AXES if matrix == NONE64 else 3
     dims = dims[:rank]
     if not all(n and axis < axes and _is_step(dims, axis, s) for n, axis, s in dims):
         raise damaged(f"{title} has dimensions that are none")
     if prod(extents) > MOST_BYTES:
         raise damaged(f"{title} has a source of {extents}")
-    source, dtype = read_values(file, place, prod(extents), stored, becomes, title)
+    source, dtype = read_values(file, row.source, prod(extents), row.stored, row.becomes, title)
     of, shape, ends = None, extents, extents
     if matrix != NONE64:
-        if dtype not in (np.uint32, np.float32) or extents[2:] != [9, 1]:
+        if dtype not in (np.uint32, np.float32) or extents[2:] != (9, 1):
             raise damaged(f"{title} is transformed and has no windows")
         source = source.view(np.float32) if dtype == np.uint32 else source
         words, _ = read_values(file, matrix, 36, 2, _BITS, title)
         of, dtype = words.view(np.float64).reshape(6, 3), np.float32
-        shape, ends = extents[:3], [*extents[:2], 36, 1]
+        shape, ends = extents[:3], (*extents[:2], 36, 1)
     for axis, end in enumerate(ends):
         if end > prod(n for n, other, _ in dims if other == axis):
             raise damaged(f"{title} does not have all of its source")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cml_engine.cooked.reader import damaged
 
 #: bytes of a kernel; the engine's own kernels have up to 84 KB
-MOST_BYTES = 512 << 10
+MOST_WGSL = 512 << 10
 #: open brackets; each takes 1 to 4 KiB of a compiler's stack
 MOST_DEPTH = 64
 #: tokens of open expressions and statements; each takes up to 0.8 KiB of stack
@@ -23,7 +23,7 @@ MOST_NAMES = 512
 #: elements of an array type, to which a driver expands its variables
 MOST_ELEMENTS = 4096
 #: tokens after expansion: a name counts as its declaration, an array as all its elements
-MOST_SIZE = 1 << 20
+MOST_EXPANDED = 1 << 20
 
 #: blanks and comments, then a token or the end
 _TOKEN = re.compile(
@@ -43,10 +43,10 @@ def check_wgsl(text: str, what: str) -> None:
 
     ``what`` begins the message.
     """
-    if len(text) > MOST_BYTES or "/*" in text or not _TEXT.fullmatch(text):
+    if len(text) > MOST_WGSL or "/*" in text or not _TEXT.fullmatch(text):
         raise damaged(
             f"{what}: its WGSL is not ASCII, has comments of several lines, or is longer than "
-            f"{MOST_BYTES:,} bytes"
+            f"{MOST_WGSL:,} bytes"
         )
     try:
         _Scanner(text).run()
@@ -133,8 +133,8 @@ class _Scanner:
 
     def _grow(self, size: int) -> None:
         self._size += size
-        if self._size > MOST_SIZE:
-            raise _Refused(f"expands to more than {MOST_SIZE:,} tokens and elements of arrays")
+        if self._size > MOST_EXPANDED:
+            raise _Refused(f"expands to more than {MOST_EXPANDED:,} tokens and elements of arrays")
 
     def _push(self, kind: str) -> None:
         if len(self._brackets) > MOST_DEPTH:

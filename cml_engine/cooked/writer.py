@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import astuple
 
-from cml_engine.cooked.form import (
+from cml_engine.cooked.schema import (
     COUNTS,
     FORMAT,
-    HEADER,
     KERNELS,
     MAGIC,
     MOST_TEXT,
     PLAN,
-    SECTION,
     SECTION_ALIGNMENT,
     STRINGS,
     VALUES,
-    Totals,
+    FileHeader,
+    SectionRow,
+    Text,
     aligned,
+    totals_of,
 )
 from cml_engine.cooked.values import Values
 from cml_engine.io.model_source import Bytes
 
 
 class Strings:
-    """A table of distinct strings; :meth:`put` returns the offset and length of one."""
+    """A table of distinct strings; :meth:`put` returns the place of one."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[int, int]] = {"": (0, 0)}
+        self._places = {"": Text(offset=0, length=0)}
         self.content = bytearray()
 
-    def put(self, text: str) -> tuple[int, int]:
+    def put(self, text: str) -> Text:
         if text not in self._places:
             encoded = text.encode(errors="replace")
             # only people read titles and labels, so these may be cut; a cut name is an error later
             if len(encoded) > MOST_TEXT:
                 encoded = encoded[: MOST_TEXT - 4].decode(errors="ignore").encode() + b" ..."
-            self._places[text] = len(self.content), len(encoded)
+            self._places[text] = Text(offset=len(self.content), length=len(encoded))
             self.content += encoded
         return self._places[text]
 
@@ -63,23 +63,33 @@ class Sections:
         """Returns the whole file."""
         self._content[STRINGS] = [bytes(self.strings.content)]
         self._content[VALUES] = [bytes(self.values.content)]
-        totals = Totals.of(self._content[KERNELS][0], self._content[PLAN])
+        totals = totals_of(self._content[KERNELS][0], self._content[PLAN])
         order = [
             (tag, number, content)
             for tag in sorted(COUNTS)
             for number, content in enumerate(self._content.get(tag, []))
         ]
-        at = HEADER.size + SECTION.size * len(order)
+        at = FileHeader.SIZE + SectionRow.SIZE * len(order)
         table, body = bytearray(), bytearray()
         start = at
         for tag, number, content in order:
             body += bytes(aligned(at, SECTION_ALIGNMENT) - at)
             at = aligned(at, SECTION_ALIGNMENT)
             digest = hashlib.sha256(content).digest()
-            table += SECTION.pack(tag.encode(), at, len(content), number, 0, digest)
+            row = SectionRow(
+                tag=tag.encode(), offset=at, nbytes=len(content), number=number, digest=digest
+            )
+            table += row.to_bytes()
             body += content
             at += len(content)
         assert start + len(body) == at
         digest = hashlib.sha256(table).digest()
-        head = HEADER.pack(MAGIC, FORMAT, len(order), at, digest, *astuple(totals), bytes(16))
-        return head + table + body
+        header = FileHeader(
+            magic=MAGIC,
+            format=FORMAT,
+            sections=len(order),
+            nbytes=at,
+            table_digest=digest,
+            totals=totals,
+        )
+        return header.to_bytes() + table + body

@@ -6,7 +6,7 @@
  *     deno run -A players/web/check.js net.cml [other.cml] [--profile portable]
  */
 
-import { CmlError, CookedFile, Scheduler, load, planFrame, requestDevice } from "./cml.js";
+import { CmlError, CookedFile, GOLDEN_HEAD_BYTES, GOLDEN_ROW_BYTES, Scheduler, goldenHead, goldenRow, load, planFrame, requestDevice } from "./cml.js";
 
 /** @typedef {import("./cml.js").Numbers} Numbers */
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
@@ -20,9 +20,8 @@ const TYPES = ["scalar", "integer", "logical"], ARRAYS = [Float32Array, Int32Arr
  */
 export async function goldenOf(file) {
   if (!file.table.has("golden")) return null;
-  const view = await file.section("golden"), count = view.u32(0);
-  view.need(4, 4 + 64 * count);
-  const tolerance = view.data.getFloat32(4, true), { inputs, outputs } = file.plans[0];
+  const view = await file.section("golden"), { tensors: count, tolerance } = goldenHead(view, 0);
+  const rows = view.rows(goldenRow, GOLDEN_ROW_BYTES, { count, offset: GOLDEN_HEAD_BYTES }), { inputs, outputs } = file.plans[0];
   const wanted = [...inputs, ...outputs];
   if (!(tolerance >= 0 && tolerance < Infinity) || count !== wanted.length) {
     throw new CmlError("CorruptArtifact", "section 'golden' has no tolerance, or other tensors than the network");
@@ -30,13 +29,11 @@ export async function goldenOf(file) {
   /** @type {GoldenTensor[][]} */
   const found = [[], []];
   wanted.forEach((place, i) => {
-    const at = 8 + 64 * i, name = file.text(view, at), shape = view.shape(at + 16);
-    const role = view.u32(at + 8), type = view.u32(at + 12);
-    view.zeros(at + 52, 4);
+    const { role, type, offset } = rows[i], name = file.text(rows[i].name), shape = view.shape(rows[i]);
     const fits = role === Number(i >= inputs.length) && TYPES[type] === place.type && name === place.name &&
       String(shape) === String(place.shape);
     if (!fits) throw new CmlError("CorruptArtifact", `section 'golden': '${name}' is not '${place.name}' of the network`);
-    const data = new ARRAYS[type](view.part(view.u64(at + 56), 4 * place.elements).slice().buffer);
+    const data = new ARRAYS[type](view.part(offset, 4 * place.elements).slice().buffer);
     found[role].push({ name, shape, data });
   });
   return { tolerance, inputs: found[0], outputs: found[1] };

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from cml_engine.cooked import cook
-from cml_engine.cooked.form import HEADER, SECTION
+from cml_engine.cooked.schema import FileHeader, SectionRow
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import (
@@ -83,9 +83,12 @@ def test_no_byte_harms_whose_hashes_match(program, cooked, tmp_path):
 def test_sections_that_changed_places_are_refused(said, cooked):
     for i in range(len(sections(cooked)) - 1):
         made = bytearray(cooked)
-        at = HEADER.size + i * SECTION.size
-        rows = made[at : at + SECTION.size], made[at + SECTION.size : at + 2 * SECTION.size]
-        made[at : at + 2 * SECTION.size] = rows[1] + rows[0]
+        at = FileHeader.SIZE + i * SectionRow.SIZE
+        rows = (
+            made[at : at + SectionRow.SIZE],
+            made[at + SectionRow.SIZE : at + 2 * SectionRow.SIZE],
+        )
+        made[at : at + 2 * SectionRow.SIZE] = rows[1] + rows[0]
         assert said(sealed(made))[0] == CORRUPT
 
 
@@ -94,7 +97,7 @@ def test_sections_that_changed_places_are_refused(said, cooked):
 def test_huge_lengths_take_no_memory(said, cooked, field, value):
     for i in range(len(sections(cooked))):
         made = bytearray(cooked)
-        struct.pack_into("<Q", made, HEADER.size + i * SECTION.size + field, value)
+        struct.pack_into("<Q", made, FileHeader.SIZE + i * SectionRow.SIZE + field, value)
         assert said(sealed(made))[0] == CORRUPT
 
 

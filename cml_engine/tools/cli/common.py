@@ -17,7 +17,7 @@ from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.overrides import Decide, from_file
 from cml_engine.cooked import load_cooked
-from cml_engine.cooked.form import MAGIC
+from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
 from cml_engine.errors.arguments import EXTENT
 from cml_engine.formats.loading import load

@@ -8,7 +8,15 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cooked import cook
-from cml_engine.cooked.form import BINDING, COUNT, HEADER, KERNEL, PLAN_HEADER, SECTION, STEP
+from cml_engine.cooked.schema import (
+    BindingRow,
+    FileHeader,
+    KernelRow,
+    KernelsHead,
+    PlanHead,
+    PlanStepRow,
+    SectionRow,
+)
 from cml_engine.gpu.shaders import compilers
 from cml_engine.io.load_limits import OverBudget
 from tests.fixtures.cooked import (
@@ -68,9 +76,12 @@ def test_every_length_but_its_own_is_refused(cooked, tmp_path):
 def test_sections_that_changed_places_are_refused(cooked):
     for i in range(len(sections(cooked)) - 1):
         made = bytearray(cooked)
-        at = HEADER.size + i * SECTION.size
-        rows = made[at : at + SECTION.size], made[at + SECTION.size : at + 2 * SECTION.size]
-        made[at : at + 2 * SECTION.size] = rows[1] + rows[0]
+        at = FileHeader.SIZE + i * SectionRow.SIZE
+        rows = (
+            made[at : at + SectionRow.SIZE],
+            made[at + SectionRow.SIZE : at + 2 * SectionRow.SIZE],
+        )
+        made[at : at + 2 * SectionRow.SIZE] = rows[1] + rows[0]
         refused(sealed(made))
 
 
@@ -79,7 +90,7 @@ def test_sections_that_changed_places_are_refused(cooked):
 def test_a_section_of_any_length_anywhere_is_refused(cooked, field, size):
     for i in range(len(sections(cooked))):
         made = bytearray(cooked)
-        U64.pack_into(made, HEADER.size + i * SECTION.size + field, size)
+        U64.pack_into(made, FileHeader.SIZE + i * SectionRow.SIZE + field, size)
         refused(sealed(made))
 
 
@@ -138,7 +149,7 @@ def test_a_plan_that_binds_outside_of_its_memory_is_refused(cooked, offset, valu
     kind = U64 if offset >= 8 else U32
     start = table(cooked, 1)
     assert "plan 'portable'" in refused(changed(cooked, "plan", put(start, offset, kind, value)))
-    assert start >= PLAN_HEADER.size and BINDING.size == 24
+    assert start >= PlanHead.SIZE and BindingRow.SIZE == 24
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def test_a_plan_that_binds_outside_of_its_memory_is_refused(cooked, offset, valu
 def test_a_step_that_is_none_is_refused(cooked, offset, value):
     start = table(cooked, 0)
     assert "damaged" in refused(changed(cooked, "plan", put(start, offset, U32, value)))
-    assert STEP.size == 96
+    assert PlanStepRow.SIZE == 96
 
 
 @pytest.mark.parametrize("offset", [16, 24, 32])
@@ -181,7 +192,7 @@ def test_a_plan_whose_tables_lie_elsewhere_is_refused(cooked, offset, value):
 def test_a_kernel_that_is_none_is_refused(cooked, offset, value):
     kind = U64 if offset == 56 else U32
     refused(changed(cooked, "kernels", put(8, offset, kind, value)))
-    assert KERNEL.size == 96
+    assert KernelRow.SIZE == 96
 
 
 @pytest.mark.parametrize(
@@ -250,8 +261,8 @@ def test_a_header_that_understates_is_refused(cooked, offset, kind):
 
 def test_kernels_do_not_share_their_code(cooked):
     def share(content):
-        first = content[COUNT.size + 56 : COUNT.size + 88]
-        for at in range(COUNT.size + KERNEL.size, len(content), KERNEL.size):
+        first = content[KernelsHead.SIZE + 56 : KernelsHead.SIZE + 88]
+        for at in range(KernelsHead.SIZE + KernelRow.SIZE, len(content), KernelRow.SIZE):
             content[at + 56 : at + 88] = first
 
     assert "code of a kernel lies at" in refused(changed(cooked, "kernels", share))
@@ -259,7 +270,7 @@ def test_kernels_do_not_share_their_code(cooked):
 
 @pytest.mark.parametrize("field", [8, 20])
 def test_steps_do_not_overlap_bindings_or_parameters(cooked, field):
-    start = table(cooked, 0) + STEP.size
+    start = table(cooked, 0) + PlanStepRow.SIZE
     (value,) = U32.unpack_from(next(content_of(cooked, "plan")), start + field)
     refused(changed(cooked, "plan", put(start, field, U32, value - (1 if field == 8 else 16))))
 

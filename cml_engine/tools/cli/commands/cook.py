@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.cooked import PROFILES, cook, load_cooked
-from cml_engine.cooked.form import CookedLimits
+from cml_engine.cooked.schema import CookedLimits
 from cml_engine.errors import InputError
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
