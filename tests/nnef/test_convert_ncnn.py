@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
 from cml_engine.ir.graph import Fact, Graph
 from cml_engine.tools.cli import main
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 
-Array = np.ndarray[Any, Any]
 Convert = Callable[..., Graph]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
@@ -43,79 +41,6 @@ def convert_lines(tmp_path: Path) -> Convert:
         return cml.load(write(tmp_path, every, weights), **more)
 
     return run
-
-
-COMMON: list[tuple[str, bytes, str, dict[str, Any]]] = [
-    ("Convolution c 1 1 in out 0=2 1=3 4=1 5=1 6=72", FLOAT32 + counted(74), "conv",
-     {"padding": [(1, 1), (1, 1)], "stride": [1, 1], "dilation": [1, 1], "groups": 1}),
-    ("Convolution c 1 1 in out 0=2 1=3 11=1 2=2 12=3 3=4 13=5 4=1 15=2 14=3 16=4 6=24",
-     FLOAT32 + counted(24), "conv",
-     {"padding": [(3, 4), (1, 2)], "stride": [5, 4], "dilation": [3, 2], "border": "constant"}),
-    ("Convolution c 1 1 in out 0=2 1=3 4=-233 6=72", FLOAT32 + counted(72), "conv",
-     {"padding": []}),
-    ("ConvolutionDepthWise c 1 1 in out 0=4 1=3 4=1 6=36 7=4", FLOAT32 + counted(36), "conv",
-     {"groups": 4}),
-    ("Deconvolution c 1 1 in out 0=2 1=4 3=2 4=1 18=1 6=128", FLOAT32 + counted(128), "deconv",
-     {"padding": [(1, 0), (1, 0)], "stride": [2, 2]}),
-    ("PReLU p 1 1 in out 0=4", counted(4), "prelu", {}),
-    ("ReLU r 1 1 in out", b"", "relu", {}),
-    ("ReLU r 1 1 in out 0=0.2", b"", "leaky_relu", {"alpha": 0.2}),
-    ("Sigmoid s 1 1 in out", b"", "sigmoid", {}),
-    ("TanH t 1 1 in out", b"", "tanh", {}),
-    ("Clip c 1 1 in out 0=0 1=6", b"", "clamp", {}),
-    ("UnaryOp u 1 1 in out 0=7", b"", "exp", {}),
-    ("BinaryOp b 2 1 in in out 0=2", b"", "mul", {}),
-    ("BinaryOp b 1 1 in out 0=3 1=1 2=2.5", b"", "div", {}),
-    ("Eltwise e 3 1 in in in out 0=1", b"", "add", {}),
-    ("Concat c 2 1 in in out 0=-3", b"", "concat", {"axis": 1}),
-    ("Slice s 1 2 in out b -23300=2,-233,-233 1=0", b"", "split", {"axis": 1, "ratios": [1, 1]}),
-    ("Softmax s 1 1 in out 0=0", b"", "softmax", {"axes": [1]}),
-    ("Interp i 1 1 in out 0=1 1=2.0 2=3.0", b"", "nearest_upsample", {"factor": [2, 3]}),
-    ("Interp i 1 1 in out 0=2 1=2.0 2=2.0", b"", "multilinear_upsample",
-     {"factor": [2, 2], "method": "symmetric", "border": "replicate"}),
-    ("Pooling p 1 1 in out 0=0 1=2 2=2 5=1", b"", "max_pool",
-     {"size": [1, 1, 2, 2], "stride": [1, 1, 2, 2], "border": "ignore", "padding": [(0, 0)] * 4}),
-    ("Pooling p 1 1 in out 0=1 1=3 2=1 3=1 5=1 6=1", b"", "avg_pool",
-     {"border": "constant", "padding": [(0, 0), (0, 0), (1, 1), (1, 1)]}),
-    ("Padding p 1 1 in out 0=1 1=2 2=3 3=4 4=0 5=0.5", b"", "pad",
-     {"padding": [(0, 0), (0, 0), (1, 2), (3, 4)], "border": "constant", "value": 0.5}),
-    ("Padding p 1 1 in out 0=1 1=1 2=1 3=1 4=2", b"", "pad", {"border": "reflect"}),
-    ("Crop c 1 1 in out 0=1 1=2 3=4 4=-233 5=-233 7=3", b"", "slice",
-     {"axes": [2, 3], "begin": [2, 1], "end": [5, 5]}),
-    ("BatchNorm b 1 1 in out 0=4 1=0.001", counted(16), "batch_normalization",
-     {"epsilon": 0.001}),
-    ("Scale s 1 1 in out 0=4", counted(4), "mul", {}),
-    ("Flatten f 1 1 in out", b"", "reshape", {"shape": [-1], "axis_start": 1}),
-    ("Reshape r 1 1 in out 0=16 1=16", b"", "reshape", {"shape": [16, 16]}),
-    ("Dropout d 1 1 in out 0=0.5", b"", "mul", {}),
-    ("Dropout d 1 1 in a\nNoop n 1 1 a b\nSplit s 1 2 b c d\nBinaryOp e 2 1 c d out 0=0", b"",
-     "add", {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("lines", "weights", "op", "attrs"), COMMON, ids=[a for a, *_ in COMMON])
-def test_layers(
-    convert_lines: Convert,
-    tmp_path: Path,
-    lines: str,
-    weights: bytes,
-    op: str,
-    attrs: dict[str, Any],
-) -> None:
-    graph = convert_lines(*lines.split("\n"), weights=weights)
-    assert graph.outputs[0] == "out"
-    node = graph.nodes[-1]
-    assert node.op == op
-    assert {key: node.attrs[key] for key in attrs} == attrs
-    assert node.source is not None
-    assert node.source.line >= 4
-    nnef.save(graph, tmp_path / "out")
-    again = nnef.load(tmp_path / "out", lambda op: True)
-    names = {"in": "t_in"}  # a keyword of NNEF's
-    assert [(n.op, n.inputs, dict(n.attrs)) for n in again.nodes] == [
-        (n.op, tuple(names.get(name, name) for name in n.inputs), dict(n.attrs))
-        for n in graph.nodes
-    ]
 
 
 def test_weights_lie_as_nnef_has_them(convert_lines: Convert) -> None:

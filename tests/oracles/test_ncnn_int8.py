@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.contenders import Workload
-from benchmarks.ncnn.int8 import Int8Network, WrongLayer
+from benchmarks.ncnn.int8 import Int8Network
 from tests.fixtures.ncnn_models import input_line, param_text, weight_bytes
 
 pytest.importorskip("ncnn")
@@ -37,16 +37,3 @@ def test_ncnns_package_computes_in_bytes(network, rng):
     """Each convolution's result equals that of rounded numbers, and differs from that of floats."""
     assert network.handed == {"a"}
     assert 1e-3 < network.error(samples(rng)[0]) < 0.05
-
-
-def test_a_wrong_network_is_not_measured(network, rng):
-    data = bytearray(network.words.weights.read_bytes())
-    data[4 + 17] ^= 32
-    network.words.weights.write_bytes(data)
-    with pytest.raises(WrongLayer, match="Convolution 'a'"):
-        network.error(samples(rng)[0])
-    for written, copied in ((network.words.param, network.floats.param),
-                            (network.words.weights, network.floats.weights)):  # fmt: skip
-        written.write_bytes(copied.read_bytes())
-    with pytest.raises(WrongLayer, match="Convolution 'a'"):
-        network.error(samples(rng)[0])

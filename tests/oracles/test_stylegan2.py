@@ -125,11 +125,3 @@ def test_the_cpu_agrees_with_the_paper(parameters, z, expected):
 def test_the_gpu_agrees_with_the_paper(most_bytes, parameters, z, expected, gpu):
     image = found(parameters, z, gpu, most_bytes=most_bytes)
     assert np.abs(image - expected).max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["b4.conv1.bias", "b8.conv0.noise_strength", "b64.torgb.weight"])
-def test_every_kind_of_parameter_is_seen(name, parameters, z, expected):
-    """A small change of any parameter changes the picture by far more than the tolerance."""
-    wrong = {**parameters, f"synthesis.{name}": parameters[f"synthesis.{name}"] + np.float32(0.05)}
-    assert np.abs(found(wrong, z, "cpu") - expected).max() > 10 * TOLERANCE
-    assert expected.std() > 0.05

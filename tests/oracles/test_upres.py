@@ -54,10 +54,3 @@ def test_cpu_agrees_with_ncnn(graph, workload, expected):
 
 def test_gpu_agrees_with_ncnn(graph, gpu, workload, expected):
     check(graph, gpu, workload, expected)
-
-
-def test_the_reference_is_a_picture_and_not_zeros(workload, expected):
-    """An upscaled photo keeps its averages, so a constant picture would fail this check."""
-    small = workload.load_inputs()["data"]
-    blocks = expected.reshape(1, 3, SIZE[1], 4, SIZE[0], 4).mean(axis=(3, 5))
-    assert np.corrcoef(blocks.ravel(), small.ravel())[0, 1] > 0.98

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from demo_game.training import data, ecology, materials
+from demo_game.training import data
 from demo_game.training.data import HELD_OUT, Place
 from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON
 
@@ -68,30 +68,6 @@ def test_recipe_is_that_of_the_files(name):
     assert sum(f.stat().st_size for f in files) == RECIPE[name]["bytes"]
 
 
-def test_all_agents_are_small():
-    assert sum(RECIPE[name]["bytes"] for name in AGENTS) < 1_000_000
-    assert sum(RECIPE[name]["flops"] for name in AGENTS) < 350e6
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_recipe_says_that_each_baseline_is_beaten(name):
-    errors = RECIPE[name]["errors"]
-    assert len(errors) == 3
-    for way in set(errors) - {"agent"}:
-        for quantity, value in errors["agent"].items():
-            assert value < errors[way][quantity], (way, quantity)
-
-
-def test_shapes_and_ranges(pair):
-    _, west, _ = pair
-    assert west["heights"].shape == (1, 1, 96, 96)
-    assert west["albedo"].shape == (1, 4, 128, 128)
-    assert west["density"].shape == (1, 3, 64, 64)
-    for name in ("albedo", "density"):
-        assert west[name].min() >= 0 and west[name].max() <= 1
-        assert west[name].std() > 0.02, "the same everywhere"
-
-
 @pytest.mark.parametrize("name, per_cell", [("heights", 1), ("albedo", 2), ("density", 1)])
 def test_neighbours_meet_without_a_seam(pair, name, per_cell):
     place, west, east = pair
@@ -119,19 +95,6 @@ def test_heights_beat_interpolation(sessions):
     wrong = np.abs(agent - target).mean()
     assert wrong < 0.5 * np.abs(smooth - target).mean()
     assert wrong < 0.5 * np.abs(noisy - target).mean()
-
-
-@pytest.mark.parametrize(
-    "output, simulate, per_sample",
-    [("albedo", materials.paint, 2), ("density", ecology.populate, 1)],
-)
-def test_others_are_near_what_they_learned(pair, output, simulate, per_sample):
-    """The error is smaller than that of the best constant colour or density for the same tile."""
-    _, west, _ = pair
-    border = materials.BORDER * per_sample
-    target = simulate(*west["seen"].values())[:, :, border:-border, border:-border]
-    wrong = np.abs(west[output] - target).mean()
-    assert wrong < 0.75 * np.abs(target - target.mean(axis=(2, 3), keepdims=True)).mean()
 
 
 @pytest.mark.parametrize("name", AGENTS)

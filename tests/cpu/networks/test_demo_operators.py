@@ -12,9 +12,7 @@ import cml_engine as cml
 from demo_game.agents import tile_input
 from demo_game.chain import MODELS, load_chain
 from demo_game.operators.scatter import CANDIDATES
-from demo_game.world import noise
-from demo_game.world.sun import SUN
-from demo_game.world.tile import CELLS, COARSE_APRON, SCALE, WIDE_APRON, TileId
+from demo_game.world.tile import CELLS, WIDE_APRON, TileId
 
 SEED = 7
 #: the first sample at the tile's own corner, for a tile and for each of its children
@@ -24,19 +22,6 @@ CORNER = WIDE_APRON
 @pytest.fixture(scope="module")
 def terrain() -> cml.Session:
     return cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu")
-
-
-@pytest.mark.parametrize("tile", [TileId(0, -3, 5), TileId(3, 2, -1), TileId(6, -1, -1)])
-def test_channels_are_the_samples_of_the_contract(terrain: cml.Session, tile: TileId) -> None:
-    made = terrain.run({"tile": tile_input(tile, SEED)})
-    first_x, first_z = tile.first_cell
-    y, x, ky, kx = 5, 30, 2, 3
-    cell = (SCALE * x + kx - COARSE_APRON + first_x, SCALE * y + ky - COARSE_APRON + first_z)
-    assert made["detail"][0, 4 * ky + kx, y, x] == _at(noise.detail, *cell, tile.level)
-    y, x, ky, kx = 90, 2, 1, 0
-    half = (2 * (x - WIDE_APRON + first_x) + kx, 2 * (y - WIDE_APRON + first_z) + ky)
-    assert made["grain"][0, 2 * ky + kx, y, x] == _at(noise.grain, *half, tile.level)
-    assert made["cell"].item() == tile.cell_m
 
 
 @pytest.mark.parametrize("parent", [TileId(1, -2, 3), TileId(4, 0, -1)])
@@ -49,23 +34,6 @@ def test_children_lie_where_their_parent_has_them(terrain: cml.Session, parent: 
         x, z = CORNER + half * (child.x & 1), CORNER + half * (child.z & 1)
         mine = part[CORNER : CORNER + CELLS : 2, CORNER : CORNER + CELLS : 2]
         np.testing.assert_allclose(mine, whole[z : z + half, x : x + half], atol=1e-6)
-
-
-def test_a_child_is_its_parents_land_and_one_octave_more(terrain: cml.Session) -> None:
-    """Shared samples are lattice points of the added octave, where its noise is 0.
-
-    On ridged land the octave adds at most the mean of a ridge there.
-    """
-    parent = TileId(2, -12, -12)
-    child = parent.children[0]
-    whole = terrain.run({"tile": tile_input(parent, SEED)})["coarse"][0, 0]
-    part = terrain.run({"tile": tile_input(child, SEED)})["coarse"][0, 0]
-    corner, shared = COARSE_APRON // SCALE, CELLS // SCALE // 2
-    more = part[corner:, corner:][: 2 * shared : 2, : 2 * shared : 2]
-    more = more - whole[corner:, corner:][:shared, :shared]
-    most = noise.amplitude(child.level + 3) * noise.RIDGE_MEAN
-    assert more.min() >= -1e-3 and more.max() <= most + 1e-3
-    assert more.max() > 0.5 * most
 
 
 def test_scatter_keeps_candidates_in_their_order() -> None:
@@ -88,17 +56,6 @@ def test_scatter_keeps_candidates_in_their_order() -> None:
     assert np.array_equal(places, some["instances"][0, 0, :count, :2])
     other = session.run({**inputs, "tile": tile_input(TileId(0, -9, 4), SEED + 1)})
     assert not np.array_equal(other["instances"], some["instances"])
-
-
-def test_the_sun_is_a_direction_above_the_horizon() -> None:
-    assert np.isclose(np.linalg.norm(SUN), 1)
-    assert SUN[1] > 0.4 and SUN[0] < 0 < SUN[2]  # in the south-west
-
-
-def _at(of: object, x: int, z: int, level: int) -> float:
-    assert callable(of)
-    where = (np.array([[value]], np.int32) for value in (x, z))
-    return float(of(*where, level, SEED)[0, 0])
 
 
 def _numbers(placed: np.ndarray) -> np.ndarray:

@@ -77,18 +77,6 @@ def test_no_pass_takes_a_game_s_operator_for_ours(name):
                     np.testing.assert_allclose(got[output], value, 1e-3, 1e-4 * size)
 
 
-def test_the_comparison_would_show_it():
-    net = Net(1, 4)
-    graph = net.graph(net.op("neg", net.op("relu", "x")))
-    fused = optimize(graph)
-    assert len(fused.nodes) == 1
-    inputs = net.input()
-    with overridden("relu"):
-        alone = CpuProgram(graph).run(inputs)["t1"]
-        np.testing.assert_array_equal(CpuProgram(optimize(graph)).run(inputs)["t1"], alone)
-    assert not np.allclose(CpuProgram(fused).run(inputs)["t1"], alone)
-
-
 @pytest.mark.parametrize("storage", ["float", "half"])
 def test_a_convolution_and_a_chain_on_the_gpu(storage, gpu):
     net = Net(1, 3, 6, 8)

@@ -111,12 +111,6 @@ def test_products_in_blocks(rng, monkeypatch, block):
     by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
 
 
-def test_windows_in_bands(rng, monkeypatch):
-    monkeypatch.setattr(conv_last_cpu, "_BAND", 1000)
-    by(conv_last_cpu.Windows, conv_case((2, 9, 21, 17), (11, 9, 3, 3)), rng)
-    by(conv_last_cpu.Windows, conv_case((1, 9, 21, 17), (11, 9, 1, 1)), rng)
-
-
 @pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect-even"])
 def test_depthwise_windows(rng, border):
     tried = 0

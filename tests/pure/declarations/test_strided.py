@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from cml_engine.ops.movement import strided_copy
-from cml_engine.ops.movement.strided_copy import Copy, Dim, box, collapse, strides
+from cml_engine.ops.movement.strided_copy import Copy, Dim, box, strides
 
 
 def moves(copy, width=1):
@@ -18,21 +18,6 @@ def moves(copy, width=1):
         dst = copy.dst_offset + sum(i * d.dst for i, d in zip(at, copy.dims, strict=True))
         pairs += [(src * width + k, dst * width + k) for k in range(width)]
     return pairs
-
-
-def test_strides():
-    assert strides((2, 3, 4)) == [12, 4, 1]
-    assert strides(()) == []
-    assert strides((2, 0, 4)) == [0, 4, 1]
-
-
-def test_collapse_merges_what_both_sides_walk_as_one():
-    assert collapse([Dim(2, 12, 12), Dim(3, 4, 4), Dim(4, 1, 1)]) == (Dim(24, 1, 1),)
-    # the target has gaps between rows
-    assert collapse([Dim(3, 4, 8), Dim(4, 1, 1)]) == (Dim(3, 4, 8), Dim(4, 1, 1))
-    # a repeated source is merged into one dimension too
-    assert collapse([Dim(3, 0, 4), Dim(4, 0, 1)]) == (Dim(12, 0, 1),)
-    assert collapse([Dim(1, 7, 7)]) == (Dim(1, 1, 1),)
 
 
 @pytest.mark.parametrize("seed", range(50))

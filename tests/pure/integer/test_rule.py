@@ -51,10 +51,6 @@ def exactly(total: int, by: rule.Multiplier, low: int, high: int) -> int:
     return max(low, min(high, value.numerator // value.denominator))
 
 
-def half_to_even(total: int, by: rule.Multiplier, low: int, high: int) -> int:
-    return max(low, min(high, round(Fraction(total * by.mantissa, 2**by.exponent))))
-
-
 WAYS: tuple[Callable[[int, rule.Multiplier, int, int], int], ...] = (
     rule.requantize,
     rule.requantize_in_32_bits,
@@ -69,14 +65,6 @@ def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) 
     if fits(total, by):
         for low, high in ((-127, 127), (0, 65535), (-(2**31), 2**31)):
             assert way(total, by, low, high) == exactly(total, by, low, high)
-
-
-def test_halves_to_even_are_found() -> None:
-    """The comparison above can fail: its cases contain ties, which other rules round otherwise."""
-    tie, by = 5, rule.Multiplier(1 << 14, 15)
-    assert exactly(tie, by, -127, 127) == 3 != half_to_even(tie, by, -127, 127)
-    assert {way(tie, by, -127, 127) for way in WAYS} == {3}
-    assert {way(-tie, by, -127, 127) for way in WAYS} == {-2}
 
 
 @given(st.fractions(Fraction(1, 2**31), Fraction(4000)))

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from cml_engine import FrameReport
 from cml_engine.tools.panel.operators import OperatorTime
-from cml_engine.tools.panel.palette import NETWORKS, OTHER_NETWORK, network_colour
 from cml_engine.tools.panel.ranking import Best, RecentSums, ordered, rows
-from cml_engine.tools.panel.slices import Reports, bars, duration, why
+from cml_engine.tools.panel.slices import Reports, bars, why
 from scheduler.reports import SliceReport
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_without_imgui_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['imgui_bundle'] = None\n"
-        "from cml_engine.tools.panel import Panel; Panel(None, {})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "pip install 'cml-engine[game]'" in done.stderr.splitlines()[-1]
-
 
 # --- operators
 
@@ -50,10 +34,6 @@ def test_a_row_says_what_an_operator_costs() -> None:
     assert row.error == pytest.approx(0.5)
     assert row.gflops == pytest.approx(2.0)  # 4e6 in 2 ms
     assert row.gbytes == pytest.approx(0.5)
-
-
-def test_what_has_not_run_has_no_row() -> None:
-    assert rows(keyed([operator("upres", 0, 0.0, 0.0)])) == []
 
 
 def test_part_of_a_run_has_a_time_but_no_average() -> None:
@@ -124,15 +104,3 @@ def test_the_newest_measured_frame_is_shown() -> None:
     assert shown is not None and shown.frame == 0
     late.measured_ms = 3.0
     assert reports.shown() is late
-
-
-def test_durations() -> None:
-    assert [duration(ms) for ms in (3.4, 250.0, -1500.0)] == ["3 ms", "0.2 s", "-1.5 s"]
-    assert [duration(ms) for ms in (150e3, 9e9, -9e9)] == ["2 min", "> 1 h", "< -1 h"]
-
-
-def test_every_network_has_a_colour_of_its_own() -> None:
-    networks = [f"net{n}" for n in range(len(NETWORKS) + 1)]
-    found = [network_colour(name, networks) for name in networks]
-    assert len(set(found)) == len(found) and found[-1] == OTHER_NETWORK
-    assert network_colour("a stranger", networks) == OTHER_NETWORK

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cml_engine.cpu.compare import compare
-from cml_engine.ops.declaration.spec import EXACT, Tolerance
+from cml_engine.ops.declaration.spec import Tolerance
 
 LOOSE = Tolerance(1e-5, 1e-6, "a test")
 RIGHT = np.array([[1.0, -2.0], [0.0, 1e6]], np.float32)
@@ -14,15 +14,6 @@ def changed(index, value):
     wrong = RIGHT.copy()
     wrong[index] = value
     return wrong
-
-
-def test_equal_arrays_agree():
-    verdict = compare(RIGHT, RIGHT.copy(), EXACT)
-    assert verdict.ok and verdict.worst == 0
-
-
-def test_rounding_within_the_tolerance_agrees():
-    assert compare(RIGHT * np.float32(1 + 5e-6), RIGHT, LOOSE).ok
 
 
 @pytest.mark.parametrize(
@@ -80,14 +71,6 @@ def test_one_value_within_its_tolerance_is_right_and_twice_that_is_wrong(at):
         assert verdict.ok == ok and verdict.worst == pytest.approx(abs(by), rel=1e-6)
 
 
-def test_empty_arrays_agree_where_their_shapes_do():
-    empty = np.zeros((0, 3), np.float32)
-    assert compare(empty, empty.copy(), EXACT).ok
-    assert not compare(empty, np.zeros((0, 4), np.float32), LOOSE).ok
-    assert not compare(empty, np.zeros((3, 0), np.float32), LOOSE).ok
-    assert not compare(empty, empty.astype(np.int32), LOOSE).ok
-
-
 def test_what_is_allowed_besides_is_allowed_where_it_is_said():
     more = np.zeros_like(WIDE)
     more[1, 2] = 0.1
@@ -98,31 +81,7 @@ def test_what_is_allowed_besides_is_allowed_where_it_is_said():
     assert not compare(got.T, WIDE.T, LOOSE, more.reshape(4, 3)).ok
 
 
-def test_the_sign_of_an_infinity_counts():
-    verdict = compare(np.array([-np.inf]), np.array([np.inf]), LOOSE)
-    assert not verdict.ok and "sign" in verdict.problem
-
-
-def test_equal_nan_and_infinity_agree():
-    odd = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
-    assert compare(odd, odd.copy(), EXACT).ok
-
-
 def test_integers_and_logicals_are_compared_exactly():
     assert not compare(np.array([1, 2], np.int32), np.array([1, 3], np.int32), LOOSE).ok
     assert not compare(np.array([True]), np.array([False]), LOOSE).ok
     assert compare(np.array([True]), np.array([True]), LOOSE).ok
-
-
-def test_an_error_may_go_by_the_largest_value_where_the_tolerance_says_so():
-    wanted = np.array([100.0, 0.5], np.float32)
-    got = np.array([100.0, 0.5005], np.float32)
-    assert compare(got, wanted, Tolerance(0, 0, "sums", of_largest=1e-5)).ok
-    assert not compare(got, wanted, Tolerance(0, 0, "sums", of_largest=4e-6)).ok
-    assert not compare(got, wanted, LOOSE).ok
-
-
-def test_exact_means_exact():
-    assert not compare(
-        np.array([np.nextafter(np.float32(1), 2)]), np.array([1.0], np.float32), EXACT
-    ).ok

@@ -17,7 +17,6 @@ from cml_engine.ir.memory import (
     MemoryStats,
     exhausted_message,
     leak_report,
-    mib,
     texel_block,
     texture_bytes,
 )
@@ -101,12 +100,6 @@ def test_nonsense_is_refused(nbytes, alignment):
         FreeList(64).allocate(nbytes, alignment)
 
 
-def test_a_full_list_gives_nothing():
-    ranges = FreeList(64)
-    assert ranges.allocate(64) == 0 and ranges.allocate(1) is None
-    assert ranges.largest_free == 0 and ranges.free_ranges == []
-
-
 ENTRIES = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from(["weights", "render"]), st.integers(0, 99))
 )
@@ -149,17 +142,6 @@ def test_statistics_count_fragmentation_and_print():
     assert data["owners"]["upres"] == {"weights": 3 << 20, "activations": 12 << 20}
 
 
-def test_no_heaps_are_not_fragmented():
-    stats = MemoryStats(0, 0, 0, None, {}, (), 0)
-    assert stats.fragmentation == 0 and stats.largest_free == 0
-    assert "nobody holds any" in str(stats)
-
-
-def test_a_sliver_shows_in_the_bar():
-    heap = HeapStats("uniform", 1 << 20, 16, (1 << 20) - 16, ((512, 16),))
-    assert heap.bar == "+" + "." * 47
-
-
 def test_exhaustion_says_who_holds_what_and_what_to_do():
     said = exhausted_message(8 << 20, "texture agent", "weights", some_stats())
     assert "'texture agent' wanted 8.00 MiB for weights" in said
@@ -171,10 +153,6 @@ def test_exhaustion_says_who_holds_what_and_what_to_do():
 def test_leaks_are_listed_by_owner():
     assert leak_report({}) == ""
     assert leak_report(some_stats().holdings).splitlines()[0] == "renderer: 7 x render, 40.00 MiB"
-
-
-def test_small_numbers_are_not_zero():
-    assert mib(512) == "0.50 KiB" and mib(3 << 19) == "1.50 MiB"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from cml_engine.gpu.memory.words import from_words, to_words
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4I8, C4I16, C4U8, C4U16, STORED, WHOLE, whole_layout, words
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.report.integer_info import IntegerMemory
 from tests.fixtures.integer.networks import IntegerNet, line
 
 
@@ -109,15 +108,6 @@ def test_the_arena_is_a_quarter():
         plan = lower(g, Limits(), layouts_for(g), kept)
         sizes.append(sum(plan.places[f"t{i}"].binding.nbytes for i in range(3)))
     assert sizes[0] * 4 == sizes[1]
-
-
-def test_what_is_saved_is_said():
-    model = chain({}, {}, {}, {})
-    found, graph = IntegerMemory.of(model), optimize(model)
-    plan = lower(graph, Limits(), layouts_for(graph))
-    assert (found.weights, found.arena) == (plan.weights_bytes, plan.memory.peak)
-    assert found.ends == (1 + 4) * 8 * 36 and found.arena < found.arena_of_floats
-    assert "arena 1.8 KiB, floats 2.5 KiB, ratio 0.70" in str(found)
 
 
 @pytest.mark.parametrize("rounded", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -29,21 +28,6 @@ def venv(tmp_path, monkeypatch):
     return calls
 
 
-def test_second_run_does_nothing(venv):
-    tasks.prepare("test")
-    assert any("pip" in call for call in venv)
-    venv.clear()
-    tasks.prepare("test")
-    assert venv == []
-
-
-def test_another_extra_is_installed_when_a_command_needs_it(venv):
-    tasks.prepare("test")
-    venv.clear()
-    tasks.prepare("test", "dev")
-    assert [call[-1] for call in venv if "install" in call] == [".[dev]"]
-
-
 def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     monkeypatch.setattr(tasks, "ROOT", tmp_path)
     monkeypatch.setattr(tasks, "fingerprint", lambda: "same")
@@ -53,20 +37,6 @@ def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     assert (tmp_path / "out").is_dir()  # the folder of the planet
     assert tasks.main(["bake", "--region", "0:1,0:1"]) == 0
     assert venv[-1][1:] == ["-m", "demo_game.bake", "--region", "0:1,0:1"]
-
-
-def test_changed_needs_install_again(venv, monkeypatch):
-    tasks.prepare()
-    monkeypatch.setattr(tasks, "fingerprint", lambda: "other")
-    venv.clear()
-    tasks.prepare()
-    assert any("install" in call for call in venv)
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"key": 1}', "\x00"])
-def test_damaged_stamp_counts_as_none(venv, content):
-    tasks.STAMP.write_text(content, encoding="utf-8")
-    assert tasks.read_stamp().installed == ()
 
 
 def test_extra_that_cannot_be_installed_is_left_out_if_it_may_be(venv, monkeypatch, capsys):
@@ -91,20 +61,6 @@ def test_no_gpu_is_said_with_what_to_do(venv, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "going on with the CPU" in said
     assert tasks.driver_advice() in said
-
-
-def test_answer_about_the_gpu_is_remembered(venv, monkeypatch):
-    tasks.prepare()
-    assert tasks.read_stamp().gpu == "some GPU"
-    tasks.write_stamp(replace(tasks.read_stamp(), gpu=tasks.NONE))
-    monkeypatch.setattr(tasks, "find_gpu", lambda: pytest.fail("asked again"))
-    tasks.prepare()
-
-
-def test_exit_code_is_the_test_runners(venv, monkeypatch):
-    monkeypatch.setattr(tasks, "prepare", lambda *_, **__: None)
-    monkeypatch.setattr(tasks, "python", lambda *words: 5 if "pytest" in words else 0)
-    assert tasks.main(["test", "-k", "nothing"]) == 5
 
 
 def test_unknown_command_names_those_there_are(capsys):
