@@ -1,4 +1,6 @@
-"""Builds the packages of a release into a folder; ``python tasks.py release`` runs it.
+"""Builds the packages of a release; ``python tasks.py release`` runs it.
+
+They are written to ``dist/``:
 
 =======================================  =====================================
 ``cml_engine-VERSION.tar.gz``            the source distribution
@@ -9,14 +11,18 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -33,7 +39,7 @@ def build_packages(folder: Path) -> None:
 def build_python(folder: Path) -> None:
     """Writes the source distribution, and the wheel that an unpacked copy of it builds."""
     _run_hatchling("build_sdist", ROOT, folder)
-    (source,) = folder.glob("*.tar.gz")
+    (source,) = folder.glob("cml_engine-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(source) as archive:
             archive.extractall(unpacked, filter="data")
@@ -69,3 +75,41 @@ def version() -> str:
 def _run_hatchling(step: str, tree: Path, folder: Path) -> None:
     command = [sys.executable, "-c", _BUILD, step, str(folder)]
     subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
+
+
+def check_packages(folder: Path) -> int:
+    """Checks the packages as users of a package index would get them.
+
+    The journeys install each package in an empty environment and run its smallest example.
+    """
+    (source,), (wheel,) = folder.glob("cml_engine-*.tar.gz"), folder.glob("*.whl")
+    os.environ["CML_DIST"] = str(folder)
+    with tempfile.TemporaryDirectory() as built:
+        checks = (
+            ("twine", "check", "--strict", str(source), str(wheel)),
+            ("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", built, str(source)),
+            ("pytest", "tests/journeys"),
+        )
+        return max(_run_module(*check) for check in checks)
+
+
+def _run_module(*command: str) -> int:
+    return subprocess.call([sys.executable, "-m", *command], cwd=ROOT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds ``dist/`` anew, and checks it if requested."""
+    parser = argparse.ArgumentParser(prog="tasks.py release")
+    parser.add_argument("--dry-run", action="store_true", help="also check the packages")
+    options = parser.parse_args(arguments)
+    folder = ROOT / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    build_packages(folder)
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size:10,} bytes  {path.relative_to(ROOT)}")
+    return check_packages(folder) if options.dry_run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -253,8 +253,8 @@ def cold(arguments: Sequence[str]) -> int:
     return python("-m", "tests.cold", *arguments)
 
 
-def prepare_tests() -> None:
-    prepare("test", "oracles", "players", "pygfx", "opengl", "game", "images", "bake")
+def prepare_tests(*more: str) -> None:
+    prepare("test", "oracles", "players", "pygfx", "opengl", "game", "images", "bake", *more)
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
 
@@ -300,6 +300,13 @@ def check_all(steps: Mapping[str, Sequence[str]]) -> int:
     return 1 if failed else 0
 
 
+def release(arguments: Sequence[str]) -> int:
+    """build the packages of a release in dist/; --dry-run also installs and tries each of them"""
+    prepare_tests("release")
+    # the demo in the wheel starts from cooked networks
+    return python("-m", "demo_game.cooking") or python("release.py", *arguments)
+
+
 def bench(arguments: Sequence[str]) -> int:
     """compare the speed with other engines in one table; --help for sizes and rounds"""
     prepare("peers")
@@ -327,6 +334,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prove": prove,
     "cold": cold,
     "bench": bench,
+    "release": release,
     "help": show_help,
 }
 
