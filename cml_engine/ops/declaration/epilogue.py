@@ -8,7 +8,7 @@ for each node to get the defines, values and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,15 +51,28 @@ class EpilogueArgs:
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
-    """Returns True if a node's kernel can apply all of these epilogues to its result."""
+    """Returns True if a node's kernel can apply all of these epilogues to its result, and binds
+    no more buffers for them than every device has.
+
+    Passes do not know the device, so tensors count as many bindings as the smallest device needs.
+    """
     steps = list(epilogues)
-    operands = [name for step in steps for name in step.inputs]
-    tensors = [name for name in operands if _number(graph, name) is None]
-    attributes = sum(len(step_formula(step).attrs) for step in steps)
+    tensors = _tensors(graph, steps)
     bound = [graph.facts[name].nbytes for name in (*node.inputs, *node.outputs, *tensors)]
     more = sum(max(nbytes - 1, 0) // GUARANTEED for nbytes in bound)  # parts beside the first
-    fits = len(steps) <= MAX_STEPS and len(tensors) + more <= MAX_TENSORS
-    return fits and len(operands) + attributes <= _MAX_VALUES
+    return _is_possible(graph, steps) and (not tensors or len(tensors) + more <= MAX_TENSORS)
+
+
+def _is_possible(graph: Graph, steps: Sequence[Epilogue]) -> bool:
+    """Returns True if a kernel's code can hold these epilogues, whatever device runs it."""
+    operands = sum(len(step.inputs) + len(step_formula(step).attrs) for step in steps)
+    fits = len(steps) <= MAX_STEPS and operands <= _MAX_VALUES
+    return fits and len(_tensors(graph, steps)) <= MAX_TENSORS
+
+
+def _tensors(graph: Graph, steps: Iterable[Epilogue]) -> list[str]:
+    operands = (name for step in steps for name in step.inputs)
+    return [name for name in operands if _number(graph, name) is None]
 
 
 def step_formula(epilogue: Epilogue) -> Formula:
@@ -89,9 +102,9 @@ def epilogue_of(
     """
     width = "4" if vector else ""
     made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}", beside)
-    if not has_room(op.graph, op.node, op.epilogues):
+    if not _is_possible(op.graph, op.epilogues):
         raise op.refuse(
-            f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} of {MAX_TENSORS} "
+            f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} with {MAX_TENSORS} "
             f"tensors and {_MAX_VALUES} numbers are possible"
         )
     for epilogue in op.epilogues:
