@@ -96,10 +96,10 @@ def first_divergence(graph: Any, gpu: Any, inputs: Mapping[str, Array]) -> str:
     """Returns the first difference that ``cml validate`` finds between GPU and NumPy; "" if
     there is none."""
     from cml_engine.compiler.optimize import optimize
-    from cml_engine.runtime.node_check import shadow_run
+    from cml_engine.runtime.node_check import check_nodes
     from cml_engine.tools.report.validation import Validation
 
-    return Validation.of(graph.name, gpu.name, shadow_run(optimize(graph), gpu, inputs)).first
+    return Validation.of(graph.name, gpu.name, check_nodes(optimize(graph), gpu, inputs)).first
 
 
 _HEAD = (

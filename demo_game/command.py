@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cml_engine as cml
-from cml_engine.errors.arguments import BUDGET_MS, TIMES, Real, Whole
+from cml_engine.errors.arguments import BUDGET_MS, TIMES, FloatRange, IntegerRange
 from cml_engine.io.atomic_write import write_atomically
 from demo_game import STARTED
 from demo_game.reporting.report import RunReport, plain_table, table
@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.render.quality import Quality
 
 OUT = Path("out")
-MEGABYTES = Real(1, 1_000_000, "MiB")
+MEGABYTES = FloatRange(1, 1_000_000, "MiB")
 #: the modes that somebody without a display is shown
 TOUR = ("off", "sliced", "unsliced")
-SECONDS = Real(0, 1_000_000, "seconds")
+SECONDS = FloatRange(0, 1_000_000, "seconds")
 KEYS = """keys in the window:
   W A S D               fly (ends the scripted flight)
   E, Q                  up, down
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=KEYS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--seed", type=Whole(0, 2**31 - 1), help="which world (default 7)")
+    made.add_argument("--seed", type=IntegerRange(0, 2**31 - 1), help="which world (default 7)")
     made.add_argument("--integer", action="store_true", help="the world that is the same on every "
                       "machine, to the bit")  # fmt: skip
     made.add_argument("--planet", type=Path, metavar="PLANET.zarr", help="a part of the world that "

@@ -54,7 +54,7 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.files.writer import save
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.runtime.integer_check import check_bits
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
 from cml_engine.tools.testing import SENTINEL, random_partition
 from tests.fixtures import strangers
@@ -317,7 +317,7 @@ def _in_half(bench: FuzzBench) -> str:
 
 def _shadow(bench: FuzzBench, storage: Any) -> str:
     graph = bench.session("cpu").graph
-    for check in shadow_run(graph, bench.gpu, bench.case.inputs, storage):
+    for check in check_nodes(graph, bench.gpu, bench.case.inputs, storage):
         if check.comparison is not None and not check.ok:
             fused = "+".join(e.op for e in check.node.epilogues)
             return f"{check.node.title} {fused}: {check.comparison.problem}"

@@ -22,7 +22,7 @@ import cml_engine as cml
 from cml_engine.errors import UnsupportedOp
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
-from cml_engine.formats.onnx.export.operators import export_rows
+from cml_engine.formats.onnx.export.operators import load_export_rules
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
 from tests.generate import Numbers, random_call
@@ -111,7 +111,7 @@ def class_of(op: str) -> str:
     """Returns the way an operator is exported; raises ``AssertionError`` if none is defined."""
     if op in GRAPH_LEVEL:
         return GRAPH
-    row = export_rows().get(op)
+    row = load_export_rules().get(op)
     if row is not None:
         return FUNCTION if row.function else EXPORTED
     assert op not in registered(), f"{op} has no ONNX form"
@@ -122,7 +122,7 @@ def export_table() -> str:
     """Returns a table with a row for each operator of NNEF and of the extensions."""
     lines = ["| operator | written as | of |", "|---|---|---|"]
     for op in SIGNATURES:
-        row = export_rows().get(op)
+        row = load_export_rules().get(op)
         since = f"; from opset {row.since} on" if row and row.since > ONNX_OPSET.low else ""
         made = f"{row.onnx}{since}" if row else _UNROWED[class_of(op)]
         lines.append(f"| `{op}` | {class_of(op)} | {made} |")

@@ -252,10 +252,12 @@ MARK = "<!-- {} -->"
 def operator_table() -> str:
     """Returns the importer's rows as a table, one line for each operator and range of opsets."""
     from cml_engine.formats.onnx import operators  # noqa: F401
-    from cml_engine.formats.onnx.op_schemas import all_rows
+    from cml_engine.formats.onnx.op_schemas import all_schemas
 
     lines = ["| operator | opsets | becomes |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {r.qualified} | {r.opsets} | {r.nnef} |" for r in all_rows())])
+    return "\n".join(
+        [*lines, *(f"| {r.qualified} | {r.opsets} | {r.nnef} |" for r in all_schemas())]
+    )
 
 
 def conformance(verdicts: Sequence[Verdict]) -> str:

@@ -19,7 +19,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import some_of
+from cml_engine.errors.arguments import check_choices
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.reuse import boundaries
 
@@ -60,7 +60,7 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
     one input with results of others, so that a run can skip the part whose inputs did not
     change. Raises :class:`InputError` if ``without`` names an unknown pass.
     """
-    some_of(NAMES, without, "passes to leave out")
+    check_choices(NAMES, without, "passes to leave out")
     if graph.ready is not None:
         if undone := without - {"views"}:
             raise InputError(

@@ -18,7 +18,7 @@ from cml_engine.ir.graph import Array, Fact
 from cml_engine.ir.reuse import VARIABLES, Sources
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.spec import Cost
-from cml_engine.ops.declaration.split_bindings import InParts
+from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: the alignment in bytes of a job's outputs in their common buffer
 RESULT_ALIGNMENT = 256
@@ -63,7 +63,7 @@ class KernelCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CookedStep:
     """The cooked form of a step: code, parameter bytes and cost key replace HLSL, defines and
     values."""
 
@@ -102,7 +102,7 @@ class Step:
     #: the kernel variant and its tile, if the operator has several
     variant: str = ""
     #: the cooked kernel and parameters
-    finished: Finished | None = None
+    finished: CookedStep | None = None
 
     @property
     def full_op(self) -> str:
@@ -136,7 +136,7 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class InputConversion:
     """The conversion of an input's real numbers into integers (docs/integer.md, "In and out").
 
     ``inverse`` is one over their scale; the integers are ``low`` to ``high``.
@@ -157,7 +157,7 @@ class TensorPlace:
     binding: Binding
     fact: Fact
     layout: str
-    entry: Entry | None = None
+    entry: InputConversion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class InBands:
+class BandedOperators:
     """Operators, by title, that are computed in ``count`` bands of rows, one band after another.
 
     ``results`` are the tensors joined from their bands. ``again`` is the share of operations
@@ -249,10 +249,10 @@ class Plan:
     #: the chosen kernel of each operator that has several
     choices: tuple[Choice, ...] = ()
     #: the tensors that are bound in parts, including those that the caller requested
-    parts: Mapping[str, InParts] = field(default_factory=dict)
+    parts: Mapping[str, SplitBinding] = field(default_factory=dict)
     #: the operators computed in bands of rows; ``bands_of`` maps the title of an operator that
     #: computes one band to the title of the whole operator
-    bands: tuple[InBands, ...] = ()
+    bands: tuple[BandedOperators, ...] = ()
     bands_of: Mapping[str, str] = field(default_factory=dict)
     #: the layouts of tensors that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)

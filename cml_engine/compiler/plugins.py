@@ -47,7 +47,7 @@ _STATED = "CML_API"
 
 
 @dataclass(frozen=True, slots=True)
-class _Registered:
+class _Registration:
     """The operators and rules that a file registered, so that they can be replaced after a
     change."""
 
@@ -72,7 +72,7 @@ class _Registered:
             register_rule(rule)
 
 
-_loaded: dict[Path, _Registered] = {}
+_loaded: dict[Path, _Registration] = {}
 
 
 def load_file(path: str | Path) -> tuple[str, ...]:
@@ -104,12 +104,12 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     return found.names
 
 
-def _registered_by(file: Path) -> _Registered:
+def _registered_by(file: Path) -> _Registration:
     """Runs the file and returns its registrations; removes all of them if the file fails."""
     operators, rules = registered(), registered_rules()
 
-    def new() -> _Registered:
-        return _Registered(
+    def new() -> _Registration:
+        return _Registration(
             {name: registered()[name] for name in _new(operators)},
             tuple(rule for rule in registered_rules() if not any(rule is r for r in rules)),
         )

@@ -20,7 +20,7 @@ from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.folders import tuning_file
 from cml_engine.io.json_files import finite, parse_json, read_json
-from cml_engine.ops.declaration.choice import NO_VARIANTS, Pick, VariantTable
+from cml_engine.ops.declaration.choice import NO_VARIANTS, TunedChoice, VariantTable
 
 FORMAT = "cml variant table 1"
 _DEFAULTS = Path(__file__).with_name("tuning_defaults")
@@ -96,7 +96,7 @@ def shipped_table(device: str) -> VariantTable:
 
 def variants_of(records: Mapping[str, Record]) -> VariantTable:
     """Returns the records as the variant table that lowering takes."""
-    picks = {key: Pick(record.chosen, record.default) for key, record in records.items()}
+    picks = {key: TunedChoice(record.chosen, record.default) for key, record in records.items()}
     return VariantTable(picks) if picks else NO_VARIANTS
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.plan import Finished, Plan, Step
+from cml_engine.compiler.plan import CookedStep, Plan, Step
 from cml_engine.cooked.golden import Golden
 from cml_engine.cooked.kernels import Cooked, digest_of
 from cml_engine.cooked.plan_in import CookedPlan, choose
@@ -133,4 +133,4 @@ def _lacking(plan: CookedPlan, limits: Limits) -> str:
 def _finished(step: Step, key: ShaderKey, found: Cooked, plan: Plan) -> Step:
     kernel = found.kernel
     cost = replace(plan, steps=(step,)).step_costs()[0]
-    return replace(step, finished=Finished(kernel, step_params(step), cost.key))
+    return replace(step, finished=CookedStep(kernel, step_params(step), cost.key))

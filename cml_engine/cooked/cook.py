@@ -16,7 +16,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, checked
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, checked
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden
@@ -28,7 +28,7 @@ from cml_engine.cooked.profiles import PROFILES, Profile
 from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import an_object, flag, some_of
+from cml_engine.errors.arguments import check_choices, check_flag, check_instance
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.ir.graph import Graph
@@ -44,7 +44,7 @@ def cook(
     player: bool = False,
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
     arena_limit: int = 0,
 ) -> bytes:
     """Returns the network as the bytes of a cooked file (docs/cooked.md).
@@ -60,10 +60,10 @@ def cook(
     decide : decisions for all plans instead of those of tables and rules (docs/see_inside.md).
     arena_limit : the most bytes for activations in all plans; 0 is unlimited (docs/faster.md).
     """
-    an_object(Graph, graph, "the graph to cook (cml.load gives one)")
+    check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
-        flag(value, what)
-    names = some_of(tuple(PROFILES), list(devices), "devices")
+        check_flag(value, what)
+    names = check_choices(tuple(PROFILES), list(devices), "devices")
     if not names:
         raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
     if graph.ready is not None:

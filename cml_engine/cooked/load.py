@@ -15,7 +15,7 @@ from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.cooked.reader import Container, check_size, damaged
 from cml_engine.cooked.schema import GRAPH, META, PLAN, CookedLimits, FileHeader
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import an_object, flag
+from cml_engine.errors.arguments import check_flag, check_instance
 from cml_engine.io.json_files import parse_json
 from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile
@@ -43,10 +43,10 @@ def load_cooked(
     Raises :class:`CorruptArtifact` if the file is invalid. A session uses the file's plan that
     fits its device, and raises :class:`StaleArtifact` if none does.
     """
-    flag(trusted, "trusted")
+    check_flag(trusted, "trusted")
     load_families()
     if limits is not None:
-        an_object(CookedLimits, limits, "limits")
+        check_instance(CookedLimits, limits, "limits")
     data = _bytes_of(model)
     file = Container(data, limits or (None if trusted else CookedLimits()))
     kernels = read_kernels(file, trusted)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cml_engine.compiler.plan import Binding, Finished, Memory, Plan, Step, TensorPlace
+from cml_engine.compiler.plan import Binding, CookedStep, Memory, Plan, Step, TensorPlace
 from cml_engine.cooked.kernels import Cooked
 from cml_engine.cooked.reader import Container, Section, damaged
 from cml_engine.cooked.records import PackedRow
@@ -140,7 +140,7 @@ class CookedPlan:
             cost=Cost(row.flops * row.groups, row.nbytes * row.groups, 0.0),
             trusted=code.trusted,
             source=Source(file, row.line) if file else None,
-            finished=Finished(code, self._params(row, title), cost_key),
+            finished=CookedStep(code, self._params(row, title), cost_key),
         )
 
     def _params(self, row: PlanStepRow, title: str) -> bytes:

@@ -6,10 +6,10 @@ nothing from this package. See docs/cluster.md.
 
 from __future__ import annotations
 
-from cml_engine.distributed.cluster import need_extra, usual_workers
+from cml_engine.distributed.cluster import default_workers, need_extra
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import map_network
-from cml_engine.distributed.progress import shown
+from cml_engine.distributed.progress import show_progress
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import InputSource
@@ -19,10 +19,10 @@ from cml_engine.distributed.work import (
     Cell,
     Coordinate,
     Layer,
-    Made,
-    Maker,
     Unit,
     UnitClock,
+    UnitProducer,
+    UnitResult,
     Work,
 )
 
@@ -32,19 +32,19 @@ __all__ = [
     "Coordinate",
     "InputSource",
     "Layer",
-    "Made",
-    "Maker",
     "Report",
     "Store",
     "StorePlan",
     "Unit",
     "UnitClock",
+    "UnitProducer",
+    "UnitResult",
     "Work",
     "bake",
+    "default_workers",
     "graph_digest",
     "manifest_of",
     "map_network",
     "need_extra",
-    "shown",
-    "usual_workers",
+    "show_progress",
 ]

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import Whole
+from cml_engine.errors.arguments import IntegerRange
 
-WORKERS = Whole(1, 100_000)
+WORKERS = IntegerRange(1, 100_000)
 #: Dask settings for runs of days: short logs, which bound its memory, and rare self-monitoring,
 #: which interrupts the computation
 LEAN = {
@@ -50,7 +50,7 @@ def need_extra() -> None:
 
 
 @contextlib.contextmanager
-def connected(
+def connect(
     client: Any = None,
     scheduler: str | None = None,
     workers: int | None = None,
@@ -75,7 +75,7 @@ def connected(
         with _client_at(scheduler) as found:
             yield found, False
         return
-    with _own_cluster(usual_workers() if workers is None else workers, dashboard) as found:
+    with _own_cluster(default_workers() if workers is None else workers, dashboard) as found:
         yield found, True
 
 
@@ -86,7 +86,7 @@ def replace_lost(client: Any, alive: int) -> None:
         cluster.scale(len(cluster.worker_spec))
 
 
-def usual_workers(backend: str = "cpu") -> int:
+def default_workers(backend: str = "cpu") -> int:
     """Returns the default number of workers on this machine.
 
     This is one per core available to the process on the CPU, and one in total if the backend

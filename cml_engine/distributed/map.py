@@ -19,7 +19,7 @@ import numpy as np
 from cml_engine import __version__
 from cml_engine.compiler.plugins import load_file
 from cml_engine.cooked import load_cooked
-from cml_engine.distributed.cluster import need_extra, usual_workers
+from cml_engine.distributed.cluster import default_workers, need_extra
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.run import StorePlan, bake
@@ -37,13 +37,13 @@ from cml_engine.distributed.work import (
     Cell,
     Coordinate,
     Layer,
-    Made,
     Unit,
     UnitClock,
+    UnitResult,
     Watch,
 )
 from cml_engine.errors import CmlError, InputError
-from cml_engine.errors.arguments import Whole, an_object, one_of
+from cml_engine.errors.arguments import IntegerRange, check_choice, check_instance
 from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
@@ -56,7 +56,7 @@ _WORTH = 0.95
 _TASK_S, _TASK_BYTES = 0.1, 1 << 24
 #: the least number of tasks, so that every worker gets some
 _TASKS = 16
-BATCH = Whole(1, 4096)
+BATCH = IntegerRange(1, 4096)
 _ROW = "input"
 #: the name of the store's array of input names
 NAMES = "input_names"
@@ -81,14 +81,14 @@ class NetworkWork:
     cooked: bytes | None = None
     trusted: bool = False
 
-    def open(self) -> NetworkMaker:
+    def open(self) -> NetworkProducer:
         for file in self.ops:
             load_file(file)
-        return NetworkMaker(self)
+        return NetworkProducer(self)
 
 
 @dataclass(frozen=True)
-class Measured:
+class BatchTiming:
     """The measured seconds per input, by batch size."""
 
     seconds: dict[int, float]
@@ -99,7 +99,7 @@ class Measured:
         return best if self.seconds[best] < _WORTH * self.seconds[1] else 1
 
 
-class NetworkMaker:
+class NetworkProducer:
     """Runs a network on a worker's device, with one session per batch size."""
 
     def __init__(self, work: NetworkWork) -> None:
@@ -115,7 +115,7 @@ class NetworkMaker:
         )
         self._batched: dict[int, Session | None] = {1: self.session}
 
-    def measure(self) -> Measured:
+    def measure(self) -> BatchTiming:
         """Measures the seconds per input at increasing batch sizes.
 
         Stops at the first size that is not bit-identical, or whose inputs take clearly longer
@@ -131,7 +131,7 @@ class NetworkMaker:
             seconds[count] = min(_seconds(session, inputs) for _ in range(3)) / count
             if count > 1 and seconds[count] > _WORTH * seconds[count // 2]:
                 break
-        return Measured(seconds)
+        return BatchTiming(seconds)
 
     def _at_once(self, count: int) -> Session | None:
         """Returns a session for a batch of ``count`` inputs.
@@ -155,7 +155,7 @@ class NetworkMaker:
                 return False
         return True
 
-    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
         (span,) = layer.span(unit)
         made = {
             name: np.zeros((span.stop - span.start, *cell.shape), cell.dtype)
@@ -175,7 +175,7 @@ class NetworkMaker:
                 with clock("run") as watch:
                     self._run(ready, batch, made, None if self.session.gpu else watch)
                 ready = []
-        return Made(made, aside)
+        return UnitResult(made, aside)
 
     def _run(
         self,
@@ -264,10 +264,10 @@ def map_network(
     if isinstance(graph, str | Path):
         file = Path(graph)
         graph, cooked = load_cooked(file, trusted=trusted), file.read_bytes()
-    an_object(Graph, graph, "the graph to map (cml.load gives one)")
+    check_instance(Graph, graph, "the graph to map (cml.load gives one)")
     if graph.ready is not None and cooked is None:
         raise InputError("a cooked network is sent to workers as its file: give its place instead")
-    one_of(("auto", "gpu", "cpu"), backend, "backend")
+    check_choice(("auto", "gpu", "cpu"), backend, "backend")
     place, options = str(store), options or CompileOptions()
     _check_graph(graph)
     facts = {name: graph.facts[name] for name in graph.inputs}
@@ -292,9 +292,9 @@ def map_network(
     key = f"{manifest['model']} {manifest['inputs']} {backend} {options} {sorted(graphs)}"
     work = NetworkWork(graphs, inputs, backend, options, key, files, cooked, trusted)
     if client is None and scheduler is None and workers is None:
-        workers = usual_workers(backend)
+        workers = default_workers(backend)
 
-    def plan(measured: Measured) -> StorePlan:
+    def plan(measured: BatchTiming) -> StorePlan:
         count = batch or measured.batch(len(inputs) // _TASKS)
         each = per_task or _per_task(graph, len(inputs), count, measured.seconds[count])
         return planned(count, each)

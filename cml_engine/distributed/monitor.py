@@ -29,7 +29,7 @@ def forget_names() -> None:
     key_split.cache_clear()
 
 
-class Watch:
+class ClusterMonitor:
     """Checks the cluster every few seconds and sets ``window``, the number of concurrent tasks."""
 
     def __init__(self, client: Any, embedded: bool, report: Report) -> None:

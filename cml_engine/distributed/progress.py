@@ -16,7 +16,7 @@ _EVERY_S = 30.0
 
 
 @contextlib.contextmanager
-def shown(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
+def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
     """Yields a callback that shows a bake's report on ``stream`` (standard error by default)."""
     stream = stream or sys.stderr
     if not stream.isatty():

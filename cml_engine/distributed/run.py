@@ -10,18 +10,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from cml_engine.distributed.cluster import check_devices, connected, need_extra
-from cml_engine.distributed.monitor import PATIENCE_S, Watch
+from cml_engine.distributed.cluster import check_devices, connect, need_extra
+from cml_engine.distributed.monitor import PATIENCE_S, ClusterMonitor
 from cml_engine.distributed.report import Report
 from cml_engine.distributed.store import Store, prepare, refuse
-from cml_engine.distributed.task_window import Progress, Window
+from cml_engine.distributed.task_window import Progress, TaskWindow
 from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.versions import check_versions
 from cml_engine.distributed.work import Layer, Unit, Work
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import Real
+from cml_engine.errors.arguments import FloatRange
 
-PRICE = Real(0.0001, 1_000_000)
+PRICE = FloatRange(0.0001, 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def bake(
     refuse(
         store, plan.manifest if isinstance(plan, StorePlan) else {}
     )  # before a cluster is started
-    with connected(client, scheduler, workers, dashboard) as (found, embedded):
+    with connect(client, scheduler, workers, dashboard) as (found, embedded):
         report = Report(store, what, price=price)
         run = _Run(found, embedded, work, report)
         if dashboard or not embedded:
@@ -112,7 +112,7 @@ class _Run:
         from distributed.comm import CommClosedError
 
         report, window = self.report, None
-        watch = Watch(self.client, self.embedded, report)
+        watch = ClusterMonitor(self.client, self.embedded, report)
         try:
             self._await_workers()
             versions = check_versions(self.client)
@@ -132,7 +132,7 @@ class _Run:
                 recorded = self._recorded(layers)
                 units = (unit for unit in units if unit not in recorded)
                 count -= len(recorded)
-            window = Window(self.client, self.name, layers, watch, progress, trace)
+            window = TaskWindow(self.client, self.name, layers, watch, progress, trace)
             window.run(iter(units), count)
         except (CommClosedError, CancelledError, TimeoutError) as error:
             raise watch.vanished() from error
@@ -158,9 +158,9 @@ class _Run:
 
     def _set_up(self, **more: Any) -> str:
         """Sends the work to every current and future worker; returns the device of all workers."""
-        from cml_engine.distributed.worker import Setup, state
+        from cml_engine.distributed.worker import WorkerSetup, state
 
-        setup = Setup(self.name, self.work, embedded=self.embedded, **more)
+        setup = WorkerSetup(self.name, self.work, embedded=self.embedded, **more)
         self.client.register_plugin(setup, name=self.name)
         return check_devices(self.client.run(state, self.name))
 
@@ -170,7 +170,7 @@ class _Run:
         future = self.client.submit(measure, self.name, pure=False, key=f"measure-{self.name}")
         return future.result()
 
-    def _close(self, window: Window | None) -> None:
+    def _close(self, window: TaskWindow | None) -> None:
         if self.client.status != "running" or self.embedded:
             return  # a local cluster stops with its tasks
         with contextlib.suppress(Exception):  # the cluster may be stopping, or the setup failed

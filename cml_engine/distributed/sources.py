@@ -36,7 +36,7 @@ class InputSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSource:
     """One file per input; workers read the files in place.
 
     A network with one input takes ``.npy`` and ``.png`` files. A network with several takes
@@ -67,7 +67,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class ZarrChunks:
+class ZarrSource:
     """The chunks of a Zarr array, one per input.
 
     A chunk's shape may differ from the input's in axes of extent 1.
@@ -104,7 +104,7 @@ class ZarrChunks:
 
 
 @dataclass(frozen=True)
-class Items:
+class ItemSource:
     """Inputs in memory: a sequence of arrays or of dictionaries of arrays."""
 
     items: Sequence[Any]
@@ -133,11 +133,11 @@ def open_source(given: Any, facts: Facts) -> InputSource:
     if isinstance(given, str | Path):
         source = _of_pattern(str(given), facts)
     elif isinstance(given, Sequence) and given and all(isinstance(p, str | Path) for p in given):
-        source = Files(tuple(str(Path(p).absolute()) for p in given))
+        source = FileSource(tuple(str(Path(p).absolute()) for p in given))
     elif all(hasattr(given, part) for part in ("name", "read", "__len__")):
         source = given
     elif isinstance(given, Sequence | np.ndarray):
-        source = Items(given)  # type: ignore[arg-type]
+        source = ItemSource(given)  # type: ignore[arg-type]
     elif type(given).__module__.startswith("zarr"):
         source = _of_zarr(str(given.store_path), given, facts)
     else:
@@ -147,7 +147,7 @@ def open_source(given: Any, facts: Facts) -> InputSource:
         )
     if not len(source):
         raise InputError("there are no inputs: the sequence is empty")
-    if isinstance(source, Files):
+    if isinstance(source, FileSource):
         source.check(facts)
     return source
 
@@ -155,7 +155,7 @@ def open_source(given: Any, facts: Facts) -> InputSource:
 def _of_pattern(pattern: str, facts: Facts) -> InputSource:
     if _zarr_at(pattern):
         return _of_zarr_place(pattern, facts)
-    return Files(tuple(str(Path(path).absolute()) for path in _matching(pattern)))
+    return FileSource(tuple(str(Path(path).absolute()) for path in _matching(pattern)))
 
 
 def _matching(pattern: str) -> list[str]:
@@ -206,7 +206,7 @@ def _opened(place: str) -> Any:
         raise InputError(f"'{place}': no Zarr array that can be read: {error}") from None
 
 
-def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
+def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrSource:
     if len(facts) != 1:
         raise InputError(
             f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
@@ -223,7 +223,7 @@ def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrChunks:
     _charge_chunk(array, place, chunks)
     if any(n % size for n, size in zip(shape, chunks, strict=True)):
         raise InputError(f"'{place}': {list(shape)} are no whole chunks of {list(chunks)}")
-    return ZarrChunks(
+    return ZarrSource(
         place, chunks, tuple(n // size for n, size in zip(shape, chunks, strict=True))
     )
 

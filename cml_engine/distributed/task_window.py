@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from cml_engine.distributed.batch import Batch, Pace
-from cml_engine.distributed.monitor import LOOK_S, Watch
+from cml_engine.distributed.monitor import LOOK_S, ClusterMonitor
 from cml_engine.distributed.report import Report, WorkerShare
 from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.work import Layer, Unit
@@ -37,14 +37,14 @@ _Try = tuple[Unit, int]
 
 
 @dataclass
-class _Sent:
+class _RunningTask:
     """A running task: units of one layer, and its Dask future."""
 
     tries: list[_Try]
     future: Any
 
 
-class Window:
+class TaskWindow:
     """The running tasks of a run that every worker knows by its ``name``."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Window:
         client: Any,
         name: str,
         layers: Sequence[Layer],
-        watch: Watch,
+        watch: ClusterMonitor,
         progress: Progress,
         trace: Trace | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class Window:
         self.report = watch.report
         self._layers = {layer.name: layer for layer in layers}
         self._progress, self._trace = progress, trace
-        self._sent: dict[_Key, _Sent] = {}
+        self._sent: dict[_Key, _RunningTask] = {}
         self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
         self._again: list[_Try] = []
         self._pace = Pace()
@@ -139,7 +139,7 @@ class Window:
             batches = [self._batch(layer, tries) for tries in sent]
             futures = self.client.map(run_batch, batches, key=keys, pure=False)
             for key, tries, future in zip(keys, sent, futures, strict=True):
-                self._sent[key] = _Sent(tries, future)
+                self._sent[key] = _RunningTask(tries, future)
                 future.add_done_callback(partial(_tell, self._done, key))
 
     def _batch(self, layer: str, tries: list[_Try]) -> Batch:
@@ -165,10 +165,10 @@ class Window:
         entered.enter_context(span(f"cml {self.report.store}", label))
         self._span = label, entered
 
-    def _finished(self) -> list[_Sent]:
+    def _finished(self) -> list[_RunningTask]:
         """Returns the tasks that have finished; an empty list after ``LOOK_S`` seconds without
         any."""
-        found: list[_Sent] = []
+        found: list[_RunningTask] = []
         try:
             key = self._done.get(timeout=LOOK_S)
             while True:
@@ -179,7 +179,7 @@ class Window:
         except queue.Empty:
             return found
 
-    def _take(self, finished: list[_Sent]) -> None:
+    def _take(self, finished: list[_RunningTask]) -> None:
         for sent, done in self._results(finished):
             if done.refused:
                 self._unfit(done.worker, sent, done.refused)
@@ -202,7 +202,7 @@ class Window:
         self._again += reversed(tries)
         self._left += len(tries)
 
-    def _results(self, finished: list[_Sent]) -> list[tuple[_Sent, Any]]:
+    def _results(self, finished: list[_RunningTask]) -> list[tuple[_RunningTask, Any]]:
         """Returns the results of finished tasks.
 
         All results are gathered in one call, which is faster. If that fails because a worker
@@ -247,7 +247,7 @@ class Window:
         else:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
-    def _lost(self, sent: _Sent, error: Any) -> None:
+    def _lost(self, sent: _RunningTask, error: Any) -> None:
         """Handles a task that returned no result.
 
         If its worker died, each of its units is retried alone, because Dask suspects every task
@@ -264,7 +264,7 @@ class Window:
             else:
                 self._set_aside(unit, "the process that makes it ends each time")
 
-    def _unfit(self, worker: str, sent: _Sent, message: str) -> None:
+    def _unfit(self, worker: str, sent: _RunningTask, message: str) -> None:
         """Retires a worker that joined and cannot take part; raises if no other worker is left."""
         self.report.refused[worker] = message
         self._put_back(sent.tries)

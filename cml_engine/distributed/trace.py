@@ -19,7 +19,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class Moment:
+class TraceEvent:
     """A timed event; ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``.
 
     ``start`` is the worker's clock in seconds since 1970.
@@ -47,7 +47,7 @@ class Trace:
         self._left -= units
         return self._left + units > 0
 
-    def add(self, worker: str, moments: list[Moment]) -> None:
+    def add(self, worker: str, moments: list[TraceEvent]) -> None:
         """Adds events of a worker."""
         if not moments:
             return

@@ -2,8 +2,8 @@
 
 A **layer** is a grid of cells (the tiles of a level, or the inputs of a network) with arrays
 that have a value for every cell. A **unit** is one chunk of a layer: the cells that are computed
-and written together. A :class:`Work` is sent to every worker once; its :class:`Maker` computes
-units there.
+and written together. A :class:`Work` is sent to every worker once; its :class:`UnitProducer`
+computes units there.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Layer:
 
 
 @dataclass
-class Made:
+class UnitResult:
     """The arrays of a computed unit, and the names and reasons of cells that could not be computed.
 
     Each array covers all cells of the unit; cells that could not be computed are zeros. The
@@ -121,7 +121,7 @@ class UnitClock(Protocol):
     def __call__(self, activity: str, /) -> AbstractContextManager[Watch | None]: ...
 
 
-class Maker(Protocol):
+class UnitProducer(Protocol):
     """Computes units in one process.
 
     ``device`` names the device of the computation. Floats are bit-identical only on equal devices.
@@ -129,7 +129,7 @@ class Maker(Protocol):
 
     device: str
 
-    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
         """Computes all cells of a unit.
 
         Raises :class:`cml_engine.InputError` if the unit can never be computed. A unit that
@@ -154,6 +154,6 @@ class Work(Protocol):
     @property
     def key(self) -> str: ...
 
-    def open(self) -> Maker:
+    def open(self) -> UnitProducer:
         """Creates the maker, once per process."""
         ...

@@ -27,16 +27,16 @@ from distributed.metrics import context_meter
 from cml_engine.distributed.batch import LONGEST_S, Batch
 from cml_engine.distributed.monitor import FORGET_AFTER, forget_names
 from cml_engine.distributed.store import LASTING, Store
-from cml_engine.distributed.trace import Moment
+from cml_engine.distributed.trace import TraceEvent
 from cml_engine.distributed.versions import check_same_versions, own_versions
-from cml_engine.distributed.work import Layer, Made, Maker, Unit, Watch, Work
+from cml_engine.distributed.work import Layer, Unit, UnitProducer, UnitResult, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
 
 #: the makers of this process by work key, the most recently used last
-_makers: OrderedDict[str, Maker] = OrderedDict()
+_makers: OrderedDict[str, UnitProducer] = OrderedDict()
 _MAKERS_KEPT = 2
 #: the runs that are set up in this process, by run name
-_opened: dict[str, Opened] = {}
+_opened: dict[str, OpenRun] = {}
 _opening = threading.Lock()
 #: the share of a task's time spent writing above which a second thread writes; below it, the
 #: thread would slow the computation more than it saves
@@ -62,7 +62,7 @@ class Outcome:
     damaged: bool = False
     nbytes: int = 0
     #: timed events, if the unit is traced
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[TraceEvent] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
         """Records the error that prevented computing or writing the unit."""
@@ -70,7 +70,7 @@ class Outcome:
 
 
 @dataclass
-class Done:
+class BatchResult:
     """The result of a task.
 
     ``outcomes`` covers the first units of the task, or all of them, in order. ``elapsed`` is the
@@ -86,14 +86,14 @@ class Done:
 
 
 @dataclass
-class Opened:
+class OpenRun:
     """The state of a run on this worker.
 
     The maker has one session, so units are computed one after the other under ``lock``.
     Meanwhile a second thread may write.
     """
 
-    maker: Maker | None = None
+    maker: UnitProducer | None = None
     store: Store | None = None
     #: the reason why this worker cannot take part
     refused: str = ""
@@ -103,7 +103,7 @@ class Opened:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Setup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
+class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
     """Prepares every current and future worker for a run.
 
     Opens the work's maker and, if ``layers`` are given, the store. ``device`` is the required
@@ -131,7 +131,7 @@ class Setup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
             with contextlib.suppress(ValueError):  # only the main thread has signal handlers
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         _keep_memory()
-        opened = Opened()
+        opened = OpenRun()
         try:
             if self.versions is not None:
                 check_same_versions(self.versions, own_versions())
@@ -163,7 +163,7 @@ def _keep_memory() -> None:
             mallopt(parameter, value)
 
 
-def _maker(key: str, work: bytes) -> Maker:
+def _maker(key: str, work: bytes) -> UnitProducer:
     with _opening:
         if key not in _makers:
             while len(_makers) >= _MAKERS_KEPT:
@@ -184,7 +184,7 @@ def state(name: str) -> tuple[str, str]:
 class _Times:
     """Times a unit: adds to a task's seconds and records events if a trace is requested."""
 
-    def __init__(self, seconds: dict[str, float], moments: list[Moment] | None) -> None:
+    def __init__(self, seconds: dict[str, float], moments: list[TraceEvent] | None) -> None:
         self.seconds, self.moments = seconds, moments
         self.first, self.start = time.time(), time.perf_counter()
 
@@ -202,7 +202,7 @@ class _Times:
         end = time.perf_counter()
         if self.moments is not None:
             begun, thread = self.first + start - self.start, threading.get_native_id()
-            self.moments.append(Moment(kind, name, begun, end - start, thread))
+            self.moments.append(TraceEvent(kind, name, begun, end - start, thread))
         return end
 
     def _watch(self, start: float) -> Watch | None:
@@ -226,9 +226,9 @@ def measure(name: str) -> Any:
         return opened.maker.measure()
 
 
-def run_batch(batch: Batch) -> Done:
+def run_batch(batch: Batch) -> BatchResult:
     """Computes and writes the units of a batch that are not stored yet, until time is up."""
-    start, done = time.perf_counter(), Done(get_worker().address)
+    start, done = time.perf_counter(), BatchResult(get_worker().address)
     opened = _opened.get(batch.name)
     if opened is None or opened.refused:
         done.refused = opened.refused if opened else "the work did not arrive"
@@ -259,13 +259,13 @@ def run_batch(batch: Batch) -> Done:
     return done
 
 
-def _is_over(opened: Opened, batch: Batch, done: Done) -> bool:
+def _is_over(opened: OpenRun, batch: Batch, done: BatchResult) -> bool:
     """Returns True if the task should stop: the run has ended or the disk is full."""
     stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
     return stopped or _opened.get(batch.name) is not opened
 
 
-def _make(opened: Opened, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
+def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
     """Computes a unit; returns a function that writes it, or None if there is nothing to write."""
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
@@ -284,7 +284,7 @@ def _make(opened: Opened, outcome: Outcome, times: _Times) -> Callable[[], None]
         return None
 
 
-def _write(store: Store, outcome: Outcome, made: Made, times: _Times) -> None:
+def _write(store: Store, outcome: Outcome, made: UnitResult, times: _Times) -> None:
     try:
         with times("write"):
             outcome.nbytes = store.write(outcome.unit, made.arrays, not made.aside)

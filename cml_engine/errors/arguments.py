@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 __all__ = [
     "BUDGET_MS",
+    "FloatRange",
+    "IntegerRange",
     "NumberRange",
-    "Real",
     "TIMES",
-    "Whole",
-    "an_object",
-    "flag",
-    "one_of",
-    "some_of",
+    "check_choice",
+    "check_choices",
+    "check_flag",
+    "check_instance",
 ]
 
 
@@ -49,7 +49,7 @@ class NumberRange(ABC):
 
 
 @dataclass(frozen=True)
-class Whole(NumberRange):
+class IntegerRange(NumberRange):
     """Integers from ``low`` to ``high``."""
 
     low: int
@@ -77,7 +77,7 @@ class Whole(NumberRange):
 
 
 @dataclass(frozen=True)
-class Real(NumberRange):
+class FloatRange(NumberRange):
     """Finite numbers from ``low`` to ``high``, in a ``unit``."""
 
     low: float
@@ -106,42 +106,35 @@ class Real(NumberRange):
         return _wanted(f"{kind} {self.low:,} to {self.high:,}", got, what)
 
 
-def one_of(words: Sequence[str], value: Any, what: str) -> str:
+def check_choice(words: Sequence[str], value: Any, what: str) -> str:
     """Returns ``value`` if it is one of the words."""
     if not isinstance(value, str) or value not in words:
         raise _wanted(" or ".join(f"'{word}'" for word in words), repr(value), what)
     return value
 
 
-def flag(value: Any, what: str) -> bool:
+def check_flag(value: Any, what: str) -> bool:
     """Returns ``value`` if it is True or False."""
     if not isinstance(value, bool):
         raise _wanted("True or False", repr(value), what)
     return value
 
 
-def an_object(kind: type[T], value: Any, what: str) -> T:
+def check_instance(kind: type[T], value: Any, what: str) -> T:
     """Returns ``value`` if it is an instance of the class."""
     if not isinstance(value, kind):
         raise _wanted(f"a {kind.__name__}", repr(value), what)
     return value
 
 
-def text(value: Any, what: str) -> str:
+def check_text(value: Any, what: str) -> str:
     """Returns ``value`` if it is a string."""
     if not isinstance(value, str):
         raise _wanted("a text", repr(value), what)
     return value
 
 
-def function(value: T, what: str) -> T:
-    """Returns ``value`` if it is callable."""
-    if not callable(value):
-        raise _wanted("a function", repr(value), what)
-    return value
-
-
-def inputs_by_name(value: Any) -> Mapping[str, Any]:
+def check_input_mapping(value: Any) -> Mapping[str, Any]:
     """Returns ``value`` if it is a dictionary whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         kind = type(value).__name__
@@ -149,7 +142,7 @@ def inputs_by_name(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
+def check_choices(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
     """Returns ``value`` as a set if it is a collection of some of the words.
 
     The error message lists the allowed words, the most similar first.
@@ -163,21 +156,21 @@ def some_of(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
     return frozenset(value)
 
 
-def names(value: Any, what: str) -> tuple[str, ...]:
+def check_name_list(value: Any, what: str) -> tuple[str, ...]:
     """Returns ``value`` if it is a tuple or list of names."""
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
     return tuple(value)
 
 
-def some_names(value: Any, what: str) -> tuple[str, ...]:
+def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
     """Returns ``value`` if it is a non-empty tuple or list of names."""
-    if not names(value, what):
+    if not check_name_list(value, what):
         raise _wanted("at least one name", repr(value), what)
     return tuple(value)
 
 
-def texts(value: Any, what: str) -> Mapping[str, str]:
+def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
     """Returns ``value`` if it is a dictionary of strings by name."""
     if not isinstance(value, Mapping) or not all(
         isinstance(part, str) for pair in value.items() for part in pair
@@ -186,7 +179,9 @@ def texts(value: Any, what: str) -> Mapping[str, str]:
     return value
 
 
-def check_names(given: Iterable[str], known: Collection[str], lacking: str, what: str) -> None:
+def check_known_names(
+    given: Iterable[str], known: Collection[str], lacking: str, what: str
+) -> None:
     """Raises :class:`InputError` if a name is not known, with the most similar known names.
 
     ``lacking`` is the part of the message that states what is missing.
@@ -199,7 +194,7 @@ def check_names(given: Iterable[str], known: Collection[str], lacking: str, what
             raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {few}'}")
 
 
-def shapes_by_name(given: Any) -> dict[str, tuple[int, ...]]:
+def check_shapes(given: Any) -> dict[str, tuple[int, ...]]:
     """Returns shapes by input name as tuples of integers."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise _wanted("a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes")
@@ -216,7 +211,7 @@ def _shape(name: str, given: Any) -> tuple[int, ...]:
 ONLY_INPUT = ""
 
 
-def named_shapes(
+def resolve_shapes(
     shapes: Mapping[str, tuple[int, ...]], inputs: Mapping[str, object], model: str
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes by the names of the model's ``inputs``.
@@ -259,27 +254,27 @@ def _wanted(wanted: str, got: Any, what: str) -> InputError:
 
 
 #: the number of repetitions of a measurement, or of observed frames
-TIMES = Whole(1, 1_000_000)
-SEED = Whole(0, 2**64 - 1)
-BUDGET_MS = Real(0.001, 60_000, "milliseconds")
-FRAME_MS = Real(0.1, 60_000, "milliseconds")
+TIMES = IntegerRange(1, 1_000_000)
+SEED = IntegerRange(0, 2**64 - 1)
+BUDGET_MS = FloatRange(0.001, 60_000, "milliseconds")
+FRAME_MS = FloatRange(0.1, 60_000, "milliseconds")
 #: the speed of a simulated device relative to this one
-SPEED = Real(0.001, 1000)
+SPEED = FloatRange(0.001, 1000)
 #: unused memory around a tensor
-GUARD_BYTES = Whole(0, 1 << 30)
+GUARD_BYTES = IntegerRange(0, 1 << 30)
 #: the most bytes of activations; 0 for no limit
-ARENA_BYTES = Whole(0, 1 << 50)
-ARENA_LIMIT = Whole(1, 1 << 50)
-ARENA_LIMIT_MIB = Real(0.001, 1 << 30, "MiB")
-EXTENT = Whole(1, 2**31 - 1)
+ARENA_BYTES = IntegerRange(0, 1 << 50)
+ARENA_LIMIT = IntegerRange(1, 1 << 50)
+ARENA_LIMIT_MIB = FloatRange(0.001, 1 << 30, "MiB")
+EXTENT = IntegerRange(1, 2**31 - 1)
 #: the number of networks at other shapes that stay compiled
-SHAPES_KEPT = Whole(0, 1_000_000)
-GAS = Whole(1, 2**63 - 1)
+SHAPES_KEPT = IntegerRange(0, 1_000_000)
+GAS = IntegerRange(1, 2**63 - 1)
 #: an extent of a tensor that may be empty
-ANY_EXTENT = Whole(0, 2**31 - 1)
+ANY_EXTENT = IntegerRange(0, 2**31 - 1)
 #: discarded pixels at each end of a tile
-OVERLAP = Whole(0, 2**31 - 1)
+OVERLAP = IntegerRange(0, 2**31 - 1)
 #: any finite float32
-FINITE = Real(-3.4e38, 3.4e38)
+FINITE = FloatRange(-3.4e38, 3.4e38)
 #: the opset version of a written ONNX model
-ONNX_OPSET = Whole(13, 28)
+ONNX_OPSET = IntegerRange(13, 28)

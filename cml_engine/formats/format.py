@@ -34,11 +34,11 @@ class Engine:
 
 Model: TypeAlias = str | Path | Bytes | ModelSource
 #: makes the graph at given input shapes, by name; other inputs have the file's shapes
-Make: TypeAlias = Callable[[Shapes], Graph]
+GraphFactory: TypeAlias = Callable[[Shapes], Graph]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ConverterOptions:
     """The arguments of ``cml.load`` that concern converters, beside the model itself."""
 
     constants: Mapping[str, Array] = field(default_factory=dict)
@@ -64,6 +64,6 @@ class Format:
 
     name: str
     suffix: str
-    open: Callable[[Model, Engine, Given], Make]
+    open: Callable[[Model, Engine, ConverterOptions], GraphFactory]
     takes: frozenset[str] = frozenset()
     in_bytes: bool = False

@@ -15,9 +15,9 @@ from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import run_node
 from cml_engine.errors import InputError, InternalError
-from cml_engine.errors.arguments import ONLY_INPUT, SEED, an_object
+from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance
 from cml_engine.formats import formats
-from cml_engine.formats.format import Engine, Format, Given, Make, Model
+from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
@@ -88,7 +88,7 @@ def load(
         return Origin(_bounded(make, limits)).at(by_name)
 
 
-def _bounded(make: Make, limits: LoadLimits | None) -> Make:
+def _bounded(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
     """Returns a graph function that runs each call, also a later reshape, within its own load
     budget."""
 
@@ -108,7 +108,7 @@ def _maker(
     random_weights: int | None,
     sliders: Mapping[str, Slider | str] | None,
     gas_limit: int | None,
-) -> Make:
+) -> GraphFactory:
     """Returns the function that makes the model's graph at given shapes."""
     random = None
     if random_weights is not None:
@@ -124,7 +124,7 @@ def _maker(
                 f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
                 "that out"
             )
-        opened = _opened(format, model, Given(constants or {}, random))
+        opened = _opened(format, model, ConverterOptions(constants or {}, random))
         return within(gas_limit, _sliding(opened, sliders))
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
@@ -171,7 +171,7 @@ def load_with_placeholders(
     format = _format_of(model)
     if format is None or "placeholders" not in format.takes:
         raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
-    return Origin(_opened(format, model, Given(placeholders=True))).at(shapes or {})
+    return Origin(_opened(format, model, ConverterOptions(placeholders=True))).at(shapes or {})
 
 
 def _format_of(model: Model) -> Format | None:
@@ -206,7 +206,7 @@ def _shown(model: Model) -> str:
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
 
 
-def _opened(format: Format, model: Model, given: Given) -> Make:
+def _opened(format: Format, model: Model, given: ConverterOptions) -> GraphFactory:
     engine = Engine(infer_node, _expanded, run_node, _declared())
     return format.open(model, engine, given)
 
@@ -223,12 +223,12 @@ def save(
     ``opset`` is the version of ONNX's operators (default 20). Raises an error that names the
     operator if ONNX cannot express one.
     """
-    an_object(Graph, graph, "the graph to save (cml.load gives one)")
+    check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.ready is not None:
         raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
     path = _a_path(path)
     if path.suffix.lower() == ".onnx":
-        from cml_engine.formats.onnx.export import USUAL_OPSET, save_onnx
+        from cml_engine.formats.onnx.export import DEFAULT_OPSET, save_onnx
 
         if graph.integer:
             raise InputError(
@@ -237,7 +237,7 @@ def save(
                 "that it was made of"
             )
 
-        wanted = USUAL_OPSET if opset is None else opset
+        wanted = DEFAULT_OPSET if opset is None else opset
         save_onnx(graph, path, opset=wanted, overwrite=overwrite)
         return
     if opset is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
-from cml_engine.errors.arguments import an_object, flag, text
+from cml_engine.errors.arguments import check_flag, check_instance, check_text
 from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
@@ -78,9 +78,9 @@ class Device:
         debug_kernels: bool = False,
     ) -> None:
         if device is not None:
-            an_object(wgpu.GPUDevice, device, "device")
+            check_instance(wgpu.GPUDevice, device, "device")
         if adapter is not None:
-            text(adapter, "adapter")
+            check_text(adapter, "adapter")
         if memory is not None and not callable(getattr(memory, "allocate", None)):
             raise InputError(f"memory: wanted a cml_engine.ir.memory.MemorySource, got {memory!r}")
         if device is not None and adapter is not None:
@@ -88,9 +88,9 @@ class Device:
         quicken_start()
         self.device: wgpu.GPUDevice = _request_device(adapter) if device is None else device
         #: True if every operator is put into a debug group
-        self.markers = flag(markers, "markers")
+        self.markers = check_flag(markers, "markers")
         #: True if the output of CML_PRINT in kernels is shown
-        self.debug_kernels = flag(debug_kernels, "debug_kernels")
+        self.debug_kernels = check_flag(debug_kernels, "debug_kernels")
         self.queue: wgpu.GPUQueue = self.device.queue
         self.info: dict[str, Any] = dict(self.device.adapter.info)
         self.limits = _limits(self.device)

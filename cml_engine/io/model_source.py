@@ -52,16 +52,17 @@ class ModelSource(Protocol):
         ...
 
 
-class Outside(ModelError):
+class OutsideModelError(ModelError):
     """Raised if a file name leads out of the model."""
 
 
 def inner_name(name: str) -> str:
-    """Returns a normalized file name within a model; raises :class:`Outside` if it leads out."""
+    """Returns a normalized file name within a model; raises :class:`OutsideModelError` if it leads
+    out."""
     plain = posixpath.normpath(name) if name else ""
     leads_out = plain.startswith(("/", "../")) or plain in ("", ".", "..")
     if leads_out or any(c in "\\:" or ord(c) < 32 for c in name):
-        raise Outside(f"'{name[:80]}' is no name of a file in the model's folder")
+        raise OutsideModelError(f"'{name[:80]}' is no name of a file in the model's folder")
     return plain
 
 
@@ -99,7 +100,8 @@ class FolderSource:
         return data
 
     def _path(self, file: str) -> Path:
-        """Returns the path of a file; raises :class:`Outside` if a link leads out of the folder.
+        """Returns the path of a file; raises :class:`OutsideModelError` if a link leads out of the
+        folder.
 
         Only the graph, which the caller named, may be such a link.
         """
@@ -114,7 +116,7 @@ class FolderSource:
         except (OSError, RuntimeError, ValueError):
             inside = False
         if not inside:
-            raise Outside(f"'{file[:80]}' is not in the model's folder '{self._folder}'")
+            raise OutsideModelError(f"'{file[:80]}' is not in the model's folder '{self._folder}'")
         return path
 
 

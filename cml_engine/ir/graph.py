@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from cml_engine.errors import InputError, Source
-from cml_engine.errors.arguments import ONLY_INPUT, shapes_by_name
+from cml_engine.errors.arguments import ONLY_INPUT, check_shapes
 from cml_engine.ir.limits import Limits
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ class Origin:
 
         Inputs that are not named keep the shapes given before, or else the model's own.
         """
-        given = {**self.shapes, **shapes_by_name(shapes)}
+        given = {**self.shapes, **check_shapes(shapes)}
         start = time.perf_counter()
         graph = self.make(given)
         ms = 1e3 * (time.perf_counter() - start)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import text
+from cml_engine.errors.arguments import check_text
 
 Category = Literal["weights", "activations", "output", "staging", "uniform", "render"]
 CATEGORIES: tuple[str, ...] = get_args(Category)
@@ -361,7 +361,7 @@ def checked_budget(nbytes: object) -> int | None:
 
 def checked_category(category: str) -> str:
     """Returns the category; raises :class:`InputError` if it is unknown."""
-    if text(category, "a memory category") not in CATEGORIES:
+    if check_text(category, "a memory category") not in CATEGORIES:
         raise InputError(f"unknown memory category {category!r}; wanted {', '.join(CATEGORIES)}")
     return category
 

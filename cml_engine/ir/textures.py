@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import ANY_EXTENT, FINITE, an_object, flag, one_of
+from cml_engine.errors.arguments import ANY_EXTENT, FINITE, check_choice, check_flag, check_instance
 from cml_engine.ir.graph import Fact
 
 #: the encoding of a texel's numbers; ``textures/pack.hlsl`` has the same names
@@ -139,7 +139,7 @@ def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
 
 
 def checked_layout(value: Any) -> None:
-    one_of(get_args(ImageLayout), value, "layout")
+    check_choice(get_args(ImageLayout), value, "layout")
 
 
 #: the filter for reading a texture whose size differs from the tensor's
@@ -186,14 +186,14 @@ class TextureInput:
     at_once: bool = False
 
     def __post_init__(self) -> None:
-        an_object(str, self.channels, "channels")
+        check_instance(str, self.channels, "channels")
         if not set(self.channels) <= set(LETTERS):
             raise InputError(f"channels: wanted letters of '{LETTERS}', got {self.channels!r}")
         if self.resize is not None:
-            one_of(get_args(Resize), self.resize, "resize")
+            check_choice(get_args(Resize), self.resize, "resize")
         checked_layout(self.layout)
-        flag(self.srgb, "srgb")
-        flag(self.at_once, "at_once")
+        check_flag(self.srgb, "srgb")
+        check_flag(self.at_once, "at_once")
         ANY_EXTENT.check(self.layer, "layer")
         ANY_EXTENT.check(self.mip, "mip")
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")
@@ -248,7 +248,7 @@ class TextureTarget:
 
     def __post_init__(self) -> None:
         checked_layout(self.layout)
-        flag(self.srgb, "srgb")
+        check_flag(self.srgb, "srgb")
         ANY_EXTENT.check(self.mip, "mip")
         origin: Any = self.origin
         if not isinstance(origin, tuple | list) or len(origin) != 3:

@@ -15,7 +15,7 @@ from cml_engine.errors import ModelError
 from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.nnef.expansion.document_builder import Built, DocumentBuilder, prepare
+from cml_engine.nnef.expansion.document_builder import DocumentBuilder, DocumentGraph, prepare
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
@@ -26,7 +26,7 @@ from cml_engine.nnef.files.random_weights import RandomWeights
 from cml_engine.nnef.files.safetensors import Weights
 from cml_engine.nnef.files.sources import open_model, read_text
 from cml_engine.nnef.files.tensor_file import write_tensor
-from cml_engine.nnef.files.weights import Kept, finder, kept_values, load_variables
+from cml_engine.nnef.files.weights import RetainedVariable, finder, kept_values, load_variables
 from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_document
@@ -92,7 +92,7 @@ class NnefModel:
             self._document = parse_document(self._source)
             self._quantization = {} if quant is None else parse_quant(quant)
             prepare(self._document, self._source, self._library)
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, RetainedVariable] = {}
 
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
         """Returns the graph at the given input shapes, by name; other inputs have the text's
@@ -111,7 +111,7 @@ class NnefModel:
             notes=(*built.graph.notes, *notes),
         )
 
-    def _weights(self, built: Built) -> Mapping[str, Array]:
+    def _weights(self, built: DocumentGraph) -> Mapping[str, Array]:
         variables = built.variables
         files, self._files = self._files, None
         if files is None:
@@ -121,7 +121,7 @@ class NnefModel:
         values = load_variables(variables, find, self._quantization, integer)
         if self._stored is not None:
             self._stored.check_all_used(variable.label for variable in variables)
-        self._kept = {v.name: Kept(v, values[v.name]) for v in variables}
+        self._kept = {v.name: RetainedVariable(v, values[v.name]) for v in variables}
         return values
 
     @contextmanager

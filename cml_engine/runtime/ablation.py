@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 @dataclass(frozen=True)
-class StubReport:
+class AblationReport:
     """The times in ms of a network with and without an operator, as medians over runs.
 
     ``gain_ms`` is the median of the differences of consecutive runs.
@@ -40,7 +40,7 @@ class StubReport:
     @classmethod
     def of(
         cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
-    ) -> StubReport:
+    ) -> AblationReport:
         """Builds a report from ``times`` in ms, ``[runs, (with, without)]``."""
         both = np.asarray(times, np.float64)
         medians = np.median(both, axis=0)
@@ -48,7 +48,7 @@ class StubReport:
         return cls(
             model=graph.name,
             operator=operator,
-            count=uses(graph, operator),
+            count=count_uses(graph, operator),
             device=device,
             clock=clock,
             runs=len(both),
@@ -90,12 +90,12 @@ class StubReport:
         return ",".join(fields) + "\n" + ",".join(str(getattr(self, f)) for f in fields)
 
 
-def uses(graph: Graph, operator: str) -> int:
+def count_uses(graph: Graph, operator: str) -> int:
     """Returns the number of uses of the operator in the network, including fused ones."""
     return sum((node.op, *(e.op for e in node.epilogues)).count(operator) for node in graph.nodes)
 
 
-def check_stub(graph: Graph, operator: str) -> None:
+def check_operator(graph: Graph, operator: str) -> None:
     """Raises :class:`InputError` if the operator is not in the graph or runs nothing on the GPU."""
     names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
     if operator not in names:
@@ -106,7 +106,7 @@ def check_stub(graph: Graph, operator: str) -> None:
         raise InputError(f"'{operator}' runs nothing on the GPU: there is nothing to replace")
 
 
-def time_in_turns(runs: int, *timers: Callable[[], Any]) -> list[list[float]]:
+def time_interleaved(runs: int, *timers: Callable[[], Any]) -> list[list[float]]:
     """Returns the milliseconds of each timer in each run, ``[runs, timers]``, after a warm-up.
 
     The order of the timers alternates from run to run.

@@ -26,7 +26,7 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class TensorStatistics:
     """Statistics of a tensor.
 
     ``low``, ``high`` and ``mean`` cover the finite values; they are None if there are none.
@@ -40,7 +40,7 @@ class Numbers:
     zeros: int
 
     @classmethod
-    def of(cls, array: Array) -> Numbers:
+    def of(cls, array: Array) -> TensorStatistics:
         nan = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
         inf = int(np.isinf(array).sum()) if array.dtype.kind == "f" else 0
         finite = array[np.isfinite(array)] if nan or inf else array
@@ -96,7 +96,7 @@ class StopAtNan:
             self._values.pop(name, None)
 
     def _said(self, node: Node, name: str, array: Array) -> str:
-        numbers = Numbers.of(array)
+        numbers = TensorStatistics.of(array)
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         kinds = ((numbers.nan, "NaN"), (numbers.inf, "infinite"))
         shown = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
@@ -108,7 +108,7 @@ class StopAtNan:
             value = self._values[read]
             here = _at(node, value, array, at)
             there = "" if here is None else f"; there {here:.7g}"
-            lines.append(f"  {read} {list(value.shape)}: {Numbers.of(value)}{there}")
+            lines.append(f"  {read} {list(value.shape)}: {TensorStatistics.of(value)}{there}")
         if node.attrs:
             lines.append(f"  with {node.attrs!r}")
         return "\n".join(lines)
@@ -173,7 +173,7 @@ class Dump:
     def _add(self, node: Node, name: str, array: Array) -> None:
         stem = f"{len(self._rows):04d}_{file_stem(name)[:80]}"
         file = self._folder.write(f"{stem}.npy", partial(np.save, arr=array, allow_pickle=False))
-        numbers = Numbers.of(array)
+        numbers = TensorStatistics.of(array)
         row = {"tensor": name, "file": file, "shape": list(array.shape), "type": array.dtype.name}
         row |= {"operator": node.op, **_line(node.source), **numbers.row()}
         fact = Fact("scalar" if array.dtype.kind == "f" else "", array.shape)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import Comparison, compare
@@ -49,12 +49,12 @@ class NodeCheck:
         return self.comparison is None or self.comparison.ok
 
 
-def shadow_run(
+def check_nodes(
     graph: Graph,
     gpu: Gpu,
     inputs: Mapping[str, Array],
     storage: Storage = "float",
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
     written: Graph | None = None,
 ) -> Iterator[NodeCheck]:
     """Runs the optimized graph once on the GPU, then yields the check of each node in order.
@@ -91,7 +91,7 @@ def shadow_run(
         yield check
 
 
-def measured_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
+def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
     """Yields the error of every scalar output in 16-bit storage against 32 bits, both computed
     by the GPU."""
     full, half = (_outputs(graph, gpu, inputs, storage) for storage in get_args(Storage))

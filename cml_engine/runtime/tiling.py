@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import EXTENT, OVERLAP, an_object, inputs_by_name
+from cml_engine.errors.arguments import EXTENT, OVERLAP, check_input_mapping, check_instance
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
 from cml_engine.runtime.session import Session
 from cml_engine.runtime.session.inputs import as_array
@@ -79,7 +79,7 @@ class Tiles:
     def __init__(
         self, session: Session, inputs: Mapping[str, Any], tile: int, overlap: int, align: int = 1
     ) -> None:
-        self._inputs = {n: as_array(n, value) for n, value in inputs_by_name(inputs).items()}
+        self._inputs = {n: as_array(n, value) for n, value in check_input_mapping(inputs).items()}
         if unknown := set(self._inputs) - set(session.inputs):
             raise InputError(
                 f"unknown input '{min(unknown)}'; inputs are {', '.join(session.inputs)}"
@@ -190,7 +190,7 @@ def run_tiled(
         reduces its input. The picture, ``tile`` and ``overlap`` must be multiples of it too.
     progress : called with the number of finished tiles.
     """
-    an_object(Session, session, "session")
+    check_instance(Session, session, "session")
     tiles = Tiles(session, inputs, tile, overlap, align)
     for done, part in enumerate(tiles, 1):
         tiles.paste(part, tiles.session.run(tiles.inputs(part)))

@@ -30,7 +30,7 @@ from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
-from cml_engine.runtime.ablation import time_in_turns
+from cml_engine.runtime.ablation import time_interleaved
 from cml_engine.runtime.half_storage import counted_in_steps, rounded, run_stored, stored_tolerance
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckReport",
     "check",
-    "time_in_turns",
+    "time_interleaved",
 ]
 
 #: fills the memory between tensors during a check; as a NaN it also reveals reads

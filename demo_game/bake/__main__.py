@@ -10,14 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.distributed import Report, StorePlan, bake, need_extra, shown, usual_workers
-from cml_engine.errors.arguments import Real, Whole
+from cml_engine.distributed import (
+    Report,
+    StorePlan,
+    bake,
+    default_workers,
+    need_extra,
+    show_progress,
+)
+from cml_engine.errors.arguments import FloatRange, IntegerRange
 from cml_engine.io.atomic_write import write_atomically
 
-SEEDS = Whole(0, 2**31 - 1)
-BLOCKS = Whole(1, 64)
-WORKERS = Whole(1, 100_000)
-PRICE = Real(0.0001, 1_000_000)
+SEEDS = IntegerRange(0, 2**31 - 1)
+BLOCKS = IntegerRange(1, 64)
+WORKERS = IntegerRange(1, 100_000)
+PRICE = FloatRange(0.0001, 1_000_000)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,8 +109,8 @@ def run(options: argparse.Namespace) -> int:
     )
     workers = options.workers
     if workers is None and options.scheduler is None:
-        workers = usual_workers(options.backend)
-    with shown("tiles") as progress:
+        workers = default_workers(options.backend)
+    with show_progress("tiles") as progress:
         report = bake(
             work,
             options.output,

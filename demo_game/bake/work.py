@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.distributed import ANY_DEVICE, Layer, Made, Unit, UnitClock
+from cml_engine.distributed import ANY_DEVICE, Layer, Unit, UnitClock, UnitResult
 from demo_game.bake.planet import models, rules, tiles_of, to_cells
 from demo_game.chain import MODELS, Chain, load_chain
 from demo_game.cooking import cooked_set
@@ -59,7 +59,7 @@ class PlanetMaker:
     def measure(self) -> Any:
         return None
 
-    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> Made:
+    def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
         extent = layer.extent(unit)
         arrays = {n: np.zeros((*extent, *c.shape), c.dtype) for n, c in layer.arrays.items()}
         for z, row in enumerate(tiles_of(layer, unit)):
@@ -67,7 +67,7 @@ class PlanetMaker:
                 made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
                 for name, value in to_cells(self.maker.chain, tile, made).items():
                     arrays[name][z, x] = value
-        return Made(arrays)
+        return UnitResult(arrays)
 
     def _sessions(self, tile: TileId) -> tuple[str, ...]:
         """Densities are baked of all levels, also where the game shows no plants."""

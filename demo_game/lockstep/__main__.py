@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
-from cml_engine.errors.arguments import Real, Whole
+from cml_engine.errors.arguments import FloatRange, IntegerRange
 from demo_game.chain import load_chain
 from demo_game.lockstep.connection import Connection, accept, join, listen
 from demo_game.lockstep.play import Player, play
 from demo_game.maker import TileMaker
 
 _LOCAL = "127.0.0.1"
-MINUTES = Real(0, 1_000_000, "minutes")
-TICKS = Whole(1, 2**31 - 1)
+MINUTES = FloatRange(0, 1_000_000, "minutes")
+TICKS = IntegerRange(1, 2**31 - 1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,9 +30,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--minutes", type=MINUTES, default=1.0, help="how long (default 1)")
     made.add_argument("--ticks", type=TICKS, help="how many tiles at most")
-    made.add_argument("--first", type=Whole(0, 2**31 - 1), default=0, metavar="TICK",
+    made.add_argument("--first", type=IntegerRange(0, 2**31 - 1), default=0, metavar="TICK",
                       help="where on the tour to begin")  # fmt: skip
-    made.add_argument("--seed", type=Whole(0, 2**31 - 1), default=7, help="which world (default 7)")
+    made.add_argument(
+        "--seed", type=IntegerRange(0, 2**31 - 1), default=7, help="which world (default 7)"
+    )
     made.add_argument("--models", type=Path, help="a folder with integer networks upres.nnef, "
                       "texture.nnef or population.nnef to take instead of ours")  # fmt: skip
     made.add_argument("--backend", choices=("gpu", "cpu"), default="gpu")

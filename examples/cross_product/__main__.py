@@ -15,7 +15,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.compiler.plugins import load_file
-from cml_engine.tools.testing import check, time_in_turns
+from cml_engine.tools.testing import check, time_interleaved
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "cross_product.nnef"
@@ -46,7 +46,7 @@ def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
     inputs = {name: generator.standard_normal((1, 3, 32, 32), np.float32) for name in "ab"}
     wanted = np.cross(inputs["a"], inputs["b"], axis=1)
     sessions = [cml.Session(graph, gpu) for graph in networks()]
-    times = np.median(time_in_turns(runs, *(s.timer(inputs) for s in sessions)), axis=0)
+    times = np.median(time_interleaved(runs, *(s.timer(inputs) for s in sessions)), axis=0)
     rows = []
     for way, session, ms in zip(("composed", "custom"), sessions, times, strict=True):
         error = float(np.abs(session.run(inputs)["c"] - wanted).max())

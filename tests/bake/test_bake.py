@@ -17,8 +17,8 @@ import pytest
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
 from cml_engine.distributed.batch import Batch, Pace
-from cml_engine.distributed.cluster import THREADS, connected
-from cml_engine.distributed.monitor import PATIENCE_S, Watch
+from cml_engine.distributed.cluster import THREADS, connect
+from cml_engine.distributed.monitor import PATIENCE_S, ClusterMonitor
 from cml_engine.distributed.store import KEYS, Store, prepare
 from cml_engine.distributed.task_window import ATTEMPTS
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
@@ -30,7 +30,7 @@ pytest.importorskip("zarr")
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     """A client of two workers that the tests share."""
-    with connected(workers=2) as (found, _):
+    with connect(workers=2) as (found, _):
         yield found
 
 
@@ -203,7 +203,7 @@ def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
         return write(self, *what)
 
     prepare(place, [made], MANIFEST)
-    opened = worker.Opened(work.open(), Store(place, [made]))
+    opened = worker.OpenRun(work.open(), Store(place, [made]))
     monkeypatch.setattr(Store, "write", slow_write)
     monkeypatch.setattr(worker, "get_worker", lambda: SimpleNamespace(address="here"))
     monkeypatch.setitem(worker._opened, "run", opened)
@@ -249,7 +249,7 @@ def test_a_store_whose_making_was_interrupted_is_made_again(client, place, work)
 def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch):
     from cml_engine.distributed import worker
 
-    setup = worker.Setup("other", work, embedded=False, device="a GPU")
+    setup = worker.WorkerSetup("other", work, embedded=False, device="a GPU")
     setup.setup(None)
     try:
         assert worker.state("other") == ("paper", "it runs on paper, the others on a GPU: floats "
@@ -325,10 +325,10 @@ def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
 
 def test_a_cluster_that_vanishes_is_one_message() -> None:
     report = Report("out.zarr", total=9, made=4)
-    gone = Watch(SimpleNamespace(status="closed"), False, report)
+    gone = ClusterMonitor(SimpleNamespace(status="closed"), False, report)
     with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):
         gone.look()
-    idle = Watch(SimpleNamespace(status="running", nthreads=dict), False, report)
+    idle = ClusterMonitor(SimpleNamespace(status="running", nthreads=dict), False, report)
     idle._alive -= 2 * PATIENCE_S
     with pytest.raises(InputError, match="no worker for 60 s. 4 of 9 tiles are"):
         idle.look()

@@ -19,10 +19,10 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine import InputError
 from cml_engine.distributed import map_network
-from cml_engine.distributed.cluster import connected
+from cml_engine.distributed.cluster import connect
 from cml_engine.distributed.digest import graph_digest
 from cml_engine.distributed.map import NetworkWork, _graphs
-from cml_engine.distributed.sources import Items, ZarrChunks, open_source
+from cml_engine.distributed.sources import ItemSource, ZarrSource, open_source
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.tools import cli
 from tests.fixtures.models import write_model
@@ -62,7 +62,7 @@ graph counter(x) -> (y)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    with connected(workers=2) as (found, _):
+    with connect(workers=2) as (found, _):
         yield found
 
 
@@ -115,8 +115,8 @@ def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_p
     assert {e["name"] for e in kinds["step"]} == {"check", "read", "run", "write"}
     assert len(kinds["operator"]) == 6 and "conv" in kinds["operator"][0]["name"]
     runs = [e for e in kinds["step"] if e["name"] == "run"]
-    making = [e for e in kinds["step"] if e["name"] != "write"]
-    for inner, outer in ((kinds["operator"], runs), (making, kinds["unit"])):
+    builder = [e for e in kinds["step"] if e["name"] != "write"]
+    for inner, outer in ((kinds["operator"], runs), (builder, kinds["unit"])):
         assert all(any(lies_in(small, large) for large in outer) for small in inner)
 
 
@@ -172,15 +172,15 @@ def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng)
 
 
 def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> None:
-    from cml_engine.distributed.map import NetworkMaker
+    from cml_engine.distributed.map import NetworkProducer
     from cml_engine.runtime.session import CompileOptions, Session
 
     graph = cml.load(net)
     graphs = _graphs(graph, (1, 2, 4))
     assert sorted(graphs) == [1, 2, 4]
-    work = NetworkWork(graphs, Items([]), "cpu", CompileOptions(), "k")
-    assert NetworkMaker(work)._at_once(4) is not None
-    assert 1 in NetworkMaker(work).measure().seconds
+    work = NetworkWork(graphs, ItemSource([]), "cpu", CompileOptions(), "k")
+    assert NetworkProducer(work)._at_once(4) is not None
+    assert 1 in NetworkProducer(work).measure().seconds
     run = Session.run
 
     def other(session: Session, inputs: Any) -> Any:
@@ -189,7 +189,7 @@ def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> N
         return {name: value + (size > 1) for name, value in found.items()}
 
     monkeypatch.setattr(Session, "run", other)
-    assert NetworkMaker(work)._at_once(4) is None
+    assert NetworkProducer(work)._at_once(4) is None
 
 
 def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path, rng):
@@ -350,7 +350,7 @@ def test_a_zarr_with_other_codecs_or_items_is_refused_before_it_is_read(
     with pytest.raises(
         InputError, match="codec|items of type|twice|no Zarr array that can be read"
     ):
-        ZarrChunks(str(folder), (8,), (1,)).read(0, facts)
+        ZarrSource(str(folder), (8,), (1,)).read(0, facts)
     assert not ran.exists()
 
 
@@ -414,7 +414,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_shape_is_refused(tmp_path, codec)
 
 def test_the_cluster_of_this_machine_listens_on_this_machine_only():
     psutil = pytest.importorskip("psutil")
-    with connected(workers=1, dashboard=True):
+    with connect(workers=1, dashboard=True):
         this = psutil.Process()
         listening = {
             found.laddr.ip

@@ -12,7 +12,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.distributed import ANY_DEVICE
-from cml_engine.distributed.cluster import connected
+from cml_engine.distributed.cluster import connect
 from demo_game.bake.__main__ import main
 from demo_game.bake.planet import Planet
 from demo_game.chain import kept_names, load_chain
@@ -27,7 +27,7 @@ zarr = pytest.importorskip("zarr")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    with connected(workers=2) as (found, _):
+    with connect(workers=2) as (found, _):
         yield found
 
 

@@ -25,7 +25,7 @@ _BITS = (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QuantParams:
     """The quantization of one tensor: its scales, its word size and, for a function, its table."""
 
     name: str
@@ -103,7 +103,7 @@ def along(scales: Sequence[float], axis: int, rank: int) -> Any:
     return found
 
 
-def lines_of(graph: Graph) -> Mapping[str, Line]:
+def lines_of(graph: Graph) -> Mapping[str, QuantParams]:
     """Returns the lines of the tensors that exist in the graph, by tensor name."""
     found = {}
     for name, attrs in graph.quantization.items():
@@ -114,7 +114,7 @@ def lines_of(graph: Graph) -> Mapping[str, Line]:
     return found
 
 
-def _line(name: str, attrs: Attrs) -> Line:
+def _line(name: str, attrs: Attrs) -> QuantParams:
     if attrs["op"] != OPERATOR:
         raise _wrong(name, f"quantised by {attrs['op']}: integer networks want {OPERATOR}")
     known = {"op", "zero_point", "scale", "bits", "signed", "symmetric", "table"}
@@ -128,7 +128,9 @@ def _line(name: str, attrs: Attrs) -> Line:
     if "scale" not in attrs:
         raise _wrong(name, "has no scale: wanted scale = …")
     values, extents = _flat(name, attrs["scale"])
-    return Line(name, tuple(values), extents, bits, signed, _table(name, attrs.get("table", [])))
+    return QuantParams(
+        name, tuple(values), extents, bits, signed, _table(name, attrs.get("table", []))
+    )
 
 
 def _flat(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:

@@ -44,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SumPass:
     """One pass over the products of a sum: its weights, its bias and the bits of the words that it
     reads.
 
@@ -57,7 +57,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ExactSum:
     """The passes that compute the sums of a node exactly.
 
     ``bound`` is the largest bound of any channel. ``parts`` has one pass, or two: the result of the
@@ -66,7 +66,7 @@ class Carried:
 
     carrier: str
     bound: int
-    parts: tuple[Part, ...]
+    parts: tuple[SumPass, ...]
     bits: int = 0
 
 
@@ -88,7 +88,7 @@ def carried(
     words: Range,
     source: Source | None = None,
     whole: bool = False,
-) -> Carried:
+) -> ExactSum:
     """Returns the passes that compute the sums exactly.
 
     ``weights`` are integers, one row per channel; ``bias`` has one integer per channel. With
@@ -98,9 +98,9 @@ def carried(
     totals = bounds(weights, bias, words)
     bound = max(totals, default=0)
     if bound < FLOAT_BOUND:
-        return Carried("float32", bound, (Part("all", weights, tuple(bias)),))
+        return ExactSum("float32", bound, (SumPass("all", weights, tuple(bias)),))
     if whole and bound < INT_BOUND:
-        return Carried("int32", bound, (Part("all", weights, tuple(bias)),))
+        return ExactSum("int32", bound, (SumPass("all", weights, tuple(bias)),))
     if bound >= INT_BOUND:
         raise too_large(title, totals.index(bound), bound, words, source)
     for split, bits in product((_by_words, _by_weights), _LOW_BITS):
@@ -108,7 +108,7 @@ def carried(
         ranges = [words.taken(part.take, bits) for part in parts]
         found = [max(bounds(p.weights, p.bias, r)) for p, r in zip(parts, ranges, strict=True)]
         if max(found) < FLOAT_BOUND:
-            return Carried("int32", bound, parts, bits)
+            return ExactSum("int32", bound, parts, bits)
     raise RangeError(
         f"{title}: channel {totals.index(bound)} sums to {bound:,} at most, and neither its words' "
         "nor its weights' bytes sum below 2^24: quantize it with 8 bits, or with fewer weights",
@@ -143,16 +143,16 @@ def check_shift(
         )
 
 
-def _by_words(weights: Array, bias: Sequence[int], bits: int) -> tuple[Part, ...]:
+def _by_words(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
     upper, lower = _halves(bias, bits)
-    return Part("upper", weights, upper), Part("lower", weights, lower)
+    return SumPass("upper", weights, upper), SumPass("lower", weights, lower)
 
 
-def _by_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[Part, ...]:
+def _by_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
     wide, half = weights.astype(np.int64), 1 << (bits - 1)
     rest = ((wide + half) & ((1 << bits) - 1)) - half
     upper, lower = _halves(bias, bits)
-    return Part("all", (wide - rest) >> bits, upper), Part("all", rest, lower)
+    return SumPass("all", (wide - rest) >> bits, upper), SumPass("all", rest, lower)
 
 
 def _halves(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,7 +20,7 @@ MAX_CHAIN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _ChainLink:
     """A node that one of its readers may still absorb.
 
     ``index`` is its position in execution order. ``names`` are the results of all graph nodes
@@ -40,18 +40,18 @@ def fuse_elementwise(graph: Graph) -> Graph:
     Chains are fused, and trees whose branches meet.
     """
     readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
-    made: dict[str, _Made] = {}  # keyed by output
+    made: dict[str, _ChainLink] = {}  # keyed by output
     nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for index, node in enumerate(graph.nodes):
         fused = node
         if _can_chain(node):
-            parts = _parts(graph, _Made(node, index, frozenset(node.outputs)), made, readers)
+            parts = _parts(graph, _ChainLink(node, index, frozenset(node.outputs)), made, readers)
             fused = _joined([part.node for part in parts])
             for part in parts[:-1]:
                 del nodes[part.node.outputs[0]], made[part.node.outputs[0]]
             names = frozenset().union(*(part.names for part in parts))
             if fused.outputs[0] not in graph.roots:
-                made[fused.outputs[0]] = _Made(fused, index, names)
+                made[fused.outputs[0]] = _ChainLink(fused, index, names)
         nodes[fused.outputs[0]] = fused
     return graph.with_(nodes=tuple(nodes.values()))
 
@@ -65,8 +65,8 @@ def _can_chain(node: Node) -> bool:
 
 
 def _parts(
-    graph: Graph, last: _Made, made: Mapping[str, _Made], readers: Mapping[str, set[str]]
-) -> list[_Made]:
+    graph: Graph, last: _ChainLink, made: Mapping[str, _ChainLink], readers: Mapping[str, set[str]]
+) -> list[_ChainLink]:
     """Returns the nodes that one kernel can compute with the last one, in execution order."""
     parts = {last.node.outputs[0]: last}
     result = graph.facts[last.node.outputs[0]]
@@ -86,7 +86,7 @@ def _parts(
             return sorted(parts.values(), key=lambda part: part.index)
 
 
-def _fit(parts: Sequence[_Made]) -> bool:
+def _fit(parts: Sequence[_ChainLink]) -> bool:
     """Returns True if one kernel can hold these nodes and bind what they read."""
     inside = {part.node.outputs[0] for part in parts}
     operands = {name for part in parts for name in part.node.reads} - inside

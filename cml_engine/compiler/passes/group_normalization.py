@@ -32,7 +32,7 @@ def normalize_groups(graph: Graph) -> Graph:
     map."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_own(*_OPS):
         return graph
-    rewriting = _Rewriting(graph)
+    rewriting = _Rewriter(graph)
     found = {one.last: one for one in rewriting.found()}
     if not found:
         return graph
@@ -45,7 +45,7 @@ def normalize_groups(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Groups:
+class _GroupPattern:
     """A normalization of ``x`` in ``groups`` groups by the node ``norm``.
 
     ``scale`` and ``offset`` have one value per channel; ``last`` is the result after both.
@@ -59,7 +59,7 @@ class _Groups:
     offset: Array
 
 
-class _Rewriting:
+class _Rewriter:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._producers = {name: node for node in graph.nodes for name in node.outputs}
@@ -70,14 +70,14 @@ class _Rewriting:
 
     # -- matching -------------------------------------------------------------------------------
 
-    def found(self) -> Iterator[_Groups]:
+    def found(self) -> Iterator[_GroupPattern]:
         for node in self._graph.nodes:
             if node.op == "batch_normalization" and not node.epilogues:
                 one = self._groups(node)
                 if one is not None:
                     yield one
 
-    def _groups(self, norm: Node) -> _Groups | None:
+    def _groups(self, norm: Node) -> _GroupPattern | None:
         grouped, mean, variance, offset, scale = norm.inputs
         before, moments = self._producers.get(grouped), self._producers.get(mean)
         back = self._only_reader(norm.outputs[0])
@@ -96,7 +96,7 @@ class _Rewriting:
         if numbers[0] is None or numbers[1] is None:
             return None
         return self._with_what_follows(
-            _Groups(x, parts[1], norm, back.outputs[0], numbers[0], numbers[1])
+            _GroupPattern(x, parts[1], norm, back.outputs[0], numbers[0], numbers[1])
         )
 
     def _only_reader(self, name: str) -> Node | None:
@@ -115,7 +115,7 @@ class _Rewriting:
             return None
         return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
-    def _with_what_follows(self, one: _Groups) -> _Groups:
+    def _with_what_follows(self, one: _GroupPattern) -> _GroupPattern:
         """Merges following products and sums with per-channel constants into the normalization."""
         for op in ("mul", "add"):
             node = self._only_reader(one.last)
@@ -140,8 +140,8 @@ class _Rewriting:
 
     # -- replacement ----------------------------------------------------------------------------
 
-    def replaced(self, one: _Groups) -> list[Node]:
-        make = _Made(one, self.facts)
+    def replaced(self, one: _GroupPattern) -> list[Node]:
+        make = _NewNodes(one, self.facts)
         shape = self.facts[one.x].shape
         channels = shape[1]
         mean, variance = make("moments", one.x, results=2, axes=list(range(2, len(shape))))
@@ -161,17 +161,17 @@ class _Rewriting:
         last = replace(one.norm, inputs=(one.x, mean, variance, *names), outputs=(one.last,))
         return [*make.nodes, last]
 
-    def _constant(self, one: _Groups, what: str, value: Array) -> str:
+    def _constant(self, one: _GroupPattern, what: str, value: Array) -> str:
         name = unused_name(f"{one.last}.{what}", self.facts)
         self.constants[name] = np.asarray(value.reshape(1, -1), np.float32)
         self.facts[name] = Fact("scalar", self.constants[name].shape)
         return name
 
 
-class _Made:
+class _NewNodes:
     """The small nodes that replace one normalization; adds the facts of their results."""
 
-    def __init__(self, one: _Groups, facts: dict[str, Fact]) -> None:
+    def __init__(self, one: _GroupPattern, facts: dict[str, Fact]) -> None:
         self._one, self._facts = one, facts
         self.nodes: list[Node] = []
 
@@ -188,7 +188,7 @@ class _Made:
         return tuple(names)
 
 
-def _reshaped(make: _Made, name: str, shape: list[int]) -> str:
+def _reshaped(make: _NewNodes, name: str, shape: list[int]) -> str:
     return make("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
 
 

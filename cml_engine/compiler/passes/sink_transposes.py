@@ -25,13 +25,13 @@ def sink_transposes(graph: Graph) -> Graph:
     """
     if not is_own("transpose"):
         return graph
-    sinking = _Sinking(graph)
+    sinking = _TransposeSinker(graph)
     for node in graph.nodes:
         sinking.visit(node)
     return sinking.result()
 
 
-class _Sinking:
+class _TransposeSinker:
     """One pass over the nodes in execution order."""
 
     def __init__(self, graph: Graph) -> None:

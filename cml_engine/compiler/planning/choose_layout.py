@@ -19,16 +19,18 @@ from cml_engine.ops.declaration.epilogue import reads_blocks
 from cml_engine.ops.declaration.registry import lookup
 
 
-def choose_layout(graph: Graph, asked: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+def choose_layout(
+    graph: Graph, overrides: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Returns the layout of every tensor that is not plain.
 
-    ``asked`` has the layouts that the caller decides. Raises :class:`InputError` if one is
+    ``overrides`` has the layouts that the caller decides. Raises :class:`InputError` if one is
     impossible.
     """
     ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
-    plain.update(name for name, layout in asked.items() if layout == PLAIN)
-    wanted = {name for name, layout in asked.items() if layout == C4}
+    plain.update(name for name, layout in overrides.items() if layout == PLAIN)
+    wanted = {name for name, layout in overrides.items() if layout == C4}
     for node in graph.nodes:
         _visit(graph, node, ties, plain, wanted)
     refused = {ties.find(name) for name in plain}
@@ -39,7 +41,7 @@ def choose_layout(graph: Graph, asked: Mapping[str, str] = MappingProxyType({}))
             tie = ties.find(name)
             if tie in gaining and tie not in refused:
                 chosen[name] = C4
-    for name, layout in asked.items():
+    for name, layout in overrides.items():
         if layout == C4 and name not in chosen:
             raise InputError(
                 f"decide: '{name}' cannot lie in blocks of four channels: {why_plain(name, graph)}"

@@ -23,7 +23,7 @@ from cml_engine.compiler.planning.choose_layout import (
     is_one_position,
 )
 from cml_engine.errors import InputError, located
-from cml_engine.errors.arguments import one_of
+from cml_engine.errors.arguments import check_choice
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.layout import C4, C4H, HALF, whole_layout
 from cml_engine.ops.declaration.game_functions import calling, node_fault
@@ -38,36 +38,36 @@ Storage = Literal["float", "half"]
 def layouts_for(
     graph: Graph,
     storage: Storage = "float",
-    asked: Mapping[str, str] = _NOTHING,
+    overrides: Mapping[str, str] = _NOTHING,
     asked_layouts: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
     """Returns the layout of every tensor that is not plain.
 
-    ``asked`` has the storage of tensors for which the caller decides it; ``asked_layouts`` has
+    ``overrides`` has the storage of tensors for which the caller decides it; ``asked_layouts`` has
     their layouts.
     """
-    one_of(get_args(Storage), storage, "storage")
+    check_choice(get_args(Storage), storage, "storage")
     layouts = choose_layout(graph, asked_layouts)
     if graph.words:
-        return _in_words(graph, layouts, asked)
-    if storage == "half" or asked:
-        return choose_storage(graph, layouts, asked, storage)
+        return _in_words(graph, layouts, overrides)
+    if storage == "half" or overrides:
+        return choose_storage(graph, layouts, overrides, storage)
     return layouts
 
 
 def choose_storage(
     graph: Graph,
     layouts: Mapping[str, str],
-    asked: Mapping[str, str] = _NOTHING,
+    overrides: Mapping[str, str] = _NOTHING,
     storage: Storage = "half",
 ) -> dict[str, str]:
     """Returns the layouts with ``c4h`` instead of ``c4`` for maps that are stored in 16 bits.
 
-    ``asked`` has the storage that the caller decides by tensor; ``storage`` is the default. Raises
-    :class:`InputError` if a requested storage is impossible.
+    ``overrides`` has the storage that the caller decides by tensor; ``storage`` is the default.
+    Raises :class:`InputError` if a requested storage is impossible.
     """
     ties, refused = _stored_alike(graph, layouts)
-    wanted = {ties.find(name): stored for name, stored in asked.items()}
+    wanted = {ties.find(name): stored for name, stored in overrides.items()}
 
     def in_half(name: str) -> bool:
         root = ties.find(name)
@@ -76,8 +76,8 @@ def choose_storage(
     found = {
         name: C4H if layout == C4 and in_half(name) else layout for name, layout in layouts.items()
     }
-    found |= {n: HALF for n in matrices_in_half(graph) if asked.get(n, storage) == "half"}
-    for name, stored in asked.items():
+    found |= {n: HALF for n in matrices_in_half(graph) if overrides.get(n, storage) == "half"}
+    for name, stored in overrides.items():
         if (found.get(name) in (C4H, HALF)) != (stored == "half"):
             raise InputError(
                 f"decide: '{name}' cannot be stored as '{stored}': "
@@ -106,16 +106,16 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
 
 
 def _in_words(
-    graph: Graph, layouts: Mapping[str, str], asked: Mapping[str, str] = _NOTHING
+    graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
     """Returns the layouts of an integer network.
 
     A blocked map is packed if it and all maps tied to it hold whole numbers.
     """
-    if asked:
+    if overrides:
         raise InputError(
-            f"decide: '{next(iter(asked))}' is of an integer network, whose maps are stored in as "
-            "few bits as hold them: leave it out"
+            f"decide: '{next(iter(overrides))}' is of an integer network, whose maps are stored in "
+            "as few bits as hold them: leave it out"
         )
     ties, refused = _stored_alike(graph, layouts)
     tied: dict[str, list[str]] = {}

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cml_engine.compiler.plan import InBands, Plan
+from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.choose_layout import is_feature_map, why_plain
 from cml_engine.compiler.planning.choose_storage import half_of
-from cml_engine.compiler.planning.overrides import NOTHING_ASKED, Asked
+from cml_engine.compiler.planning.overrides import NO_OVERRIDES, Overrides
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import BLOCKED, C4, C4H, HALF, PLAIN, WHOLE
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.split_bindings import InParts
+from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: the types of decisions
 Kind = Literal["kernel", "layout", "storage", "parts", "bands", "view"]
@@ -48,11 +48,11 @@ def _measured(_: Choice) -> str:
 
 
 def decisions_of(
-    graph: Graph, plan: Plan, reason: Reason = _measured, asked: Asked = NOTHING_ASKED
+    graph: Graph, plan: Plan, reason: Reason = _measured, overrides: Overrides = NO_OVERRIDES
 ) -> list[Decision]:
     """Returns all decisions of an optimized graph's plan, in the order of its operators.
 
-    ``asked`` has the decisions that the caller made.
+    ``overrides`` has the decisions that the caller made.
     """
     by_node: dict[str, list[Choice]] = {}
     for choice in plan.choices:
@@ -70,12 +70,12 @@ def decisions_of(
         found += _view(node, made)
     found += (_parts(name, parts) for name, parts in plan.parts.items())
     found += map(_bands, plan.bands)
-    return [_by_user(decision, asked) for decision in found]
+    return [_by_user(decision, overrides) for decision in found]
 
 
-def _by_user(decision: Decision, asked: Asked) -> Decision:
-    kinds = {"layout": asked.layout, "storage": asked.storage, "parts": asked.parts}
-    kinds["bands"] = asked.bands
+def _by_user(decision: Decision, overrides: Overrides) -> Decision:
+    kinds = {"layout": overrides.layout, "storage": overrides.storage, "parts": overrides.parts}
+    kinds["bands"] = overrides.bands
     if decision.subject not in kinds.get(decision.kind, {}):
         return decision
     return replace(decision, by="user", why=_ASKED)
@@ -126,7 +126,7 @@ def _of_weights(node: Node, plan: Plan) -> Iterator[Decision]:
             yield Decision(name, "storage", ("float", "half"), "half", "rule", why)
 
 
-def _parts(name: str, parts: InParts) -> Decision:
+def _parts(name: str, parts: SplitBinding) -> Decision:
     why = (
         f"it takes {parts.total} bytes, this device binds at most {parts.limit} at once: the "
         "fewest parts"
@@ -134,7 +134,7 @@ def _parts(name: str, parts: InParts) -> Decision:
     return Decision(name, "parts", parts.options, str(parts.count), "rule", why)
 
 
-def _bands(run: InBands) -> Decision:
+def _bands(run: BandedOperators) -> Decision:
     why = (
         f"at once they would take {run.whole_bytes} bytes, more than the arena may; "
         f"{run}, takes {run.nbytes}"

@@ -18,8 +18,8 @@ from cml_engine.ops.declaration.split_bindings import COUNTS
 #: the numbers of bands of rows that a caller may request (``planning/bands/``)
 BANDS = tuple(str(count) for count in range(1, 129))
 #: decisions by tensor: ``{"conv2": {"kernel": "winograd", "storage": "half"}}``
-Decide = Mapping[str, Mapping[str, str]]
-NOTHING_DECIDED: Decide = MappingProxyType({})
+Decisions = Mapping[str, Mapping[str, str]]
+NO_DECISIONS: Decisions = MappingProxyType({})
 #: the options of each type of decision; those of a kernel depend on the operator
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "kernel": (),
@@ -31,7 +31,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Overrides:
     """The caller's decisions by tensor of the optimized graph.
 
     A kernel is listed by the first result of its operator.
@@ -44,11 +44,11 @@ class Asked:
     bands: dict[str, str] = field(default_factory=dict)
 
 
-NOTHING_ASKED = Asked()
+NO_OVERRIDES = Overrides()
 
 
-def checked(decide: Any) -> Decide:
-    """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decide`."""
+def checked(decide: Any) -> Decisions:
+    """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decisions`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
     for name, kinds in decide.items():
@@ -67,10 +67,10 @@ def checked(decide: Any) -> Decide:
     return decide
 
 
-def from_file(data: Any) -> Decide:
+def from_file(data: Any) -> Decisions:
     """Returns the decisions in the data of a JSON file.
 
-    The data is a :data:`Decide`, or a list as ``cml info --decisions`` writes it. Decisions on
+    The data is a :data:`Decisions`, or a list as ``cml info --decisions`` writes it. Decisions on
     views are ignored, because the plan derives views from the others.
     """
     if not isinstance(data, list):
@@ -84,23 +84,23 @@ def from_file(data: Any) -> Decide:
     return checked(found)
 
 
-def asked_for(decide: Decide, written: Graph, optimized: Graph) -> Asked:
+def asked_for(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
     """Returns the decisions by the names of the optimized graph.
 
     A decision on an operator that was fused applies to the fused operator. Raises
     :class:`InputError` if a tensor does not exist, or if two decisions on one operator differ.
     """
-    asked = Asked()
+    overrides = Overrides()
     for name, kinds in decide.items():
         for kind, option in kinds.items():
-            found: dict[str, str] = getattr(asked, kind)
+            found: dict[str, str] = getattr(overrides, kind)
             of = _of(kind, name, written, optimized)
             if found.setdefault(of, option) != option:
                 raise InputError(
                     f"decide: '{name}': {kind} {option!r} and {found[of]!r} are asked for of what "
                     f"runs as one operator, '{of}'"
                 )
-    return asked
+    return overrides
 
 
 def _of(kind: str, name: str, written: Graph, optimized: Graph) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cml_engine.compiler.plan import Entry
+from cml_engine.compiler.plan import InputConversion
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import WHOLE
 from cml_engine.ir.limits import Limits
@@ -16,14 +16,14 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Entering:
+class PackedInput:
     """The tensor of words that is stored in place of an input, and the conversion to it."""
 
     words: str
-    entry: Entry
+    entry: InputConversion
 
 
-def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[str, Entering]:
+def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[str, PackedInput]:
     """Returns, by name, the inputs that are converted to packed words during upload.
 
     These inputs have no other reader. An input that is too large for one binding is left out.
@@ -38,5 +38,5 @@ def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[s
         alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
         if alone and words not in graph.roots and 0 < graph.facts[name].nbytes <= most:
             numbers = (float(node.attrs[n]) for n in ("inverse", "low", "high"))
-            found[name] = Entering(words, Entry(*numbers))
+            found[name] = PackedInput(words, InputConversion(*numbers))
     return found

@@ -8,7 +8,7 @@ from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.bands.plan_in_bands import planned
 from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, drafted
-from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, asked_for
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
@@ -21,7 +21,7 @@ def plan_graph(
     limits: Limits,
     storage: Storage = "float",
     options: PlanOptions = DEFAULT,
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
     *,
     written: Graph | None = None,
     sibling: Sibling | None = None,
@@ -31,7 +31,11 @@ def plan_graph(
 
     Decisions may use the names of the original graph ``written``. See :func:`lower` for the rest.
     """
-    asked = asked_for(decide, written or graph, graph)
-    layouts = layouts_for(graph, storage, asked.storage, asked.layout) if blocked_layout else {}
-    options = replace(options, kernels=asked.kernel, parts=asked.parts, bands=asked.bands)
+    overrides = asked_for(decide, written or graph, graph)
+    layouts = (
+        layouts_for(graph, storage, overrides.storage, overrides.layout) if blocked_layout else {}
+    )
+    options = replace(
+        options, kernels=overrides.kernel, parts=overrides.parts, bands=overrides.bands
+    )
     return planned(drafted(graph, limits, layouts, options, sibling), sibling)

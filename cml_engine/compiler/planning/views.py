@@ -67,7 +67,7 @@ def find_views(
     in the arena without views.
     """
     views: dict[str, PartPlace] = {}
-    alive = _Alive(items)
+    alive = _LiveBytes(items)
     for node in graph.nodes:
         found = {
             name: view
@@ -80,7 +80,7 @@ def find_views(
     return views
 
 
-class _Alive:
+class _LiveBytes:
     """The bytes alive at each step, while parts of tensors are moved into their wholes."""
 
     def __init__(self, items: Sequence[Lifetime]) -> None:

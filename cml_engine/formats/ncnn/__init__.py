@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.format import Engine, Format, Given, Make, Model
+from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, given: Given) -> Make:
+def _open(model: Model, engine: Engine, given: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.ncnn.ncnn_model import NcnnModel
 
     return NcnnModel(model, engine).graph

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.errors import InputError, OpenShape
-from cml_engine.errors.arguments import named_shapes
+from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.formats.ncnn.conversion import Conversion
 from cml_engine.formats.ncnn.layer_types import ANY, layer
 from cml_engine.formats.ncnn.param import NcnnLayer
@@ -27,7 +27,7 @@ def input_shapes(
     stored = {b: _stored(one) for one in layers if one.type == "Input" for b in one.outputs}
     stored |= dict.fromkeys(_undefined(layers)) if not stored else {}
     written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
-    shapes = named_shapes(given, written, file)
+    shapes = resolve_shapes(given, written, file)
     for name, shape in shapes.items():
         _check(name, shape, stored[name])
     return {name: _known(name, shapes.get(name) or stored[name], file) for name in stored}

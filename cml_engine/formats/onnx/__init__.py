@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.format import Engine, Format, Given, Make, Model
+from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, given: Given) -> Make:
+def _open(model: Model, engine: Engine, given: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
     return OnnxModel(model, engine, given.constants, given.random, given.placeholders).graph

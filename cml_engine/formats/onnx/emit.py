@@ -18,7 +18,7 @@ from cml_engine.formats.onnx.ranges.interval import INT32, of_array
 from cml_engine.formats.onnx.values import Value
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
-from cml_engine.nnef.expansion.bind import Mismatch, coerce
+from cml_engine.nnef.expansion.bind import BindError, coerce
 from cml_engine.nnef.expansion.compose import expression
 from cml_engine.nnef.expansion.signatures import Param, declared_signature
 from cml_engine.nnef.expansion.values import describe
@@ -147,7 +147,7 @@ class Emitter:
             return bool(value)
         try:
             return coerce(param.type, value, None)
-        except Mismatch:
+        except BindError:
             wanted, got = param.type, describe(value)
             message = f"attribute '{param.name}' wants {wanted}, got {got}"
             raise ModelError(message, self.source) from None

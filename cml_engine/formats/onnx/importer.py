@@ -20,11 +20,11 @@ from cml_engine.formats.onnx import operators
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.emit import Emitter
 from cml_engine.formats.onnx.inputs import bind_inputs
-from cml_engine.formats.onnx.integer.qdq_reader import Reading
+from cml_engine.formats.onnx.integer.qdq_reader import QdqReader
 from cml_engine.formats.onnx.model import (
-    Model,
     OnnxFunction,
     OnnxGraph,
+    OnnxModelFile,
     OnnxNode,
     Reference,
     ValueInfo,
@@ -32,10 +32,10 @@ from cml_engine.formats.onnx.model import (
 from cml_engine.formats.onnx.op_schemas import (
     FIRST_OPSET,
     LAST_OPSET,
-    OnnxRow,
-    all_rows,
-    row_for,
-    rows_of,
+    OnnxOpSchema,
+    all_schemas,
+    find_schema,
+    find_schemas,
 )
 from cml_engine.formats.onnx.placeholders import Placeholders
 from cml_engine.formats.onnx.ranges.interval import of_dtype
@@ -90,10 +90,10 @@ class Importer:
 
     def __init__(
         self,
-        model: Model,
+        model: OnnxModelFile,
         engine: Engine,
         placeholders: bool = False,
-        reading: Reading | None = None,
+        reading: QdqReader | None = None,
     ) -> None:
         self._model, self._reading = model, reading
         self._with_placeholders = placeholders
@@ -202,7 +202,7 @@ class Importer:
         source: Source,
     ) -> Sequence[Value | None]:
         opset = scope.opsets.get(node.domain, 1)
-        row = row_for(node.domain, node.op, opset)
+        row = find_schema(node.domain, node.op, opset)
         control = operators.CONTROL.get(node.op) if not node.domain else None
         if self._reading is not None and (row is None or control is not None):
             self._reading.check(node, inputs, source)
@@ -254,7 +254,7 @@ class Importer:
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
-    def _of_row(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None]:
+    def _of_row(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
         if row.fold is not None and not _grows(call.inputs) and (arrays := call.known_integers()):
             with np.errstate(all="ignore"):
@@ -262,7 +262,7 @@ class Importer:
             self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
             return [Value.known(folded)]
         mark = self.emit.mark()
-        found = row.form(call)
+        found = row.convert(call)
         values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
         made = self.emit.mark() - mark
         if known and _is_small(values):
@@ -373,7 +373,7 @@ def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
 # -- what cannot be imported ---------------------------------------------------------------------
 
 
-def _check_opset(model: Model) -> None:
+def _check_opset(model: OnnxModelFile) -> None:
     opset = model.opsets.get("")
     if opset is not None and not FIRST_OPSET <= opset <= LAST_OPSET:
         raise UnsupportedOp(
@@ -382,7 +382,7 @@ def _check_opset(model: Model) -> None:
         )
 
 
-def _check_size(model: Model) -> None:
+def _check_size(model: OnnxModelFile) -> None:
     """Raises OverBudget if the inlined functions would have too many nodes.
 
     The check runs before inlining: functions that call each other twice double at every level.
@@ -409,11 +409,11 @@ def _check_size(model: Model) -> None:
         current().check_nodes(called, f"'{model.file}', with its functions written out,")
 
 
-def _output_names(model: Model) -> list[str]:
+def _output_names(model: OnnxModelFile) -> list[str]:
     return [info.name for info in model.graph.outputs]
 
 
-def _check_operators(model: Model, emit: Emitter) -> None:
+def _check_operators(model: OnnxModelFile, emit: Emitter) -> None:
     """Raises one error for all operators that are not supported."""
     found = _missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
@@ -424,7 +424,7 @@ def _check_operators(model: Model, emit: Emitter) -> None:
 def _missing(
     nodes: Sequence[OnnxNode],
     wanted: Sequence[str],
-    model: Model,
+    model: OnnxModelFile,
     seen: set[tuple[str, str, str]],
     opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
@@ -433,7 +433,7 @@ def _missing(
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)
-        if row_for(node.domain, node.op, opset) is None:
+        if find_schema(node.domain, node.op, opset) is None:
             if function is None:
                 yield node, opset
             elif key not in seen:
@@ -465,9 +465,9 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
     name = node.name or next(iter(node.outputs), "")
     times = f"{count} nodes, first '{name}'" if count > 1 else f"'{name}'"
     line = f"  {node.qualified} (opset {opset}): {times}"
-    if rows := rows_of(node.domain, node.op):
+    if rows := find_schemas(node.domain, node.op):
         return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
-    known = {row.name: row.qualified for row in reversed(all_rows())}
+    known = {row.name: row.qualified for row in reversed(all_schemas())}
     for near in difflib.get_close_matches(node.op, known, n=1, cutoff=_NEAR):
         line += f"; did you mean {known[near]}?"
     if node.domain:

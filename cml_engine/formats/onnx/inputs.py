@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
-from cml_engine.errors.arguments import check_inputs_exist, named_shapes
+from cml_engine.errors.arguments import check_inputs_exist, resolve_shapes
 from cml_engine.formats.builder import GraphBuilder
 from cml_engine.formats.onnx.model import ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
@@ -27,7 +27,7 @@ def bind_inputs(
     """Returns a value for every input: a tensor of the given shape, or one of ``constants``."""
     known = {info.name: info for info in inputs}
     check_inputs_exist(constants, known, file)
-    shapes = named_shapes(shapes, known, file)
+    shapes = resolve_shapes(shapes, known, file)
     symbols = _symbols(inputs, shapes, file)
     values: dict[str, Value] = {}
     for info in inputs:

@@ -103,7 +103,7 @@ class OnnxFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class OnnxModelFile:
     """A whole file."""
 
     file: str
@@ -114,7 +114,7 @@ class Model:
     functions: Mapping[tuple[str, str, str], OnnxFunction] = field(default_factory=dict)
 
 
-def read_model(data: memoryview, file: str, folder: ExternalData) -> Model:
+def read_model(data: memoryview, file: str, folder: ExternalData) -> OnnxModelFile:
     """Reads the model in a file's bytes; ``folder`` has its external data."""
     return _Reader(folder).model(Message(data, file))
 
@@ -131,7 +131,7 @@ class _Reader:
     def __init__(self, folder: ExternalData) -> None:
         self._folder = folder
 
-    def model(self, message: Message) -> Model:
+    def model(self, message: Message) -> OnnxModelFile:
         parts = message.parts(1, 2, 7, 8, 25)
         functions: dict[tuple[str, str, str], OnnxFunction] = {}
         for function in map(self._function, parts.nested(25)):
@@ -143,7 +143,7 @@ class _Reader:
         if not graphs or not opsets:
             raise message.damaged("it names no opset" if graphs else "it has no graph")
         graph = self.graph(graphs[-1])
-        return Model(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
+        return OnnxModelFile(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
 
     def graph(self, message: Message) -> OnnxGraph:
         parts = message.parts(1, 2, 5, 11, 12, 13, 15)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cml_engine.errors import NeedsConstant, ShapeError, UnsupportedOp
 from cml_engine.formats.onnx.attributes import Attr, WrongAttribute
 from cml_engine.formats.onnx.model import OnnxNode
-from cml_engine.formats.onnx.op_schemas import OnnxRow
+from cml_engine.formats.onnx.op_schemas import OnnxOpSchema
 from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array, can_be_shape
@@ -28,7 +28,7 @@ class NodeInputs:
     def __init__(
         self,
         node: OnnxNode,
-        row: OnnxRow,
+        row: OnnxOpSchema,
         opset: int,
         inputs: Sequence[Value | None],
         emitter: Emitter,
@@ -168,7 +168,7 @@ class NodeInputs:
             return ShapeError(f"{what}: {NOTHING}", self.emit.source)
         return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
 
-    def _checked(self, row: OnnxRow) -> dict[str, Any]:
+    def _checked(self, row: OnnxOpSchema) -> dict[str, Any]:
         for name in self.node.attributes:
             if name not in row.attrs:
                 known = ", ".join(row.attrs) or "none"

@@ -12,11 +12,11 @@ from cml_engine.compiler.integer.float_network import WHY
 from cml_engine.errors import ModelError
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer
-from cml_engine.formats.onnx.integer.integer_graph import landed
-from cml_engine.formats.onnx.integer.qdq_reader import Reading, is_quantized
+from cml_engine.formats.onnx.integer.integer_graph import build_integer_graph
+from cml_engine.formats.onnx.integer.qdq_reader import QdqReader, is_quantized
 from cml_engine.formats.onnx.model import read_model
 from cml_engine.formats.onnx.tensors import ExternalData
-from cml_engine.formats.onnx.weight_uses import uses
+from cml_engine.formats.onnx.weight_uses import find_weight_uses
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
 from cml_engine.nnef import RandomWeights
@@ -53,7 +53,7 @@ class OnnxModel:
         with self._depth_checked():
             external = ExternalData(source, random)
             self._model = read_model(data, self._file, external)
-            external.uses = uses(self._model)
+            external.uses = find_weight_uses(self._model)
         self._random, self._placeholders = random, placeholders
 
     def graph(self, shapes: Shapes) -> Graph:
@@ -70,11 +70,11 @@ class OnnxModel:
         """
         notes: tuple[str, ...] = ()
         if is_quantized(self._model) and not self._placeholders:
-            reading = Reading()
+            reading = QdqReader()
             importer = Importer(self._model, self._engine, reading=reading)
             try:
                 graph = importer.graph(shapes, self._constants, self._name)
-                return landed(graph, reading.stored)
+                return build_integer_graph(graph, reading.stored)
             except ModelError as error:
                 notes = (f"{WHY} {error}",)
         importer = Importer(self._model, self._engine, self._placeholders)

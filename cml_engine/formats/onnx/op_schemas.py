@@ -26,7 +26,7 @@ MANY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRow:
+class OnnxOpSchema:
     """One operator in a range of opsets.
 
     Parameters
@@ -35,7 +35,7 @@ class OnnxRow:
     attrs : each attribute; :func:`op` also accepts a default or a type for it.
     form : returns the results, as NNEF operators or known values.
     fold : the NumPy function of known integers and logicals, which keeps 64 bits:
-        ``fold(call, *arrays)``. Other known values go through ``form`` and are evaluated by
+        ``fold(call, *arrays)``. Other known values go through ``convert`` and are evaluated by
         the operators' own functions.
     nnef : the NNEF operators of the form, for the documentation.
     inputs : the largest number of inputs.
@@ -46,7 +46,7 @@ class OnnxRow:
     since: int
     until: int
     attrs: Mapping[str, Attr]
-    form: Form
+    convert: Form
     fold: Fold | None
     nnef: str
     inputs: int
@@ -63,7 +63,7 @@ class OnnxRow:
 
 @dataclass(frozen=True)
 class _Table:
-    rows: dict[tuple[str, str], list[OnnxRow]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], list[OnnxOpSchema]] = field(default_factory=dict)
 
 
 _TABLE = _Table()
@@ -84,7 +84,7 @@ def op(
     def declare(form: Form) -> Form:
         given = {name: declared(value) for name, value in (attrs or {}).items()}
         for name in names:
-            row = OnnxRow(name, domain, since, until, given, form, fold, nnef, inputs)
+            row = OnnxOpSchema(name, domain, since, until, given, form, fold, nnef, inputs)
             others = _TABLE.rows.setdefault((domain, name), [])
             for other in others:
                 if _overlap(row, other):
@@ -95,25 +95,25 @@ def op(
     return declare
 
 
-def _overlap(a: OnnxRow, b: OnnxRow) -> bool:
+def _overlap(a: OnnxOpSchema, b: OnnxOpSchema) -> bool:
     first, last = max(a.since, b.since), min(a.until or LAST_OPSET, b.until or LAST_OPSET)
     return first <= last
 
 
-def rows_of(domain: str, name: str) -> Sequence[OnnxRow]:
+def find_schemas(domain: str, name: str) -> Sequence[OnnxOpSchema]:
     """Returns all rows of an operator."""
     return _TABLE.rows.get((domain, name), ())
 
 
-def row_for(domain: str, name: str, opset: int) -> OnnxRow | None:
+def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
     """Returns the row of an operator in an opset, or None."""
-    for row in rows_of(domain, name):
+    for row in find_schemas(domain, name):
         if row.since <= opset and (not row.until or opset <= row.until):
             return row
     return None
 
 
-def all_rows() -> list[OnnxRow]:
+def all_schemas() -> list[OnnxOpSchema]:
     """Returns every row, by domain, name and opset."""
     rows = [row for found in _TABLE.rows.values() for row in found]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

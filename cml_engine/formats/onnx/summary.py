@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cml_engine.formats.onnx.model import Model
+from cml_engine.formats.onnx.model import OnnxModelFile
 from cml_engine.formats.onnx.ranges.widths import Widths
 
 #: the most nodes that are named per operator
@@ -23,7 +23,7 @@ class Summary:
     unknown: dict[str, list[str]] = field(default_factory=dict)
     widths: Widths = field(default_factory=Widths)
 
-    def lines(self, model: Model) -> tuple[str, ...]:
+    def lines(self, model: OnnxModelFile) -> tuple[str, ...]:
         made = f" by {model.producer}" if model.producer else ""
         opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
         others = (self.folded, self.composed, self.unknown)

@@ -11,7 +11,13 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, TensorFileError, UnsupportedOp
 from cml_engine.formats.onnx.protobuf import Field, Message
-from cml_engine.io.model_source import ModelSource, Outside, SourceFile, file_size, inner_name
+from cml_engine.io.model_source import (
+    ModelSource,
+    OutsideModelError,
+    SourceFile,
+    file_size,
+    inner_name,
+)
 from cml_engine.ir.graph import Array, can_be_shape
 from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
 
@@ -90,7 +96,7 @@ class ExternalData:
             return False
         try:
             return file_size(self._source, inner_name(location)) is not None
-        except Outside:
+        except OutsideModelError:
             return True
 
     def _found(self, location: str, tensor: str) -> SourceFile:
@@ -101,7 +107,7 @@ class ExternalData:
             )
         try:
             return SourceFile(self._source, inner_name(location))
-        except Outside:
+        except OutsideModelError:
             raise TensorFileError(
                 f"the values of '{tensor}' are in '{location}', which is not in the model's "
                 f"folder '{self._source.name}': put them there"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cml_engine.formats.onnx.model import Model
+from cml_engine.formats.onnx.model import OnnxModelFile
 
 #: the axis whose extent is the fan-in, and the roles of other weights
 _PRODUCTS = {"MatMul": -2, "Gemm": -2, "Gather": -1}
@@ -21,7 +21,7 @@ _OPERANDS = {
 _ELEMENTWISE = {"Add": _ADDED, "Sub": _ADDED, "Mul": _NEAR_ONE, "Div": _POSITIVE}
 
 
-def uses(model: Model) -> Mapping[str, str | float]:
+def find_weight_uses(model: OnnxModelFile) -> Mapping[str, str | float]:
     """Returns the first use of each initializer, by name: a fan-in, or its role in an operator."""
     found: dict[str, str | float] = {}
     tensors = model.graph.initializers

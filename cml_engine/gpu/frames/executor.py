@@ -17,7 +17,7 @@ import wgpu
 
 from cml_engine.compiler.plan import StepWork
 from cml_engine.errors import DeviceError
-from cml_engine.errors.arguments import an_object
+from cml_engine.errors.arguments import check_instance
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.jobs import JobExecutor
@@ -90,7 +90,7 @@ class FrameExecutor(JobExecutor):
 
     def check_encoder(self, encoder: Any) -> None:
         """Raises :class:`InputError` if ``encoder`` is not a command encoder."""
-        an_object(wgpu.GPUCommandEncoder, encoder, "encoder")
+        check_instance(wgpu.GPUCommandEncoder, encoder, "encoder")
 
     # --- outputs
 

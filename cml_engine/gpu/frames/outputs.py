@@ -11,7 +11,7 @@ import wgpu
 
 from cml_engine.compiler.plan import RESULT_ALIGNMENT, TensorPlace
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import text
+from cml_engine.errors.arguments import check_text
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
@@ -80,7 +80,7 @@ class Result:
             self.memory.free()
 
     def place(self, name: str) -> TensorPlace:
-        if text(name, "an output's name") not in self.places:
+        if check_text(name, "an output's name") not in self.places:
             raise InputError(f"no output {name!r}: there is {', '.join(self.places)}")
         return self.places[name]
 

@@ -16,7 +16,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import Whole, text
+from cml_engine.errors.arguments import IntegerRange, check_text
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.heaps import guarded
 from cml_engine.gpu.memory.pressure import Pressure
@@ -25,9 +25,9 @@ from cml_engine.ir.memory import MemoryRange, MemorySource, checked_category, te
 
 _Usage = wgpu.BufferUsage
 HEAP_BYTES = 64 << 20
-_BYTES, _STEP = Whole(0, 2**63 - 1), Whole(1, 2**31)
+_BYTES, _STEP = IntegerRange(0, 2**63 - 1), IntegerRange(1, 2**31)
 #: flags of wgpu.BufferUsage
-_USAGE = Whole(1, 2**31 - 1)
+_USAGE = IntegerRange(1, 2**31 - 1)
 
 
 class Allocator(Pressure):
@@ -70,7 +70,7 @@ class Allocator(Pressure):
         ``alignment`` must be a multiple of the alignment that the usage needs, which is the
         default. The content of the range is undefined.
         """
-        text(owner, "the owner of an allocation")
+        check_text(owner, "the owner of an allocation")
         checked_category(category)
         _BYTES.check(nbytes, f"'{owner}', bytes for {category}")
         least = self._alignment(_USAGE.check(usage, f"'{owner}', usage"))

@@ -9,7 +9,7 @@ import wgpu
 
 from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import Whole, an_object
+from cml_engine.errors.arguments import IntegerRange, check_instance
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.ir.graph import Fact
@@ -17,7 +17,7 @@ from cml_engine.ir.layout import PLAIN
 
 #: WebGPU copies whole words
 _WORD = 4
-_OFFSET = Whole(0, 2**63 - 1)
+_OFFSET = IntegerRange(0, 2**63 - 1)
 
 
 class TensorOwner(Protocol):
@@ -86,8 +86,8 @@ def tensor_in(device: wgpu.GPUDevice, buffer: Any, offset: int, fact: Fact) -> G
 
     Raises :class:`InputError` if it cannot be read there.
     """
-    an_object(wgpu.GPUBuffer, buffer, "a tensor's buffer")
-    an_object(Fact, fact, "a tensor's fact")
+    check_instance(wgpu.GPUBuffer, buffer, "a tensor's buffer")
+    check_instance(Fact, fact, "a tensor's fact")
     _OFFSET.check(offset, "a tensor's offset")
     if getattr(buffer, "_device", device) is not device:
         raise InputError("a tensor's buffer is of another device than this cml.Gpu's")

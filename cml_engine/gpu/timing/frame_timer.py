@@ -8,7 +8,7 @@ from typing import Any
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.errors.arguments import TIMES, some_names, text
+from cml_engine.errors.arguments import TIMES, check_nonempty_names, check_text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
@@ -34,7 +34,7 @@ class FrameTimer:
     """
 
     def __init__(self, gpu: Device, names: Sequence[str], passes: int = 16, every: int = 1) -> None:
-        self.names = some_names(names, "the names of a frame timer's passes")
+        self.names = check_nonempty_names(names, "the names of a frame timer's passes")
         TIMES.check(passes, "passes of a frame timer")
         self._every = TIMES.check(every, "every")
         #: the number of the current frame
@@ -60,7 +60,7 @@ class FrameTimer:
 
         Raises :class:`InputError` if the timer does not have the name.
         """
-        if text(name, "a pass") not in self.names:
+        if check_text(name, "a pass") not in self.names:
             raise InputError(f"no pass {name!r} in this timer: it has {', '.join(self.names)}")
         if self._ring is None or self._skipped or self._resolved or self.frame % self._every:
             return None

@@ -16,12 +16,12 @@ from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
 from cml_engine.nnef.text.syntax_tree import Type
 
 
-class Mismatch(Exception):
+class BindError(Exception):
     """Arguments do not fit a signature; the caller adds the source position."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundArguments:
     """A call's values by parameter, in the order of declaration, and the type that ``?`` stands
     for."""
 
@@ -34,25 +34,25 @@ def bind(
     positional: list[Value],
     named: Mapping[str, Value],
     generic: str | None,
-) -> Bound:
+) -> BoundArguments:
     """Binds a call's arguments to the parameters of ``sig``."""
     given = _given(sig, positional, named)
     dtype = _dtype(sig, given, generic)
     values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
-    return Bound(values, dtype)
+    return BoundArguments(values, dtype)
 
 
 def _given(sig: Signature, positional: list[Value], named: Mapping[str, Value]) -> dict[str, Value]:
     if len(positional) > len(sig.params):
-        raise Mismatch(
+        raise BindError(
             f"{sig.name} takes at most {len(sig.params)} arguments, got {len(positional)}"
         )
     given = {param.name: v for param, v in zip(sig.params, positional, strict=False)}
     for name, value in named.items():
         if name not in sig.by_name:
-            raise Mismatch(_unknown_parameter(sig, name))
+            raise BindError(_unknown_parameter(sig, name))
         if name in given:
-            raise Mismatch(f"{sig.name}: parameter '{name}' is given twice")
+            raise BindError(f"{sig.name}: parameter '{name}' is given twice")
         given[name] = value
     return given
 
@@ -71,7 +71,7 @@ def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> s
     """
     if not sig.generic:
         if generic is not None:
-            raise Mismatch(f"{sig.name} takes no <{generic}>: remove it")
+            raise BindError(f"{sig.name} takes no <{generic}>: remove it")
         return None
     if generic is not None and generic != "?":
         return generic
@@ -85,7 +85,7 @@ def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> s
     if leaves:
         return "scalar" if any(isinstance(leaf, float) for leaf in leaves) else kind_of(leaves[0])
     if sig.needs_dtype:
-        raise Mismatch(f"{sig.name} needs a type: write {sig.name}<integer>(...)")
+        raise BindError(f"{sig.name} needs a type: write {sig.name}<integer>(...)")
     return None
 
 
@@ -99,16 +99,16 @@ def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str 
     if param.name in given:
         value = given[param.name]
     elif param.required:
-        raise Mismatch(f"{sig.name} wants parameter '{param.name}' ({param.type}): give it")
+        raise BindError(f"{sig.name} wants parameter '{param.name}' ({param.type}): give it")
     else:
         value = param.default
     try:
         return coerce(param.type, value, dtype)
-    except Mismatch as problem:
+    except BindError as problem:
         wanted = _wanted(param.type, dtype)
         message = f"{sig.name}: parameter '{param.name}' wants {wanted}, got {describe(value)}"
         detail = f" ({problem})" if problem.args else ""
-        raise Mismatch(message + detail) from None
+        raise BindError(message + detail) from None
 
 
 def _wanted(kind: Type, dtype: str | None) -> str:
@@ -116,7 +116,7 @@ def _wanted(kind: Type, dtype: str | None) -> str:
 
 
 def coerce(kind: Type, value: Value, dtype: str | None) -> Value:
-    """Converts a value to a parameter's type; raises :class:`Mismatch` if it does not fit."""
+    """Converts a value to a parameter's type; raises :class:`BindError` if it does not fit."""
     return _COERCE[kind.kind](kind, value, dtype)
 
 
@@ -127,7 +127,7 @@ def _primitive(kind: Type, value: Value, dtype: str | None) -> Value:
         return value
     if got == "integer" and wanted == "scalar":
         return float(value)
-    raise Mismatch(_hint(wanted, value))
+    raise BindError(_hint(wanted, value))
 
 
 def _hint(wanted: str | None, value: Value) -> str:
@@ -143,7 +143,7 @@ def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
     if not isinstance(value, TensorRef):
         return _literal(wanted, value)
     if wanted and value.dtype != wanted:
-        raise Mismatch(f"cast it: cast<{wanted}>({value.name})")
+        raise BindError(f"cast it: cast<{wanted}>({value.name})")
     return value
 
 
@@ -151,21 +151,21 @@ def _literal(wanted: str | None, value: Value) -> Value:
     """Converts a number that is given for a tensor."""
     got = kind_of(value)
     if got == "tuple":
-        raise Mismatch("declare it as a variable or a constant")
+        raise BindError("declare it as a variable or a constant")
     if got == "array":  # tract writes small constants this way
         return [_literal(wanted, item) for item in value]
     if got == "string":
-        raise Mismatch
+        raise BindError
     if not wanted or got == wanted:
         return value
     if got == "integer" and wanted == "scalar":
         return float(value)
-    raise Mismatch
+    raise BindError
 
 
 def _array(kind: Type, value: Value, dtype: str | None) -> list[Value]:
     if not isinstance(value, list):
-        raise Mismatch("write it in brackets")
+        raise BindError("write it in brackets")
     item = kind.items[0]
     convert = _COERCE[item.kind]
     return [convert(item, element, dtype) for element in value]
@@ -173,7 +173,7 @@ def _array(kind: Type, value: Value, dtype: str | None) -> list[Value]:
 
 def _tuple(kind: Type, value: Value, dtype: str | None) -> tuple[Value, ...]:
     if not isinstance(value, tuple) or len(value) != len(kind.items):
-        raise Mismatch(f"write {len(kind.items)} values in parentheses")
+        raise BindError(f"write {len(kind.items)} values in parentheses")
     pairs = zip(kind.items, value, strict=True)
     return tuple(coerce(item, element, dtype) for item, element in pairs)
 

@@ -41,7 +41,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class ComposedDocument:
     """The contents of a model's files."""
 
     document: Document
@@ -52,7 +52,7 @@ class Composed:
     quantized: frozenset[str] = frozenset()
 
 
-def compose(graph: Graph, declarations: Mapping[str, str]) -> Composed:
+def compose(graph: Graph, declarations: Mapping[str, str]) -> ComposedDocument:
     """Returns the syntax tree of a graph and its tensor files by label."""
     return _Composer(graph, declarations).compose()
 
@@ -108,7 +108,7 @@ class _Composer:
         self._tensors: dict[str, Array] = {}
         self._files: dict[str, str] = {}
 
-    def compose(self) -> Composed:
+    def compose(self) -> ComposedDocument:
         graph = self._graph
         ops = list(dict.fromkeys(node.op for node in graph.nodes))
         fragments = self._library.used_declarations(ops)
@@ -132,7 +132,7 @@ class _Composer:
         )
         quantization = {self._names.of(n): attrs for n, attrs in graph.quantization.items()}
         labels = frozenset(graph.labels.get(name, "") for name in self._quantized)
-        return Composed(document, self._tensors, quantization, graph.notes, labels)
+        return ComposedDocument(document, self._tensors, quantization, graph.notes, labels)
 
     def _extensions(self, fragments: bool) -> tuple[Name, ...]:
         integer = self._graph.integer

@@ -14,7 +14,7 @@ from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
 from cml_engine.ir.integer_rule import RULE_VERSION
-from cml_engine.nnef.expansion.bind import Bound
+from cml_engine.nnef.expansion.bind import BoundArguments
 from cml_engine.nnef.expansion.expression_evaluator import Exact, Scope, Site
 from cml_engine.nnef.expansion.externals import Externals
 from cml_engine.nnef.expansion.fragment_evaluator import FragmentEvaluator
@@ -51,7 +51,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class DocumentGraph:
     """A graph whose variables have facts and labels, but no values yet."""
 
     graph: Graph
@@ -96,7 +96,7 @@ class DocumentBuilder:
         self._variables: dict[str, Variable] = {}
         self._updates: dict[str, str] = {}
 
-    def build(self) -> Built:
+    def build(self) -> DocumentGraph:
         graph = self._graph
         self._check_interface()
         self._builder.reserve(assigned_names(graph.body))
@@ -107,7 +107,7 @@ class DocumentBuilder:
                 raise self._error(NnefSyntaxError, message, name)
         for name in graph.outputs:
             self._finish_output(name)
-        return Built(self._finished(), tuple(self._variables.values()))
+        return DocumentGraph(self._finished(), tuple(self._variables.values()))
 
     def _finished(self) -> Graph:
         builder, graph = self._builder, self._graph
@@ -150,14 +150,14 @@ class DocumentBuilder:
 
     # -- operators that make no node ------------------------------------------------------------
 
-    def _external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _external(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         return self._input(_fact(bound, site), site)
 
-    def _tract_external(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _tract_external(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         dtype = _datum_type(bound.values["datum_type"], site)
         return self._input(_fact(replace(bound, dtype=dtype), site), site)
 
-    def _tract_cast(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _tract_cast(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         value, dtype = bound.values["input"], _datum_type(bound.values["to"], site)
         if isinstance(value, TensorRef) and value.dtype == dtype:
             return value
@@ -173,7 +173,7 @@ class DocumentBuilder:
         self._builder.sources[name] = site.source
         return TensorRef(name, fact.dtype)
 
-    def _variable(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _variable(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         name = self._own_name("variable", site)
         fact = _fact(bound, site)
         self._builder.facts[name] = fact
@@ -181,7 +181,7 @@ class DocumentBuilder:
         self._variables[name] = Variable(name, fact, bound.values["label"], site.source)
         return TensorRef(name, fact.dtype)
 
-    def _constant(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _constant(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         fact, values = _fact(bound, site), bound.values["value"]
         what = f"a constant of {fact.size:,} elements"
         current().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source)
@@ -192,7 +192,7 @@ class DocumentBuilder:
         self._builder.add_constant(name, _filled(fact, values, site), site.source)
         return TensorRef(name, fact.dtype)
 
-    def _update(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def _update(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         self._at_graph_level("update", site)
         variable, value = bound.values["variable"], bound.values["value"]
         if not isinstance(variable, TensorRef) or variable.name not in self._variables:
@@ -231,7 +231,7 @@ class DocumentBuilder:
         return self._scope.error(kind, message, name.pos)
 
 
-def _fact(bound: Bound, site: Site) -> Fact:
+def _fact(bound: BoundArguments, site: Site) -> Fact:
     shape = bound.values["shape"]
     if not can_be_shape(shape):
         message = f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647"

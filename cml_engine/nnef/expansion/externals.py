@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cml_engine.errors import InputError, OpenShape, Source
-from cml_engine.errors.arguments import named_shapes
+from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.ir.graph import Shapes
 from cml_engine.nnef.expansion.expression_evaluator import Site
 from cml_engine.nnef.text.lexer import SourceText
@@ -54,7 +54,7 @@ class Externals:
             self._known = (*self._known, STREAMING)  # older files do not declare it
         self._lines = {line.name: line for line in _lines(document, text)}
         shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
-        self._given = shapes = named_shapes(shapes, shown, text.file)
+        self._given = shapes = resolve_shapes(shapes, shown, text.file)
         self.symbols: dict[str, int] = {}
         for name, shape in shapes.items():
             self._solve(name, shape)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
-from cml_engine.nnef.expansion.bind import Bound, Mismatch, bind, coerce
+from cml_engine.nnef.expansion.bind import BindError, BoundArguments, bind, coerce
 from cml_engine.nnef.expansion.einsum import EquationProblem, einsum_fragment
 from cml_engine.nnef.expansion.expression_evaluator import (
     ELEMENTS,
@@ -39,7 +39,7 @@ from cml_engine.nnef.text.syntax_tree import (
 MAX_EXPANSION = 40
 
 #: The function of an operator that never becomes a node.
-Special: TypeAlias = Callable[[Signature, Bound, Site], Value]
+Special: TypeAlias = Callable[[Signature, BoundArguments, Site], Value]
 
 
 class FragmentEvaluator(Evaluator):
@@ -139,7 +139,7 @@ class FragmentEvaluator(Evaluator):
         )
         try:
             bound = bind(operator.signature, positional, named, generic)
-        except Mismatch as problem:
+        except BindError as problem:
             raise site.error(ShapeError, str(problem)) from None
         special = self.special.get(operator.name)
         if special is not None:
@@ -150,7 +150,7 @@ class FragmentEvaluator(Evaluator):
             return self.builder.emit(operator.signature, bound, site)
         return self._expand(operator, bound, site)
 
-    def _by_rule(self, operator: Operator, bound: Bound, site: Site) -> Operator:
+    def _by_rule(self, operator: Operator, bound: BoundArguments, site: Site) -> Operator:
         """Returns the operator with a body that is written for this call."""
         shapes = [self.shape_of(value, site) for value in bound.values["inputs"]]
         try:
@@ -162,7 +162,7 @@ class FragmentEvaluator(Evaluator):
 
     # -- expansion ------------------------------------------------------------------------------
 
-    def _expand(self, operator: Operator, bound: Bound, site: Site) -> Value:
+    def _expand(self, operator: Operator, bound: BoundArguments, site: Site) -> Value:
         """Expands a fragment's body in place of a call."""
         fragment = operator.fragment
         inner = _inner_scope(operator, bound, site)
@@ -183,7 +183,7 @@ class FragmentEvaluator(Evaluator):
         return list(fact.shape)
 
 
-def _inner_scope(operator: Operator, bound: Bound, site: Site) -> Scope:
+def _inner_scope(operator: Operator, bound: BoundArguments, site: Site) -> Scope:
     fragment, target = operator.fragment, site.target
     results = [result.name for result in fragment.results]
     wanted = [target] if len(results) == 1 else spread(target, len(results))
@@ -199,7 +199,7 @@ def _inner_scope(operator: Operator, bound: Bound, site: Site) -> Scope:
     )
 
 
-def _result(fragment: Fragment, index: int, bound: Bound, scope: Scope) -> Value:
+def _result(fragment: Fragment, index: int, bound: BoundArguments, scope: Scope) -> Value:
     """Returns a result's value in the type that the fragment declares."""
     result = fragment.results[index]
     if result.name not in scope.names:
@@ -208,7 +208,7 @@ def _result(fragment: Fragment, index: int, bound: Bound, scope: Scope) -> Value
     value = scope.names[result.name]
     try:
         return coerce(result.type, value, bound.dtype)
-    except Mismatch:
+    except BindError:
         message = f"result '{result.name}' must be {result.type}, got {describe(value)}"
         raise scope.error(ShapeError, message, fragment.pos) from None
 

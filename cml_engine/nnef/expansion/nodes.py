@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
-from cml_engine.nnef.expansion.bind import Bound
+from cml_engine.nnef.expansion.bind import BoundArguments
 from cml_engine.nnef.expansion.expression_evaluator import Exact, Site, Target, spread
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
@@ -103,7 +103,7 @@ class NodeBuilder:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def emit(self, sig: Signature, bound: Bound, site: Site) -> Value:
+    def emit(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         """Adds a node and returns its output, or an array or tuple of its outputs."""
         inputs: list[str] = []
         attrs: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class NodeBuilder:
 
     # -- results --------------------------------------------------------------------------------
 
-    def _results(self, sig: Signature, bound: Bound, site: Site) -> list[Value]:
+    def _results(self, sig: Signature, bound: BoundArguments, site: Site) -> list[Value]:
         single = len(sig.results) == 1
         targets = [site.target] if single else spread(site.target, len(sig.results))
         prefix = site.scope.prefix
@@ -170,7 +170,9 @@ class NodeBuilder:
             found.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
         return found
 
-    def _result_count(self, sig: Signature, bound: Bound, target: Target, site: Site) -> int:
+    def _result_count(
+        self, sig: Signature, bound: BoundArguments, target: Target, site: Site
+    ) -> int:
         """Returns the number of tensors in an array result.
 
         Raises an error if it is unknown or differs from the number of names on the left side.
@@ -193,7 +195,7 @@ class NodeBuilder:
         self._budget.check_nodes(found, f"the operator {sig.name}", site.source)
         return found
 
-    def _known_count(self, op: str, bound: Bound) -> int | None:
+    def _known_count(self, op: str, bound: BoundArguments) -> int | None:
         if op == "split":
             return len(bound.values["ratios"])
         if op == "copy_n":
@@ -234,7 +236,7 @@ def literal_name(array: Array) -> str:
     return str(array[()])
 
 
-def _element_dtype(sig: Signature, result: Type, bound: Bound, site: Site) -> str:
+def _element_dtype(sig: Signature, result: Type, bound: BoundArguments, site: Site) -> str:
     element = result.items[0] if result.kind == "array" else result
     if element.kind != "tensor":
         message = f"{sig.name} gives a {result}: a node can only give tensors"

@@ -35,7 +35,7 @@ class TarError(Exception):
     """The stream is not an archive, or a damaged one."""
 
 
-class Refused(Exception):
+class ArchiveRefusedError(Exception):
     """The archive is intact but has content that a model must not have."""
 
 
@@ -52,7 +52,7 @@ def members(stream: GzipFile, archive: str) -> dict[str, Member]:
     """Returns every file by name, the last one of each name.
 
     The stream is read to its end, which also verifies its checksum. Raises :class:`TarError`,
-    :class:`Refused`, or the stream's own errors.
+    :class:`ArchiveRefusedError`, or the stream's own errors.
     """
     reader = _Reader(stream, archive)
     found: dict[str, Member] = {}
@@ -151,7 +151,7 @@ def _pax(body: bytes) -> dict[str, str]:
         found[_decoded(key)] = _decoded(value)
         body = body[length:]
     if any(key.startswith("GNU.sparse.") for key in found):
-        raise Refused("it holds a file with holes: pack plain files only")
+        raise ArchiveRefusedError("it holds a file with holes: pack plain files only")
     if not re.fullmatch("[0-9]{1,20}", found.get("size", "0")):
         raise TarError(f"a member of {found['size'][:20]!r} bytes")
     return found
@@ -176,10 +176,10 @@ def _decoded(data: bytes) -> str:
 def _plain_name(name: str, kind: bytes) -> str:
     if kind not in _FILES:
         what = "a link" if kind in (b"1", b"2") else "not a plain file"
-        raise Refused(f"'{name}' is {what}: pack plain files only")
+        raise ArchiveRefusedError(f"'{name}' is {what}: pack plain files only")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise Refused(f"'{name}' leads out of the archive")
+        raise ArchiveRefusedError(f"'{name}' leads out of the archive")
     return str(path)
 
 
@@ -224,7 +224,7 @@ class ArchiveSource:
         """Converts errors of the archive to a ModelError that names it."""
         try:
             yield
-        except Refused as error:
+        except ArchiveRefusedError as error:
             raise ModelError(f"'{self._archive}': {error}") from None
         except (TarError, EOFError, OSError, zlib.error) as error:
             raise ModelError(f"'{self._archive}' is damaged ({error}): pack it again") from None

@@ -20,7 +20,7 @@ from cml_engine.io.model_source import (
     Bytes,
     FolderSource,
     ModelSource,
-    Outside,
+    OutsideModelError,
     SourceFile,
     file_size,
     shown,
@@ -61,7 +61,7 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
     """Returns the tensor file of a label."""
     try:
         return SourceFile(source, tensor_file_name(label, where))
-    except Outside:
+    except OutsideModelError:
         message = f"label '{label}' leads out of the model's folder: move the file into it"
         raise TensorFileError(message, where) from None
     except CmlError as error:

@@ -10,9 +10,9 @@ import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.io.load_limits import current
-from cml_engine.io.model_source import ModelSource, Outside, file_size
+from cml_engine.io.model_source import ModelSource, OutsideModelError, file_size
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.nnef.expansion.document_builder import Built, Variable
+from cml_engine.nnef.expansion.document_builder import DocumentGraph, Variable
 from cml_engine.nnef.files.file_names import tensor_file_name
 from cml_engine.nnef.files.quant import dequantize
 from cml_engine.nnef.files.random_weights import RandomTensor, RandomWeights, use_by_shape, uses
@@ -61,7 +61,7 @@ Find: TypeAlias = Callable[[Variable], StoredVariable]
 
 
 def finder(
-    model: ModelSource, built: Built, weights: Weights | None, random: RandomWeights | None
+    model: ModelSource, built: DocumentGraph, weights: Weights | None, random: RandomWeights | None
 ) -> Find:
     """Returns a function that finds the stored values of a variable.
 
@@ -94,7 +94,7 @@ def finder(
 def _has_file(model: ModelSource, variable: Variable) -> bool:
     try:
         return file_size(model, tensor_file_name(variable.label, variable.source)) is not None
-    except Outside:  # the reader raises a precise error later
+    except OutsideModelError:  # the reader raises a precise error later
         return True
 
 
@@ -134,14 +134,16 @@ def load_variables(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RetainedVariable:
     """A variable's value as it was read."""
 
     variable: Variable
     value: Array
 
 
-def kept_values(variables: Iterable[Variable], kept: Mapping[str, Kept]) -> dict[str, Array]:
+def kept_values(
+    variables: Iterable[Variable], kept: Mapping[str, RetainedVariable]
+) -> dict[str, Array]:
     """Returns the values of a graph's variables, reused at other input shapes.
 
     Raises TensorFileError if the new shapes change a variable's shape or label.

@@ -15,7 +15,7 @@ from cml_engine.errors import CmlError, InputError
 from cml_engine.io.atomic_write import COMPLETE, PARTIAL, sweep, write_atomically
 from cml_engine.io.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.ir.graph import Array, Attrs, Graph
-from cml_engine.nnef.expansion.compose import Composed, compose, expression
+from cml_engine.nnef.expansion.compose import ComposedDocument, compose, expression
 from cml_engine.nnef.files.file_names import GRAPH_FILE, QUANT_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes
 from cml_engine.nnef.text.printer import print_document, print_expression
@@ -60,13 +60,13 @@ def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
     yield from _files(compose(graph, graph.declarations))
 
 
-def _text(composed: Composed) -> str:
+def _text(composed: ComposedDocument) -> str:
     """Returns the graph's text, with the converter's notes as comments above it."""
     shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
     return "".join(f"# {note}\n" for note in shown) + print_document(composed.document)
 
 
-def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
+def _files(composed: ComposedDocument) -> Iterator[tuple[str, bytes]]:
     """Yields every file's name and bytes; the graph is last, so that a partial archive is
     invalid."""
     for label, values in composed.tensors.items():
@@ -80,7 +80,7 @@ def _files(composed: Composed) -> Iterator[tuple[str, bytes]]:
     yield GRAPH_FILE, _text(composed).encode()
 
 
-def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
+def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> None:
     """Writes a folder so that readers find a whole model, old or new, if the process is killed.
 
     All files are first written to a folder of their own. It is then renamed to ``COMPLETE``,
@@ -106,7 +106,7 @@ def _write_folder(composed: Composed, path: Path, overwrite: bool) -> None:
             path.rmdir()
 
 
-def _item(composed: Composed, label: str, values: Array) -> ItemType | None:
+def _item(composed: ComposedDocument, label: str, values: Array) -> ItemType | None:
     """Returns the item type of stored integers; None lets the array's type decide."""
     if label not in composed.quantized:
         return None
@@ -137,12 +137,12 @@ def _finish(path: Path) -> None:
     shutil.rmtree(complete, ignore_errors=True)
 
 
-def _write_archive(composed: Composed, path: Path, overwrite: bool) -> None:
+def _write_archive(composed: ComposedDocument, path: Path, overwrite: bool) -> None:
     check_new_file(path, overwrite)
     write_atomically(path, lambda file: _pack(composed, file))
 
 
-def _pack(composed: Composed, file: BinaryIO) -> None:
+def _pack(composed: ComposedDocument, file: BinaryIO) -> None:
     with (
         gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w|") as tar,

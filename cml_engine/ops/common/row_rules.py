@@ -1,4 +1,4 @@
-"""Rules for the rows of operands that some rows of a result need (``Rows`` of
+"""Rules for the rows of operands that some rows of a result need (``RowMapping`` of
 ``declaration/traits.py``)."""
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.common.window import WindowAxis
-from cml_engine.ops.declaration.traits import Need, Rows, RowsOf, Span
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, RowsOf, Span
 
 
-def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     """Returns the rule of an operator that makes a row from the same row of every operand.
 
     An operand of extent 1 is broadcast.
@@ -18,16 +18,18 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Ro
     extent = max((f.shape[axis] for f in facts if f.rank > axis), default=1)
     has = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
 
-    def need(begin: int, end: int) -> Need:
-        return Need(tuple((begin, end) if rows else None for rows in has), attrs, (begin, end))
+    def need(begin: int, end: int) -> OperandRows:
+        return OperandRows(
+            tuple((begin, end) if rows else None for rows in has), attrs, (begin, end)
+        )
 
-    return Rows(axis, need)
+    return RowMapping(axis, need)
 
 
 def but_along(*named: str) -> RowsOf:
     """Returns :func:`same_rows` restricted to axes that the named attributes do not contain."""
 
-    def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+    def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
         values = [attrs[name] for name in named]
         axes = [a for v in values for a in (v if isinstance(v, list | tuple) else [v])]
         return None if axis in axes else same_rows(attrs, facts, axis, kernel)
@@ -72,20 +74,20 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
     return (first, last), (before, full - before - (end - begin))
 
 
-def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
+def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
     """Returns the rule of an operator that makes ``factor`` rows from each row of its operand."""
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         first, last = begin // factor, -(-end // factor)
-        return Need(((first, last),), attrs, (first * factor, last * factor))
+        return OperandRows(((first, last),), attrs, (first * factor, last * factor))
 
-    return Rows(axis if result_axis is None else result_axis, need, factor)
+    return RowMapping(axis if result_axis is None else result_axis, need, factor)
 
 
-def gathered(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> Rows:
+def gathered(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
     """Returns the rule of an operator that makes one row from ``factor`` rows of its operand."""
 
-    def need(begin: int, end: int) -> Need:
-        return Need(((begin * factor, end * factor),), attrs, (begin, end))
+    def need(begin: int, end: int) -> OperandRows:
+        return OperandRows(((begin * factor, end * factor),), attrs, (begin, end))
 
-    return Rows(axis if result_axis is None else result_axis, need)
+    return RowMapping(axis if result_axis is None else result_axis, need)

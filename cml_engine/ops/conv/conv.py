@@ -22,7 +22,7 @@ from cml_engine.ops.conv.shapes import ConvAxis, conv_shape, deconv_shape
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import Cost, OpSpec, Tolerance
-from cml_engine.ops.declaration.traits import Need, Rows, Traits
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 
 TOLERANCE = Tolerance(
     1e-5,
@@ -66,33 +66,33 @@ def _window(a: ConvAxis) -> WindowAxis:
     return WindowAxis(a.wide, a.narrow, a.kernel, a.stride, a.dilation, a.before, a.after)
 
 
-def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     shape = conv_shape(attrs, *facts)
     if axis != 2:
         return None
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         span, padding = under_windows(_window(shape.axes[0]), shape.border, begin, end)
         others = [(a.before, a.after) for a in shape.axes[1:]]
-        return Need(
+        return OperandRows(
             (span, None, None), Attrs({**attrs, "padding": [padding, *others]}), (begin, end)
         )
 
-    return Rows(2, need, CONV.rows(kernel))
+    return RowMapping(2, need, CONV.rows(kernel))
 
 
-def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     shape = deconv_shape(attrs, *facts)
     if axis != 2:
         return None
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         span, padding = onto_windows(_window(shape.axes[0]), begin, end)
         others = [onto_windows(_window(a), 0, a.wide)[1] for a in shape.axes[1:]]
         stated = {"padding": [padding, *others], "output_shape": [], "groups": shape.groups}
-        return Need((span, None, None), Attrs({**attrs, **stated}), (begin, end))
+        return OperandRows((span, None, None), Attrs({**attrs, **stated}), (begin, end))
 
-    return Rows(2, need, shape.axes[0].stride * CONV.rows(kernel))
+    return RowMapping(2, need, shape.axes[0].stride * CONV.rows(kernel))
 
 
 define(

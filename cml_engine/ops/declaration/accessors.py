@@ -24,10 +24,10 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.ops.declaration.split_bindings import (
     FIRST_BINDING,
-    InParts,
+    SplitBinding,
     check_atomics,
     declaration,
-    in_parts,
+    split_binding,
 )
 
 #: the number of extents that a kernel can read: the largest rank of a tensor
@@ -101,7 +101,7 @@ class Interface:
         self.values[inner] = value
         return inner
 
-    def tensor(self, operand: NamedTensor, binding: int, parts: InParts) -> None:
+    def tensor(self, operand: NamedTensor, binding: int, parts: SplitBinding) -> None:
         name, fact = operand.name, operand.fact
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
@@ -217,7 +217,7 @@ def _dispatch(
     text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
     binding = FIRST_BINDING
     for operand in operands:
-        bound = in_parts(op, operand.tensor)
+        bound = split_binding(op, operand.tensor)
         if bound.count > 1:
             check_atomics(op, text, operand.name, operand.tensor)
         made.tensor(operand, binding, bound)

@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class TunedChoice:
     """A variant that was measured to be faster than ``over``, the default at that time.
 
     The measurement is ignored if the default has changed since; an empty ``over`` matches any
@@ -49,12 +49,12 @@ class Pick:
 class VariantTable:
     """The variants that are faster on some device than those which the engine's rules take."""
 
-    picks: Mapping[str, Pick] = field(default_factory=dict)
+    picks: Mapping[str, TunedChoice] = field(default_factory=dict)
 
     @classmethod
     def forcing(cls, key: str, option: str) -> VariantTable:
         """The table that takes this option for this key, whatever is the default."""
-        return cls({key: Pick(option)})
+        return cls({key: TunedChoice(option)})
 
     def name_for(self, key: str, options: Sequence[str], default: str) -> str:
         """The option to take: the table's, if it is one of ``options``, else the default."""

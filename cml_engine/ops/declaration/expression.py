@@ -49,7 +49,7 @@ class ExpressionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFunction:
     """An operator that expressions may call: its own expression and its NumPy function."""
 
     hlsl: str
@@ -97,7 +97,7 @@ def parse(
     text: str,
     operands: Mapping[str, str],
     attributes: Sequence[str] = (),
-    known: Mapping[str, Known] | None = None,
+    known: Mapping[str, KnownFunction] | None = None,
 ) -> Term:
     """Parses an expression.
 
@@ -113,7 +113,7 @@ class _Parser:
         text: str,
         operands: Mapping[str, str],
         attributes: Sequence[str],
-        known: Mapping[str, Known],
+        known: Mapping[str, KnownFunction],
     ) -> None:
         self._text = text
         self._operands, self._attributes, self._known = operands, attributes, known
@@ -259,7 +259,7 @@ def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
     return Term(term.kind, term.text, parts, term.at, term.numpy)
 
 
-def near_names(name: str, known: Mapping[str, Known]) -> str:
+def near_names(name: str, known: Mapping[str, KnownFunction]) -> str:
     """The known functions, those like the name first."""
     near = get_close_matches(name, known, n=3) or get_close_matches(name[4:], known, n=3)
     return f"call {' or '.join(near or sorted(known))}"

@@ -26,7 +26,7 @@ _ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")
 
 
 @dataclass(frozen=True, slots=True)
-class InParts:
+class SplitBinding:
     """A tensor that is bound as ``count`` ranges of ``nbytes``; the last range may be shorter.
 
     ``total`` is the tensor's size in bytes, ``limit`` the largest binding of the device.
@@ -59,7 +59,7 @@ class Binder(Protocol):
     def nbytes(self, name: str) -> int: ...
 
 
-def in_parts(op: Binder, name: str) -> InParts:
+def split_binding(op: Binder, name: str) -> SplitBinding:
     """Returns how the tensor is bound: in as few parts as the device allows, or as the caller
     requests."""
     nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.asked_parts
@@ -67,7 +67,7 @@ def in_parts(op: Binder, name: str) -> InParts:
     longest = max(limit // align, 1) * align
     fewest = 1 if nbytes <= limit else -(-nbytes // longest)
     if name not in asked:
-        return InParts(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
+        return SplitBinding(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
     count = int(asked[name])
     each = -(-nbytes // (count * align)) * align
     if count < fewest:
@@ -80,7 +80,7 @@ def in_parts(op: Binder, name: str) -> InParts:
             f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and each "
             f"part begins at a multiple of {align}: {-(-nbytes // align)} parts or fewer"
         )
-    return InParts(count, nbytes if count == 1 else each, nbytes, limit)
+    return SplitBinding(count, nbytes if count == 1 else each, nbytes, limit)
 
 
 def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:

@@ -31,7 +31,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class OperandRows:
     """The inputs for some rows of a result.
 
     It has the rows of each operand (None: all of it), the attributes to use then, and the rows
@@ -44,7 +44,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowMapping:
     """The dependence of result rows, along ``axis``, on rows of the operands.
 
     ``need(begin, end)`` is called with ranges that begin and end at multiples of ``step`` or at
@@ -53,12 +53,12 @@ class Rows:
     """
 
     axis: int
-    need: Callable[[int, int], Need]
+    need: Callable[[int, int], OperandRows]
     step: int = 1
 
 
 #: of attributes, the operands' facts, the axis of their rows, and the kernel that was chosen
-RowsOf = Callable[[Attrs, Sequence[Fact], int, str], Rows | None]
+RowsOf = Callable[[Attrs, Sequence[Fact], int, str], RowMapping | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
-from cml_engine.ops.declaration.choice import Choice, Pick, VariantTable
+from cml_engine.ops.declaration.choice import Choice, TunedChoice, VariantTable
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
 
@@ -98,7 +98,7 @@ class KernelVariant(Generic[N, T]):
         for choice in choices:
             own = (option for option in choice.options if f"{option} ".startswith(f"{self.name} "))
             if (option := next(own, None)) is not None:
-                picks[choice.key] = Pick(option)
+                picks[choice.key] = TunedChoice(option)
         return VariantTable(picks)
 
 

@@ -12,7 +12,7 @@ from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import fault, signature_of
 from cml_engine.ops.declaration.expression import (
     ExpressionError,
-    Known,
+    KnownFunction,
     Term,
     evaluate,
     hlsl,
@@ -28,11 +28,11 @@ _MOST_LETTERS = 600
 
 
 @cache
-def known_functions() -> Mapping[str, Known]:
+def known_functions() -> Mapping[str, KnownFunction]:
     """Returns the functions that an expression may call: the engine's elementwise operators on
     floats."""
     return {
-        row.name: Known(row.hlsl, row.arity, row.numpy)
+        row.name: KnownFunction(row.hlsl, row.arity, row.numpy)
         for row in ROWS.values()
         if {*row.types, row.result} == {"scalar"} and not row.attrs
     }

@@ -31,9 +31,9 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.declaration.traits import (
-    Need,
+    OperandRows,
     Parts,
-    Rows,
+    RowMapping,
     RowsOf,
     Traits,
     along_axis,
@@ -67,13 +67,13 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, [*x.shape[:start], *filled, *x.shape[start + count :]])
 
 
-def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     """Returns the rule of a reshape in which a row stays a row, becomes several, or a part of
     one."""
     return _rows_as(facts[0].shape, _reshape_infer(attrs, facts[0]).shape, axis)
 
 
-def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> Rows | None:
+def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> RowMapping | None:
     inner, outer = prod(shape[axis + 1 :]), prod(shape[:axis])
     for to, extent in enumerate(wanted):
         if extent > 1 and prod(wanted[:to]) == outer:
@@ -81,7 +81,9 @@ def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> Rows | N
     return None
 
 
-def _rows_of_size(wanted: Sequence[int], axis: int, to: int, old: int, new: int) -> Rows | None:
+def _rows_of_size(
+    wanted: Sequence[int], axis: int, to: int, old: int, new: int
+) -> RowMapping | None:
     """Rows of ``old`` elements as rows of ``new``."""
     if old % new and new % old:
         return None
@@ -91,28 +93,28 @@ def _rows_of_size(wanted: Sequence[int], axis: int, to: int, old: int, new: int)
         else gathered(Attrs(), axis, new // old, to)
     )
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         found = form.need(begin, end)
         rows = found.made[1] - found.made[0]
         shape = [*wanted[:to], rows, *wanted[to + 1 :]]
         attrs = Attrs(shape=shape, axis_start=0, axis_count=-1)
-        return Need(found.inputs, attrs, found.made)
+        return OperandRows(found.inputs, attrs, found.made)
 
-    return Rows(to, need, form.step)
+    return RowMapping(to, need, form.step)
 
 
-def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     if axis in attrs.axes:
         return None
     return scaled(attrs, axis, 1, axis - sum(a < axis for a in attrs.axes))
 
 
-def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     kept = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
     return scaled(attrs, axis, 1, kept[axis])
 
 
-def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     return scaled(attrs, axis, 1, _order(attrs, facts[0].rank).index(axis))
 
 

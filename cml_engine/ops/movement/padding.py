@@ -27,7 +27,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     elementwise_cost,
 )
-from cml_engine.ops.declaration.traits import Need, Order, Rows, Traits
+from cml_engine.ops.declaration.traits import OperandRows, Order, RowMapping, Traits
 from cml_engine.ops.movement.strided_copy import strides
 
 _RANKS = (1, 2, 3, 8)
@@ -169,17 +169,17 @@ _KERNEL = Kernel(
 )
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     before, after = attrs.padding[axis]
     extent = facts[0].shape[axis]
     window = WindowAxis(extent, before + extent + after, before=before, after=after)
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         span, around = under_windows(window, attrs.border, begin, end)
         padding = [around if i == axis else pair for i, pair in enumerate(attrs.padding)]
-        return Need((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+        return OperandRows((span,), Attrs({**attrs, "padding": padding}), (begin, end))
 
-    return Rows(axis, need)
+    return RowMapping(axis, need)
 
 
 def _attrs(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:

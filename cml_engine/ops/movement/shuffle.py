@@ -17,7 +17,7 @@ from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
-from cml_engine.ops.declaration.traits import Rows, Traits
+from cml_engine.ops.declaration.traits import RowMapping, Traits
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
@@ -38,7 +38,7 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
     return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     return scaled(attrs, 2, int(attrs["factor"])) if axis == 2 else None
 
 

@@ -27,7 +27,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     taken_cost,
 )
-from cml_engine.ops.declaration.traits import Need, Parts, Rows, Traits, other_axes
+from cml_engine.ops.declaration.traits import OperandRows, Parts, RowMapping, Traits, other_axes
 from cml_engine.ops.movement.strided_copy import (
     Copy,
     Dim,
@@ -71,7 +71,7 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
     return axis, words(Fact(x.dtype, (*x.shape[:axis], first, *x.shape[axis + 1 :])), layout)
 
 
-def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     """Returns the rule of a slice of consecutive rows, which then gets exactly the rows that it
     takes."""
     first, _, step = ranges(attrs, facts[0])[axis]
@@ -83,13 +83,13 @@ def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> 
     names = ("axes", "begin", "end", *(["stride"] if attrs.stride else []))
     others = Attrs({**attrs, **{name: [attrs[name][i] for i in kept] for name in names}})
 
-    def need(begin: int, end: int) -> Need:
-        return Need(((first + begin, first + end),), others, (begin, end))
+    def need(begin: int, end: int) -> OperandRows:
+        return OperandRows(((first + begin, first + end),), others, (begin, end))
 
-    return Rows(axis, need)
+    return RowMapping(axis, need)
 
 
-def _tile_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _tile_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     return same_rows(attrs, facts, axis, kernel) if attrs.repeats[axis] == 1 else None
 
 

@@ -31,7 +31,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
 )
-from cml_engine.ops.declaration.traits import Need, Rows, Traits
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
@@ -80,16 +80,16 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
         )
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     """Returns the rule of an operator that goes from wide to narrow."""
     window = window_of(attrs, facts[0])
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         span, around = under_windows(window[axis], attrs["border"], begin, end)
         padding = [around if i == axis else (a.before, a.after) for i, a in enumerate(window)]
-        return Need((span,), Attrs({**attrs, "padding": padding}), (begin, end))
+        return OperandRows((span,), Attrs({**attrs, "padding": padding}), (begin, end))
 
-    return Rows(axis, need)
+    return RowMapping(axis, need)
 
 
 # ---------------------------------------------------------------- GPU

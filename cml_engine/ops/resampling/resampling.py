@@ -34,7 +34,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     taken_cost,
 )
-from cml_engine.ops.declaration.traits import Need, Rows, Traits
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.movement.strided_copy import Copy, Dim, collapse, copied, lying_shape, strides
 from cml_engine.ops.reduction.gpu import Reduction, reduction
@@ -81,25 +81,27 @@ def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
     return _up_infer(attrs, x)
 
 
-def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     return scaled(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
 
 
-def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows:
+def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     return gathered(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
 
 
-def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Rows | None:
+def _multilinear_rows(
+    attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str
+) -> RowMapping | None:
     """Returns the row dependence; neighbouring rows are computed too, and then discarded."""
     if attrs.method == "aligned" or axis < 2:
         return None  # with "aligned", the weights of a row depend on the number of rows
     factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
 
-    def need(begin: int, end: int) -> Need:
+    def need(begin: int, end: int) -> OperandRows:
         first, last = max(begin // factor - 1, 0), min((end - 1) // factor + 2, extent)
-        return Need(((first, last),), attrs, (first * factor, last * factor))
+        return OperandRows(((first, last),), attrs, (first * factor, last * factor))
 
-    return Rows(axis, need)
+    return RowMapping(axis, need)
 
 
 # --- on the CPU ---------------------------------------------------------------------------------

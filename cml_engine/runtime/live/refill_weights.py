@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.compiler.plan import Binding, Plan, Step
 from cml_engine.compiler.planning.lower import Draft, PlanOptions, bound, lower_node, step_of
-from cml_engine.compiler.planning.overrides import NOTHING_ASKED, Asked
+from cml_engine.compiler.planning.overrides import NO_OVERRIDES, Overrides
 from cml_engine.compiler.planning.sibling import Sibling, is_same
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.limits import Limits
@@ -17,12 +17,12 @@ from cml_engine.ir.limits import Limits
 Placed = Mapping[str, tuple[int, Array]]
 
 
-def refilled(
+def refill_plan(
     before: Sibling,
     graph: Graph,
     limits: Limits,
     options: PlanOptions,
-    asked: Asked = NOTHING_ASKED,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> Plan | None:
     """Returns the plan of ``before`` with the weights of ``graph``.
 
@@ -32,7 +32,7 @@ def refilled(
     """
     if not _is_alike(before.graph, graph):
         return None
-    options = replace(options, kernels=asked.kernel, parts=asked.parts)
+    options = replace(options, kernels=overrides.kernel, parts=overrides.parts)
     plan, old = before.plan, before.graph.constants
     values = {name: a for name, a in graph.constants.items() if not is_same(a, old[name])}
     draft = Draft()

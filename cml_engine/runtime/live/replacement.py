@@ -21,7 +21,7 @@ State = Literal["compiling", "preparing", "done", "failed", "superseded"]
 _YIELD_S = 2e-5
 
 
-class Coming(Protocol):
+class PendingProgram(Protocol):
     """A compiled program that the session does not use yet."""
 
     @property
@@ -38,7 +38,7 @@ class Replacement:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Any], program_of: Callable[[Any], Coming | None]
+        self, name: str, make: Callable[[], Any], program_of: Callable[[Any], PendingProgram | None]
     ) -> None:
         self.name = name
         self.state: State = "compiling"
@@ -55,7 +55,7 @@ class Replacement:
 
     def _compile(self) -> None:
         try:
-            _be_least()
+            _lower_priority()
             with turns.between_frames():
                 made = self._make()
             with self._changing:
@@ -114,7 +114,7 @@ class Replacement:
                 self.fail(error)
 
 
-def _be_least() -> None:
+def _lower_priority() -> None:
     """Gives this thread the lowest scheduling priority on Linux.
 
     A software driver renders on the same cores; Linux then runs the driver's threads first.

@@ -17,12 +17,12 @@ from cml_engine.compiler.planning.sibling import Sibling, share_constants
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_names
+from cml_engine.errors.arguments import check_known_names
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ops import is_registered, lookup
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.runtime.live.refill_weights import refilled
+from cml_engine.runtime.live.refill_weights import refill_plan
 from cml_engine.runtime.session.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _refilled(
     """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
     if graph.ready is not None or options.plan.stub:
         return None
-    asked = asked_for(options.decide, graph, optimized)
-    return refilled(before, optimized, gpu.limits, _plan_options(gpu, options), asked)
+    overrides = asked_for(options.decide, graph, optimized)
+    return refill_plan(before, optimized, gpu.limits, _plan_options(gpu, options), overrides)
 
 
 def _optimized(graph: Graph, options: CompileOptions) -> Graph:
@@ -113,7 +113,7 @@ def _optimized(graph: Graph, options: CompileOptions) -> Graph:
     outputs = set(graph.outputs)
     computed = (name for node in graph.nodes for name in node.outputs)
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
-    check_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
+    check_known_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
     kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
     graph = graph.with_(kept=kept, ready=graph.ready)
     return optimize(graph, options.without, retain=options.plan.retain)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import SEED, inputs_by_name
+from cml_engine.errors.arguments import SEED, check_input_mapping
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Slider, check_shape
 
 
@@ -48,7 +48,7 @@ def check_inputs(
     Raises :class:`InputError` if an array does not fit, if a name is unknown, or if an input is
     missing that is not in ``known``.
     """
-    for name in inputs_by_name(given):
+    for name in check_input_mapping(given):
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {listed(facts)}")
     if missing := [name for name in facts if name not in given and name not in known]:

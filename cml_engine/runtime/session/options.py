@@ -8,9 +8,16 @@ from typing import get_args
 from cml_engine.compiler.optimize import NAMES
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import Decide, checked
+from cml_engine.compiler.planning.overrides import Decisions, checked
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import ARENA_LIMIT, an_object, flag, names, one_of, some_of
+from cml_engine.errors.arguments import (
+    ARENA_LIMIT,
+    check_choice,
+    check_choices,
+    check_flag,
+    check_instance,
+    check_name_list,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +47,16 @@ class CompileOptions:
     plan: PlanOptions = PlanOptions()
     tuned: bool = True
     keep: tuple[str, ...] = ()
-    decide: Decide = field(default_factory=dict)
+    decide: Decisions = field(default_factory=dict)
     arena_limit: int | None = None
 
     def __post_init__(self) -> None:
-        some_of(NAMES, self.without, "passes to leave out")
-        one_of(get_args(Storage), self.storage, "storage")
-        flag(self.blocked_layout, "blocked_layout")
-        flag(self.tuned, "tuned")
-        an_object(PlanOptions, self.plan, "plan")
-        names(self.keep, "keep")
+        check_choices(NAMES, self.without, "passes to leave out")
+        check_choice(get_args(Storage), self.storage, "storage")
+        check_flag(self.blocked_layout, "blocked_layout")
+        check_flag(self.tuned, "tuned")
+        check_instance(PlanOptions, self.plan, "plan")
+        check_name_list(self.keep, "keep")
         checked(self.decide)
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")

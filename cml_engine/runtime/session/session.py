@@ -17,17 +17,17 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import (
     SHAPES_KEPT,
     TIMES,
-    an_object,
-    check_names,
-    flag,
-    names,
-    shapes_by_name,
-    text,
+    check_flag,
+    check_instance,
+    check_known_names,
+    check_name_list,
+    check_shapes,
+    check_text,
 )
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import on_device
 from cml_engine.ops import load_families
-from cml_engine.runtime.ablation import StubReport, check_stub, time_in_turns
+from cml_engine.runtime.ablation import AblationReport, check_operator, time_interleaved
 from cml_engine.runtime.live.replacement import Replacement, check_interface
 from cml_engine.runtime.rank import RankReport, rank_cpu, rank_gpu
 from cml_engine.runtime.session.compile_graph import (
@@ -83,13 +83,13 @@ class Session:
         retain: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
-        an_object(Graph, graph, "a session's graph (cml.load gives one)")
-        an_object(CompileOptions, options, "options")
-        flag(deferred, "deferred")
+        check_instance(Graph, graph, "a session's graph (cml.load gives one)")
+        check_instance(CompileOptions, options, "options")
+        check_flag(deferred, "deferred")
         if arena is not None:
-            an_object(str, arena, "arena")
+            check_instance(str, arena, "arena")
         SHAPES_KEPT.check(shapes_kept, "shapes_kept")
-        if flag(retain, "retain"):
+        if check_flag(retain, "retain"):
             options = replace(options, plan=replace(options.plan, retain=True))
         if on_progress is not None and not callable(on_progress):
             raise InputError(
@@ -160,13 +160,13 @@ class Session:
         values in the new model's files.
         """
         if not callable(graph):
-            an_object(Graph, graph, "replace (a graph, or a function that gives one)")
+            check_instance(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
         given, before = graph, self._compiled
 
         def compiled() -> Compiled[Program]:
             new = given() if callable(given) else given
-            an_object(Graph, new, "what is to replace a network")
+            check_instance(Graph, new, "what is to replace a network")
             check_interface(before.source, new)
             return compile_graph(new, self.gpu, self.options, True, self._arena, before)
 
@@ -223,7 +223,7 @@ class Session:
         """
         source = self.source_graph
         given = dict(source.origin.shapes) if source.origin else {}
-        given |= shapes_by_name(shapes)
+        given |= check_shapes(shapes)
         return self._shapes.get(given, lambda: source.reshaped(shapes))
 
     def build_ahead(self) -> None:
@@ -268,7 +268,7 @@ class Session:
         ``read()`` copies and the next run overwrites. Raises :class:`InputError` if the tensor
         has no value now.
         """
-        text(name, "a tensor's name")
+        check_text(name, "a tensor's name")
         if self.gpu is None:
             return _on_cpu(self._program).tensor(name)
         from cml_engine.gpu.frames.outputs import held_tensor
@@ -322,8 +322,11 @@ class Session:
         """
         TIMES.check(runs, "runs")
         if given is not None:
-            check_names(
-                names(given, "given"), self.inputs, f"'{self.graph.name}' has no input", "given"
+            check_known_names(
+                check_name_list(given, "given"),
+                self.inputs,
+                f"'{self.graph.name}' has no input",
+                "given",
             )
             if not self.options.plan.retain:
                 raise InputError("given: the session runs all of it; make it with retain=True")
@@ -334,7 +337,7 @@ class Session:
 
     def rank_without(
         self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
-    ) -> StubReport:
+    ) -> AblationReport:
         """Measures the end-to-end cost of the operator of that name; on a GPU only.
 
         Alternates ``runs`` whole runs of the network with as many in which the operator does
@@ -343,13 +346,13 @@ class Session:
         if self.gpu is None:
             raise InputError("an operator can be replaced by a stub on the GPU only")
         TIMES.check(runs, "runs")
-        text(operator, "operator")
-        check_stub(self.graph, operator)
+        check_text(operator, "operator")
+        check_operator(self.graph, operator)
         options = replace(self.options, plan=replace(self.options.plan, stub=operator))
         stubbed = Session(self.source_graph, self.gpu, options)
-        times = time_in_turns(runs, self.timer(inputs), stubbed.timer(inputs))
+        times = time_interleaved(runs, self.timer(inputs), stubbed.timer(inputs))
         clock = "timestamps" if self.gpu.has_timestamps else "wall clock"
-        return StubReport.of(self.graph, operator, self.gpu.name, clock, times)
+        return AblationReport.of(self.graph, operator, self.gpu.name, clock, times)
 
     def timer(self, inputs: Mapping[str, Array] | None = None) -> Callable[[], float]:
         """Returns a function that runs the whole network once, exclusively, and returns its

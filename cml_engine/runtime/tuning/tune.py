@@ -11,7 +11,7 @@ from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.plan import Plan
 from cml_engine.errors import CmlError
 from cml_engine.errors.arguments import TIMES
-from cml_engine.runtime.ablation import time_in_turns
+from cml_engine.runtime.ablation import time_interleaved
 from cml_engine.runtime.tuning.bench import Bench, TrialNode
 from cml_engine.runtime.tuning.report import MeasuredChoice, TuneReport
 from cml_engine.runtime.tuning.trial import Trial
@@ -128,4 +128,4 @@ def _whole_network(
     if tuned.plan is None or not any(choice.tuned for choice in tuned.plan.choices):
         return []
     usual = Session(session.source_graph, session.gpu or "gpu", by_rules)
-    return time_in_turns(rounds, usual.timer(), tuned.timer())
+    return time_interleaved(rounds, usual.timer(), tuned.timer())

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.overrides import Decide, from_file
+from cml_engine.compiler.planning.overrides import Decisions, from_file
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
@@ -180,7 +180,7 @@ def compile_options(a: argparse.Namespace) -> CompileOptions:
     return CompileOptions(storage=storage_of(a), decide=decided(a), arena_limit=limit or None)
 
 
-def decided(a: argparse.Namespace) -> Decide:
+def decided(a: argparse.Namespace) -> Decisions:
     """Returns the decisions in the file of ``--decide``; none without that option."""
     file = getattr(a, "decide", None)
     if file is None:

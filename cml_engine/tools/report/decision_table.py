@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decision, decisions_of
-from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide, asked_for
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, asked_for
 from cml_engine.compiler.tuning_tables import Record, known
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import Choice
@@ -18,7 +18,7 @@ def decisions_on(
     written: Graph,
     optimized: Graph,
     plan: Plan,
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
 ) -> list[Decision]:
     """Returns all decisions of the plan.
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.plan import InBands, Plan
+from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NOTHING_DECIDED, Decide
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.errors import DeviceError
@@ -56,7 +56,7 @@ class ModelInfo:
     #: set if there are several inputs, or variables
     reuse: ReuseInfo | None = None
     #: the runs that are computed in bands of rows to limit memory
-    bands: tuple[InBands, ...] = ()
+    bands: tuple[BandedOperators, ...] = ()
 
     def __str__(self) -> str:
         def block(title: str, rows: dict[str, str]) -> list[str]:
@@ -90,7 +90,7 @@ def model_info(
     graph: Graph,
     limits: Limits | None = None,
     storage: Storage = "float",
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
     arena_limit: int = 0,
 ) -> ModelInfo:
     """Plans the graph and summarizes it; runs nothing and needs no GPU.
@@ -128,7 +128,7 @@ def model_info(
 def plan_for(
     graph: Graph,
     storage: Storage = "float",
-    decide: Decide = NOTHING_DECIDED,
+    decide: Decisions = NO_DECISIONS,
     arena_limit: int = 0,
 ) -> tuple[Plan, str]:
     """Returns the plan of a session on this machine's GPU, and the GPU's name.
@@ -172,7 +172,7 @@ def count_variants(plan: Plan) -> int:
     )
 
 
-def _bands_lines(bands: Sequence[InBands]) -> list[str]:
+def _bands_lines(bands: Sequence[BandedOperators]) -> list[str]:
     """Returns a line for each run computed in bands, with its memory with and without bands."""
     return [
         f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once" for run in bands

@@ -11,7 +11,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.errors import InputError, RangeError
 from cml_engine.ir.layout import C4I8
-from cml_engine.ops.declaration.choice import Pick, VariantTable
+from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.tools.testing import check_graph
 from tests.fixtures.integer.calls import CALLS, STEP
 from tests.fixtures.integer.networks import IntegerNet, line, random_words
@@ -40,7 +40,7 @@ def test_no_bit_differs(family, gpu):
 def forced(graph, inputs, gpu, kernel):
     """Runs a network with ``kernel`` wherever possible; returns the outputs and the choices."""
     choices = cml.Session(graph, gpu, deferred=True).plan.choices
-    picks = {c.key: Pick(o) for c in choices for o in c.options if o.startswith(kernel)}
+    picks = {c.key: TunedChoice(o) for c in choices for o in c.options if o.startswith(kernel)}
     options = PlanOptions(variants=VariantTable(picks), guard=256)
     return cml.Session(graph, gpu, cml.CompileOptions(plan=options)).run(inputs), picks
 

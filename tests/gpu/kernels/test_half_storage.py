@@ -22,7 +22,7 @@ from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.runtime.half_storage import rounded, run_stored
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import (
     case_graph,
@@ -154,7 +154,7 @@ def test_a_residual_may_be_stored_otherwise_than_the_result(gpu, rng):
 def test_every_operator_of_a_network_agrees_with_its_twin(block, gpu):
     net = BLOCKS[block]()
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    checks = list(shadow_run(graph, gpu, net.input(), "half"))
+    checks = list(check_nodes(graph, gpu, net.input(), "half"))
     assert [check.comparison.problem for check in checks if not check.ok] == []
 
 
@@ -164,7 +164,7 @@ def test_every_operator_of_a_network_agrees_with_its_twin(block, gpu):
 def test_random_networks_agree_and_give_the_same_bits_in_any_slices(seed, gpu):
     graph, inputs = random_maps(seed)
     graph = optimize(graph)
-    checks = list(shadow_run(graph, gpu, inputs, "half"))
+    checks = list(check_nodes(graph, gpu, inputs, "half"))
     assert [check.comparison.problem for check in checks if not check.ok] == []
     session = Session(graph, gpu, HALF)
     (wanted,) = session.run(inputs).values()

@@ -17,7 +17,7 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ops.elementwise.elementwise_op import ROWS
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions, Session
 from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
@@ -78,7 +78,9 @@ def test_blocks_give_equal_results_without_any_pass_on_the_gpu(block, without, g
 def test_every_fused_node_agrees_with_numpy(block, gpu):
     net = BLOCKS[block]()
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    assert [check.node.title for check in shadow_run(graph, gpu, net.input()) if not check.ok] == []
+    assert [
+        check.node.title for check in check_nodes(graph, gpu, net.input()) if not check.ok
+    ] == []
 
 
 @pytest.mark.parametrize("block", ["se", "layer_norm", "dense"])

@@ -20,7 +20,7 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.traits import NO_TRAITS
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.report.validation import Validation
 from cml_engine.tools.testing import full_attrs, random_partition
@@ -364,7 +364,7 @@ def test_wrong_inputs_are_refused_with_a_reason(mixed, inputs, gpu, change, says
 
 def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu):
     def verdict():
-        checks = shadow_run(optimize(mixed), gpu, inputs)
+        checks = check_nodes(optimize(mixed), gpu, inputs)
         return Validation.of("mixed", gpu.name, checks)
 
     assert verdict().ok and "all operators agree" in str(verdict())

@@ -12,7 +12,7 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
 from cml_engine.ops.declaration.traits import NO_TRAITS
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.tools.cli import main
 from cml_engine.tools.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
@@ -56,7 +56,7 @@ def test_large_activations_are_judged_by_their_size(gpu):
 
 def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
     graph, inputs = case_graph("moments", Case(((2, 3, 4),), {"axes": [2]}))
-    (found,) = shadow_run(graph, gpu, inputs)
+    (found,) = check_nodes(graph, gpu, inputs)
     assert found.ok
     spec, right = lookup("moments"), lookup("moments").cpu
 
@@ -65,7 +65,7 @@ def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
         return mean, variance * 1.01
 
     monkeypatch.setitem(vars(spec), "cpu", wrong)
-    (found,) = shadow_run(graph, gpu, inputs)
+    (found,) = check_nodes(graph, gpu, inputs)
     assert not found.ok
 
 
@@ -78,7 +78,7 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
     graph = optimize(net.graph(net.op("exp", net.op("exp", "x"))))
     inputs = {"x": np.linspace(3.7, 3.76, 120, dtype=np.float32).reshape(1, 4, 30)}
     (node,) = graph.nodes
-    (check,) = shadow_run(graph, gpu, inputs)
+    (check,) = check_nodes(graph, gpu, inputs)
     assert len(node.epilogues) == 1 and check.ok
     off = propagated(node, [inputs["x"]])
     wanted = np.exp(np.exp(inputs["x"].astype(np.float64)))
@@ -95,5 +95,5 @@ def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
     graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))
     for off, ok in ((0.0, True), (1.0, True), (4.0, False)):
         monkeypatch.setitem(vars(spec), "cpu", lambda a, x, off=off: right(a, x) + np.float32(off))
-        (check,) = shadow_run(graph, gpu, inputs)
+        (check,) = check_nodes(graph, gpu, inputs)
         assert check.ok == ok

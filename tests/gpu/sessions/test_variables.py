@@ -17,7 +17,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.runtime.node_check import shadow_run
+from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import full_attrs
 from scheduler.tools.operators_per_frame import operators_per_frame
@@ -198,7 +198,7 @@ def test_validation_checks_the_run_and_not_the_values_after_it(gpu):
         Node("neg", ("r",), ("n",), full_attrs("neg", {})),
     ]
     graph = simple((("a", "sum"),), ("r", "n", "sum"), nodes, a=1)
-    assert all(check.ok for check in shadow_run(optimize(graph), gpu, X))
+    assert all(check.ok for check in check_nodes(optimize(graph), gpu, X))
 
 
 def test_a_feature_map_as_state_in_16_bits(gpu):

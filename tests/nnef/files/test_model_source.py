@@ -14,7 +14,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
-from cml_engine.io.model_source import FolderSource, Outside, inner_name
+from cml_engine.io.model_source import FolderSource, OutsideModelError, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/your_model.md"
@@ -210,7 +210,7 @@ def test_names_within_a_model(name: str, plain: str | None) -> None:
     if plain is not None:
         assert inner_name(name) == plain
         return
-    with pytest.raises(Outside):
+    with pytest.raises(OutsideModelError):
         inner_name(name)
 
 

@@ -328,19 +328,25 @@ def test_an_input_of_float64_is_told_of():
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
     """Rows have every attribute with its default, and all inputs, of every version in an opset."""
     from cml_engine.formats.onnx import operators  # noqa: F401
-    from cml_engine.formats.onnx.op_schemas import FIRST_OPSET, LAST_OPSET, MANY, row_for, rows_of
+    from cml_engine.formats.onnx.op_schemas import (
+        FIRST_OPSET,
+        LAST_OPSET,
+        MANY,
+        find_schema,
+        find_schemas,
+    )
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []
     most: dict[Any, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
-        if schema.domain or schema.deprecated or not rows_of("", schema.name):
+        if schema.domain or schema.deprecated or not find_schemas("", schema.name):
             continue
         opset = max(schema.since_version, FIRST_OPSET)
         newest = onnx.defs.get_schema(schema.name, opset, "")
         if newest.since_version != schema.since_version:
             continue  # of opsets before the first supported one
-        row = row_for("", schema.name, opset)
+        row = find_schema("", schema.name, opset)
         if row is None:
             wrong.append(f"{schema.name} {opset}: no row")
             continue
@@ -359,7 +365,9 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
             elif attribute.required and not row.attrs[name].required:
                 wrong.append(f"{schema.name} {opset}: {name} must be given")
     assert wrong == []
-    taken = {key: row.inputs for key in most for row in rows_of("", key[0]) if row.since == key[1]}
+    taken = {
+        key: row.inputs for key in most for row in find_schemas("", key[0]) if row.since == key[1]
+    }
     assert {k: min(n, MANY - 1) for k, n in most.items()} == {
         k: min(n, MANY - 1) for k, n in taken.items()
     }

@@ -19,7 +19,7 @@ from onnx import helper
 import cml_engine as cml
 from cml_engine.errors import CmlError
 from cml_engine.formats.onnx import operators
-from cml_engine.formats.onnx.op_schemas import OnnxRow, all_rows, row_for
+from cml_engine.formats.onnx.op_schemas import OnnxOpSchema, all_schemas, find_schema
 from tests import onnx_nodes
 from tests.fixtures.onnx_models import model as onnx_model
 from tests.fixtures.onnx_models import node, value
@@ -44,7 +44,7 @@ def smallest() -> dict[tuple[str, str, int], Any]:
             continue
         only = model.graph.node[0]
         opset = next((o.version for o in model.opset_import if o.domain == only.domain), 1)
-        row = row_for(only.domain, only.op_type, opset)
+        row = find_schema(only.domain, only.op_type, opset)
         inputs, _ = next(onnx_nodes.data_sets(case))
         size = sum(array.size for array in inputs)
         if row is not None and (key_of(row) not in found or size < found[key_of(row)][0]):
@@ -52,7 +52,7 @@ def smallest() -> dict[tuple[str, str, int], Any]:
     return found
 
 
-def key_of(row: OnnxRow) -> tuple[str, str, int]:
+def key_of(row: OnnxOpSchema) -> tuple[str, str, int]:
     return row.domain, row.name, row.since
 
 
@@ -72,7 +72,7 @@ def survives(model: Any, inputs: list[Array], what: str) -> None:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def undamaged(row: OnnxRow) -> tuple[Any, list[Array]]:
+def undamaged(row: OnnxOpSchema) -> tuple[Any, list[Array]]:
     """Returns a model of one node of the row, which is valid if ONNX has a case of it."""
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
@@ -84,7 +84,7 @@ def undamaged(row: OnnxRow) -> tuple[Any, list[Array]]:
     return network, [np.ones((2, 4, 8), np.float32) for _ in names]
 
 
-def damaged(row: OnnxRow) -> Iterator[tuple[Any, list[Array], str]]:
+def damaged(row: OnnxOpSchema) -> Iterator[tuple[Any, list[Array], str]]:
     model, inputs = undamaged(row)
     for name in row.attrs:
         for wrong in WRONG:
@@ -104,7 +104,7 @@ def damaged(row: OnnxRow) -> Iterator[tuple[Any, list[Array], str]]:
         yield made, inputs, f"{row.qualified} {row.since}: without input {i + 1}"
 
 
-@pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.qualified}-{row.since}")
+@pytest.mark.parametrize("row", all_schemas(), ids=lambda row: f"{row.qualified}-{row.since}")
 def test_damaged_nodes(row):
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")

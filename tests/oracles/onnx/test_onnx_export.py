@@ -120,9 +120,9 @@ def test_an_operator_that_is_expanded(op, tmp_path):
 
 def test_a_wrong_form_is_seen(monkeypatch):
     graph, inputs = case_graph("sub", registered()["sub"].cases[0])
-    wrong = dict(writer.export_rows())
+    wrong = dict(writer.load_export_rules())
     wrong["sub"] = wrong["add"]
-    monkeypatch.setattr(writer, "export_rows", lambda: wrong)
+    monkeypatch.setattr(writer, "load_export_rules", lambda: wrong)
     assert "off by" in difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs))
 
 

@@ -14,9 +14,9 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
 from cml_engine.compiler.planning.bands.graph_rows import chart_of
-from cml_engine.compiler.planning.bands.memory_usage import Usage
+from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
 from cml_engine.compiler.planning.bands.rewrite import in_bands
-from cml_engine.compiler.planning.bands.run import Run
+from cml_engine.compiler.planning.bands.run import OperatorRun
 from cml_engine.compiler.planning.bands.run_facts import RunFacts
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.decisions import decisions_of
@@ -75,7 +75,7 @@ def longest_runs(graph):
     chart, runs, first = chart_of(graph, {}, ()), [], 0
     while first < len(graph.nodes):
         ends = range(len(graph.nodes), first, -1)
-        run = next((r for end in ends if (r := Run(chart, first, end)).possible), None)
+        run = next((r for end in ends if (r := OperatorRun(chart, first, end)).possible), None)
         runs += [run] if run is not None and run.most > 1 else []
         first = run.end if run is not None else first + 1
     return runs
@@ -145,11 +145,11 @@ def test_runs_that_are_estimated_are_possible(seed):
     graph = optimize(random_maps(seed)[0])
     whole = drafted(graph, Limits(), layouts_for(graph, "float"))
     kernels = {title: picks[0][0] for title, picks in whole.draft.chosen.items() if picks}
-    usage = Usage(whole, {})
+    usage = MemoryUsage(whole, {})
     facts = RunFacts(chart_of(graph, kernels, ()), usage, {})
     for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():
         for i, column in np.argwhere(nbytes < inf):
-            run = Run(facts.chart, begin, begin + 1 + int(i))
+            run = OperatorRun(facts.chart, begin, begin + 1 + int(i))
             assert run.possible and run.most >= facts.counts[column]
 
 
@@ -234,8 +234,9 @@ def test_bands_are_a_decision_and_may_be_decided(wide):
     decide = {found.subject: {"bands": "7"}}
     more = planned(wide, limit, decide)
     assert [run.count for run in more.bands if found.subject in run.results] == [7]
-    asked = asked_for(decide, wide, wide)
-    assert {d.by for d in decisions_of(wide, more, asked=asked) if d.kind == "bands"} == {"user"}
+    overrides = asked_for(decide, wide, wide)
+    found_again = decisions_of(wide, more, overrides=overrides)
+    assert {d.by for d in found_again if d.kind == "bands"} == {"user"}
     again = planned(wide, limit, {found.subject: {"bands": found.chosen}})
     assert str(again) == str(plan)
 

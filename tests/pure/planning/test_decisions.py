@@ -50,7 +50,7 @@ def planned(graph, decide=(), storage="float", table=None, **limits):
     layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
     options = PlanOptions(kernels=asked.kernel, parts=asked.parts, variants=table or VariantTable())
     plan = lower(optimized, Limits(**{"software": True, **limits}), layouts, options)
-    found = decisions_of(optimized, plan, asked=asked)
+    found = decisions_of(optimized, plan, overrides=asked)
     return plan, {(d.subject, d.kind): d for d in found}
 
 

@@ -15,7 +15,7 @@ from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
 from cml_engine.runtime.live import refill_weights
-from cml_engine.runtime.live.refill_weights import refilled
+from cml_engine.runtime.live.refill_weights import refill_plan
 from tests.fixtures.graphs import Net, mobilenet_block, random_graph
 from tests.pure.planning.test_sibling import NETWORKS, plan_of
 
@@ -37,7 +37,7 @@ def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[P
     before, after = optimize(graph), optimize(other)
     sibling = Sibling(before, plan_of(before, limits, storage))
     made = plan_of(after, limits, storage)
-    return refilled(sibling, share_constants(after, before), limits, PlanOptions()), made
+    return refill_plan(sibling, share_constants(after, before), limits, PlanOptions()), made
 
 
 def assert_equal_plans(got: Plan, wanted: Plan) -> None:

@@ -10,7 +10,7 @@ from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.tuning_tables import Record, records_in, save, table_for
 from cml_engine.errors import InputError
 from cml_engine.io.folders import tuning_file
-from cml_engine.ops.declaration.choice import Pick, VariantTable
+from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime.tuning.trial import Trial
 from tests.fixtures import hostile_json
 
@@ -178,7 +178,7 @@ def test_a_table_that_cannot_be_written_is_told_before_it_is_measured(folder):
 
 
 def test_a_pick_holds_only_against_the_default_that_it_beat():
-    table = VariantTable({"k": Pick("b", "a")})
+    table = VariantTable({"k": TunedChoice("b", "a")})
     assert table.name_for("k", ("a", "b"), "a") == "b"
     assert table.name_for("k", ("a", "b", "c"), "c") == "c", "a new default may be faster still"
     assert table.name_for("k", ("a", "c"), "a") == "a", "an option that is gone"

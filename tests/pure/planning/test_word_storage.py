@@ -132,4 +132,4 @@ def test_a_pixel_shuffle_is_one_operator_of_packed_maps(rounded):
 def test_nobody_decides_the_storage_of_words():
     graph = optimize(chain({}, {}))
     with pytest.raises(InputError, match="'t0' is of an integer network"):
-        layouts_for(graph, asked={"t0": "half"})
+        layouts_for(graph, overrides={"t0": "half"})

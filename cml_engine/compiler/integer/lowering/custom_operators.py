@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.compiler.integer.lowering.elementwise import same_scale
-from cml_engine.compiler.integer.lowering.integer_builder import Making
-from cml_engine.compiler.integer.lowering.pending_values import Sum, Value, Words
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
+from cml_engine.compiler.integer.lowering.pending_values import PendingSum, QuantizedTensor, Value
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Node
@@ -17,23 +17,23 @@ from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
-def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
+def exactly(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Value]:
     """Lowers a node to the same operator on words of one scale.
 
     The results are words, or pending sums if the operator declares ``bounds``.
     """
-    operands = _operands(making, node)
-    words = [found for found in operands if isinstance(found, Words)]
-    results = [making.graph.facts[name] for name in node.outputs]
+    operands = _operands(builder, node)
+    words = [found for found in operands if isinstance(found, QuantizedTensor)]
+    results = [builder.graph.facts[name] for name in node.outputs]
     if not words or any(fact.dtype != "scalar" for fact in results):
         raise ModelError(f"{node.title}: exact=True is for tensors of numbers", node.source)
     low, high = min(w.range.low for w in words), max(w.range.high for w in words)
     if spec.bounds is not None:
-        low, high = _bounds(making, node, spec, operands)
+        low, high = _bounds(builder, node, spec, operands)
     inputs = tuple(found if isinstance(found, str) else found.name for found in operands)
     found = Range(low, high)
     if spec.bounds is None:
-        names = tuple(making.result(node, i) for i in range(len(node.outputs)))
+        names = tuple(builder.result(node, i) for i in range(len(node.outputs)))
         like = replace(
             words[0],
             bits=max(w.bits for w in words),
@@ -42,9 +42,9 @@ def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
         )
         values: list[Value] = [replace(like, name=name) for name in names]
     else:
-        names = tuple(making.fresh(f"{name}.sum") for name in node.outputs)
+        names = tuple(builder.fresh(f"{name}.sum") for name in node.outputs)
         values = [
-            Sum(
+            PendingSum(
                 title=node.title,
                 source=node.source,
                 names=(name,),
@@ -56,49 +56,51 @@ def exactly(making: Making, node: Node, spec: OpSpec) -> list[Value]:
             )
             for name in names
         ]
-    making.nodes.append(replace(node, inputs=inputs, outputs=names))
-    making.promised.update(dict.fromkeys(names, found))
+    builder.nodes.append(replace(node, inputs=inputs, outputs=names))
+    builder.promised.update(dict.fromkeys(names, found))
     return values
 
 
-def _operands(making: Making, node: Node) -> list[Words | str]:
+def _operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor | str]:
     """Returns words of one common scale for numeric operands, and names for operands of other
     types.
 
     Constants are converted to the scale of the computed operands.
     """
-    facts = making.graph.facts
+    facts = builder.graph.facts
     computed = [
-        making.words(node, name)
+        builder.words(node, name)
         for name in node.inputs
-        if facts[name].dtype == "scalar" and not making.is_constant(name)
+        if facts[name].dtype == "scalar" and not builder.is_constant(name)
     ]
     if computed:
         same_scale(node, computed)
-    found: list[Words | str] = []
+    found: list[QuantizedTensor | str] = []
     for name in node.inputs:
         if facts[name].dtype != "scalar":
             found.append(name)
-        elif making.is_constant(name) and computed:
-            found.append(_constant(making, name, computed[0]))
+        elif builder.is_constant(name) and computed:
+            found.append(_constant(builder, name, computed[0]))
         else:
-            found.append(making.words(node, name))
+            found.append(builder.words(node, name))
     return found
 
 
-def _constant(making: Making, name: str, like: Words) -> Words:
+def _constant(builder: IntegerGraphBuilder, name: str, like: QuantizedTensor) -> QuantizedTensor:
     """Returns a constant as words in the scale of another operand, with halves rounded up."""
-    whole = [round_half_up(number / like.scale) for number in making.real(name)]
-    made = making.constant(f"{name}.words", np.array(whole).reshape(making.graph.facts[name].shape))
+    whole = [round_half_up(number / like.scale) for number in builder.real(name)]
+    made = builder.constant(
+        f"{name}.words", np.array(whole).reshape(builder.graph.facts[name].shape)
+    )
     return replace(like, name=made, range=Range(min(whole, default=0), max(whole, default=0)))
 
 
 def _bounds(
-    making: Making, node: Node, spec: OpSpec, operands: list[Words | str]
+    builder: IntegerGraphBuilder, node: Node, spec: OpSpec, operands: list[QuantizedTensor | str]
 ) -> tuple[int, int]:
     """Returns the least and the largest result that the operator's ``bounds()`` declares."""
     assert spec.bounds is not None
-    facts = [making.graph.facts[name] for name in node.inputs]
+    facts = [builder.graph.facts[name] for name in node.inputs]
     given = [
         fact if isinstance(found, str)
         else IntegerFact(fact.dtype, fact.shape, found.range.low, found.range.high)

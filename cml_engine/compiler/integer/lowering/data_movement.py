@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from cml_engine.compiler.integer.lowering.elementwise import same_scale
-from cml_engine.compiler.integer.lowering.integer_builder import Making, decimal
-from cml_engine.compiler.integer.lowering.pending_values import Value, Words
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, decimal
+from cml_engine.compiler.integer.lowering.pending_values import QuantizedTensor, Value
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Attrs, Node
@@ -24,31 +24,31 @@ MOVES = frozenset(
 _SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 
-def move(making: Making, node: Node) -> list[Value]:
+def move(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a node to the same operator on words."""
-    return _moved(making, node, node.attrs)
+    return _moved(builder, node, node.attrs)
 
 
-def reshape(making: Making, node: Node) -> list[Value]:
+def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a reshape; one that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node."""
-    found = _shuffled(making, node)
+    found = _shuffled(builder, node)
     if found is None:
-        return move(making, node)
+        return move(builder, node)
     source, factor = found
-    words = making.words(node, source)
-    name = making.add(node, "pixel_shuffle", (words.name,), making.result(node), factor=factor)
+    words = builder.words(node, source)
+    name = builder.add(node, "pixel_shuffle", (words.name,), builder.result(node), factor=factor)
     return [replace(words, name=name)]
 
 
-def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
+def _shuffled(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
     """Returns the source and the factor of the pixel shuffle that a reshape ends, or None.
 
     A pixel shuffle is a reshape, a transpose and a reshape that move channels to pixels. Each
     reshape may be a chain of reshapes.
     """
-    facts = making.graph.facts
-    *_, before = _reshaped_from(making, node.inputs[0])
-    transpose = making.maker(before, "transpose")
+    facts = builder.graph.facts
+    *_, before = _reshaped_from(builder, node.inputs[0])
+    transpose = builder.maker(before, "transpose")
     if transpose is None or list(transpose.attrs["axes"]) != _SHUFFLE:
         return None
     apart = facts[transpose.inputs[0]].shape
@@ -58,51 +58,51 @@ def _shuffled(making: Making, node: Node) -> tuple[str, int] | None:
     if facts[node.outputs[0]].shape != (batch, channels, height * factor, width * factor):
         return None
     wanted = (batch, channels * factor**2, height, width)
-    sources = _reshaped_from(making, transpose.inputs[0])
+    sources = _reshaped_from(builder, transpose.inputs[0])
     found = next((name for name in sources if facts[name].shape == wanted), None)
     return (found, factor) if found and factor else None
 
 
-def _reshaped_from(making: Making, name: str) -> Iterator[str]:
+def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
     """Yields the tensor, then its source before each preceding reshape, the nearest first."""
     yield name
-    while (node := making.maker(name, "reshape")) is not None:
+    while (node := builder.maker(name, "reshape")) is not None:
         name = node.inputs[0]
         yield name
 
 
-def pad(making: Making, node: Node) -> list[Value]:
+def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a pad; its border value is rounded and clamped to a word."""
-    words = making.words(node, node.inputs[0])
+    words = builder.words(node, node.inputs[0])
     value = round_half_up(decimal(node.attrs["value"]) / words.scale)
     value = clamp(value, words.range.low, words.range.high)
-    return _moved(making, node, Attrs({**node.attrs, "value": float(value)}))
+    return _moved(builder, node, Attrs({**node.attrs, "value": float(value)}))
 
 
-def resize(making: Making, node: Node) -> list[Value]:
+def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     if node.attrs.get("method", node.attrs.get("mode")) != "nearest":
         raise ModelError(
             f"{node.title}: integer networks resize by 'nearest' only; multilinear_upsample has "
             "factors of 2 and 4",
             node.source,
         )
-    return move(making, node)
+    return move(builder, node)
 
 
-def _moved(making: Making, node: Node, attrs: Any) -> list[Value]:
+def _moved(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
     inputs, moved = [], []
     for name in node.inputs:
-        if making.graph.facts[name].dtype == "scalar":
-            moved.append(making.words(node, name))
+        if builder.graph.facts[name].dtype == "scalar":
+            moved.append(builder.words(node, name))
             inputs.append(moved[-1].name)
-        elif making.is_constant(name):
+        elif builder.is_constant(name):
             inputs.append(name)
         else:
             raise ModelError(
                 f"{node.title}: '{name}' is computed, and no tensor of words", node.source
             )
     scale = same_scale(node, moved)
-    words = Words(
+    words = QuantizedTensor(
         "",
         scale,
         max(w.bits for w in moved),
@@ -111,8 +111,8 @@ def _moved(making: Making, node: Node, attrs: Any) -> list[Value]:
     )
     if _brings_zeros(node):
         words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
-    names = tuple(making.result(node, i) for i in range(len(node.outputs)))
-    making.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
+    names = tuple(builder.result(node, i) for i in range(len(node.outputs)))
+    builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
     return [replace(words, name=name) for name in names]
 
 

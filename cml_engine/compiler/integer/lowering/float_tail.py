@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Node
 
 
 @dataclass
-class Tail:
+class FloatTail:
     """The part of a network that is computed in floats.
 
     ``floats`` are its tensors; ``first`` is the title of its first operator.
     """
 
-    making: Making
+    builder: IntegerGraphBuilder
     floats: set[str] = field(default_factory=set)
     first: str = ""
     _numbers: dict[str, str] = field(default_factory=dict)
@@ -37,30 +37,30 @@ class Tail:
         """
         self.first = self.first or node.title
         for name in node.outputs:
-            if name in self.making.lines:
+            if name in self.builder.lines:
                 raise ModelError(
                     f"{node.title} is computed in floats, and graph.quant has a line for '{name}': "
                     "what is behind the float tail is not rounded, take the line out",
                     node.source,
                 )
         inputs = tuple(self._read(node, name) for name in node.inputs)
-        self.making.nodes.append(replace(node, inputs=inputs))
+        self.builder.nodes.append(replace(node, inputs=inputs))
         self.floats.update(node.outputs)
 
     def _read(self, node: Node, name: str) -> str:
         """Returns the name of a tensor's real numbers, and adds their conversion from words if
         needed."""
-        making = self.making
-        if name in making.values:
+        builder = self.builder
+        if name in builder.values:
             if name not in self._numbers:
-                words = making.words(node, name)
-                numbers = making.fresh(f"{name}.numbers")
+                words = builder.words(node, name)
+                numbers = builder.fresh(f"{name}.numbers")
                 scale = float(words.scale)
-                making.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
+                builder.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
                 self._numbers[name] = numbers
             return self._numbers[name]
-        array = making.graph.constants.get(name)
-        if array is not None and name in making.lines and array.dtype.kind in "iu":
-            values = np.array([float(v) for v in making.real(name)]).reshape(array.shape)
-            return making.constant(f"{name}.numbers", values)
+        array = builder.graph.constants.get(name)
+        if array is not None and name in builder.lines and array.dtype.kind in "iu":
+            values = np.array([float(v) for v in builder.real(name)]).reshape(array.shape)
+            return builder.constant(f"{name}.numbers", values)
         return name

@@ -10,8 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.pending_values import Pending, Point, Sum, Value, Words
-from cml_engine.compiler.integer.quant_params import Line, check_scale
+from cml_engine.compiler.integer.lowering.pending_values import (
+    PendingSum,
+    PendingValue,
+    QuantizedTensor,
+    RoundingPoint,
+    Value,
+)
+from cml_engine.compiler.integer.quant_params import QuantParams, check_scale
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError, located
 from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Graph, Node, unused_name
@@ -22,20 +28,20 @@ _CONSTANT_WORD = 32767
 
 
 @dataclass
-class Making:
+class IntegerGraphBuilder:
     """The values lowered so far, and the nodes and constants of the new graph."""
 
     graph: Graph
-    lines: Mapping[str, Line]
+    lines: Mapping[str, QuantParams]
     values: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    points: list[Point] = field(default_factory=list)
+    points: list[RoundingPoint] = field(default_factory=list)
     #: the result ranges that a game's operators declare
     promised: dict[str, Range] = field(default_factory=dict)
     _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
-    _constant_words: dict[str, Words] = field(default_factory=dict)
+    _constant_words: dict[str, QuantizedTensor] = field(default_factory=dict)
 
     # -- names and nodes ------------------------------------------------------------------------
 
@@ -87,9 +93,9 @@ class Making:
             node.source,
         )
 
-    def words(self, node: Node, name: str) -> Words:
+    def words(self, node: Node, name: str) -> QuantizedTensor:
         found = self.value(node, name)
-        if isinstance(found, Words):
+        if isinstance(found, QuantizedTensor):
             return found
         raise ModelError(
             f"{node.title} reads '{name}', which is not rounded: {found.title} makes sums, and "
@@ -110,7 +116,7 @@ class Making:
     def _makers(self) -> dict[str, Node]:
         return {name: node for node in self.graph.nodes for name in node.outputs}
 
-    def stored(self, node: Node, name: str, what: str) -> tuple[Array, Line]:
+    def stored(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
         """Returns the integers of a weight as int64, and its line.
 
         Raises :class:`ModelError` if the weight is computed or is not stored as integers.
@@ -131,12 +137,12 @@ class Making:
             return list((array.astype(object) * scales.reshape(lying or ())).reshape(-1))
         return [Fraction(float(value)) for value in array.reshape(-1)]
 
-    def _words_of_constant(self, node: Node, name: str) -> Words:
+    def _words_of_constant(self, node: Node, name: str) -> QuantizedTensor:
         if name not in self._constant_words:
             self._constant_words[name] = self._made_constant(node, name)
         return self._constant_words[name]
 
-    def _made_constant(self, node: Node, name: str) -> Words:
+    def _made_constant(self, node: Node, name: str) -> QuantizedTensor:
         array, line = self.graph.constants[name], self.lines.get(name)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ModelError(f"{node.title}: '{name}' is not finite", node.source)
@@ -149,11 +155,11 @@ class Making:
             words = [round_half_up(number / scale) for number in numbers]
             whole = np.array(words, np.int64).reshape(array.shape)
         found = Range(int(whole.min(initial=0)), int(whole.max(initial=0)))
-        return Words(self.constant(f"{name}.words", whole), scale, bits, True, found)
+        return QuantizedTensor(self.constant(f"{name}.words", whole), scale, bits, True, found)
 
     # -- parts of words -------------------------------------------------------------------------
 
-    def taken_part(self, node: Node, words: Words, take: str, bits: int) -> str:
+    def taken_part(self, node: Node, words: QuantizedTensor, take: str, bits: int) -> str:
         """Returns the name of the tensor that holds all bits of the words, or the upper or lower
         ones.
 
@@ -175,10 +181,12 @@ class Making:
             self._parts[key] = names[1], lower
         return self._parts[key][take == "lower"]
 
-    def scaled(self, node: Node, words: Words, by: tuple[Fraction, ...], axis: int = 1) -> Sum:
+    def scaled(
+        self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...], axis: int = 1
+    ) -> PendingSum:
         """Returns words multiplied by one number, or by one number for each channel, as a
         pending sum."""
-        return Sum(
+        return PendingSum(
             title=node.title,
             source=node.source,
             base=words if len(by) == 1 else None,
@@ -190,7 +198,7 @@ class Making:
             carrier="float32",
         )
 
-    def input(self, name: str) -> Words:
+    def input(self, name: str) -> QuantizedTensor:
         """Adds the conversion of an input's real numbers to words, and returns the words."""
         line = self.lines.get(name)
         if line is None:
@@ -201,7 +209,9 @@ class Making:
         with located(line.source):
             check_scale(name, line.scale)
         place = Node("external", (), (name,), source=self.graph.sources.get(name))
-        words = Words(self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range)
+        words = QuantizedTensor(
+            self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range
+        )
         self.add(
             place,
             "integer_words",
@@ -213,7 +223,7 @@ class Making:
         )
         shape = self.graph.facts[name].shape
         self.points.append(
-            Point(name, "input", line.bits, line.signed, line.scale, "float32", 0, shape)
+            RoundingPoint(name, "input", line.bits, line.signed, line.scale, "float32", 0, shape)
         )
         return words
 
@@ -223,7 +233,7 @@ class Making:
         Raises :class:`ModelError` if the output is not rounded.
         """
         found = self.values[name]
-        if isinstance(found, Pending):
+        if isinstance(found, PendingValue):
             raise ModelError(
                 f"'{name}' of {found.title} is read after a run, and has no line in graph.quant: "
                 "add one, or read what is rounded",
@@ -251,7 +261,7 @@ class Making:
             words={
                 words.name: (words.range.low, words.range.high)
                 for words in self.values.values()
-                if isinstance(words, Words)
+                if isinstance(words, QuantizedTensor)
             },
         )
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 from cml_engine.compiler.integer.lowering import data_movement, elementwise, products
 from cml_engine.compiler.integer.lowering.custom_operators import exactly
-from cml_engine.compiler.integer.lowering.float_tail import Tail
-from cml_engine.compiler.integer.lowering.integer_builder import Making
-from cml_engine.compiler.integer.lowering.pending_values import Pending, Point, Value
+from cml_engine.compiler.integer.lowering.float_tail import FloatTail
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
+from cml_engine.compiler.integer.lowering.pending_values import PendingValue, RoundingPoint, Value
 from cml_engine.compiler.integer.lowering.rounding import of_words, rounded
-from cml_engine.compiler.integer.quant_params import Line, lines_of
+from cml_engine.compiler.integer.quant_params import QuantParams, lines_of
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
 
-Handler = Callable[[Making, Node], list[Value]]
+Handler = Callable[[IntegerGraphBuilder, Node], list[Value]]
 
 _HANDLERS: Mapping[str, Handler] = {
     "conv": products.conv,
@@ -57,11 +57,11 @@ INTEGER_OPERATORS = frozenset(_HANDLERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredNetwork:
     """A graph of whole numbers, and its rounding points in execution order."""
 
     graph: Graph
-    points: tuple[Point, ...]
+    points: tuple[RoundingPoint, ...]
     #: tensors of the float tail, and the title of its first operator
     floats: frozenset[str] = frozenset()
     first_float: str = ""
@@ -78,7 +78,7 @@ class NoIntegerForm(ModelError):
     """The error for an operator that can be computed in floats only."""
 
 
-def lowered(graph: Graph) -> Lowered:
+def lowered(graph: Graph) -> LoweredNetwork:
     """Lowers the network to engine operators on whole numbers and proves that every sum fits.
 
     Raises :class:`RangeError` if a sum does not fit, and :class:`ModelError` if an operator has no
@@ -90,43 +90,43 @@ def lowered(graph: Graph) -> Lowered:
             "cannot: keep it outside, as an input and an output"
         )
     graph = infer_facts(graph)
-    making = Making(graph, lines_of(graph))
+    builder = IntegerGraphBuilder(graph, lines_of(graph))
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
-            making.values[name] = making.input(name)
-    tail = Tail(making)
+            builder.values[name] = builder.input(name)
+    tail = FloatTail(builder)
     for node in graph.nodes:
         if tail.reaches(node):
             tail.take(node)
             continue
         try:
-            values = _values(making, node)
+            values = _values(builder, node)
         except NoIntegerForm:
             if not graph.float_tail:
                 raise
             tail.take(node)
             continue
         for name, value in zip(node.outputs, values, strict=True):
-            making.values[name] = _settled(making, node, name, value)
+            builder.values[name] = _settled(builder, node, name, value)
     for name in dict.fromkeys(graph.lasting):
         if name in tail.floats:
             continue
-        if name not in making.values:
+        if name not in builder.values:
             raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
-        making.output(name)
-    _check_own(making, tail)
-    return Lowered(
-        infer_facts(making.finished()),
-        tuple(making.points),
+        builder.output(name)
+    _check_own(builder, tail)
+    return LoweredNetwork(
+        infer_facts(builder.finished()),
+        tuple(builder.points),
         frozenset(tail.floats),
         tail.first,
-        making.promised,
+        builder.promised,
     )
 
 
-def _check_own(making: Making, tail: Tail) -> None:
+def _check_own(builder: IntegerGraphBuilder, tail: FloatTail) -> None:
     """Raises :class:`NoIntegerForm` if a game's operator outside the float tail is not exact."""
-    for node in making.nodes:
+    for node in builder.nodes:
         spec = lookup(node.op)
         if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
             raise _not_exact(node)
@@ -142,24 +142,24 @@ def _not_exact(node: Node) -> NoIntegerForm:
     )
 
 
-def _values(making: Making, node: Node) -> list[Value]:
+def _values(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     spec = lookup(node.op)
     if spec.exact:
-        return exactly(making, node, spec)
-    line = making.lines.get(node.outputs[0])
+        return exactly(builder, node, spec)
+    line = builder.lines.get(node.outputs[0])
     if line is not None and line.table and formula_of(node.op) is not None:
-        found = elementwise.function(making, node)
+        found = elementwise.function(builder, node)
         if found is not None:
             return [found]
     handler = None if spec.from_game else _HANDLERS.get(node.op)
     elementwise_ = formula_of(node.op) is not None
-    pending = any(isinstance(making.values.get(name), Pending) for name in node.inputs)
+    pending = any(isinstance(builder.values.get(name), PendingValue) for name in node.inputs)
     as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
-    if as_function and (found := elementwise.function(making, node)) is not None:
+    if as_function and (found := elementwise.function(builder, node)) is not None:
         return [found]
     if handler is None:
         for name in node.inputs:  # an operand that is not rounded is reported first
-            making.words(node, name)
+            builder.words(node, name)
         if spec.from_game:
             raise _not_exact(node)
         raise NoIntegerForm(
@@ -168,21 +168,21 @@ def _values(making: Making, node: Node) -> list[Value]:
             "docs/integer.md, or let the network end in floats (cml quantize --float-tail)",
             node.source,
         )
-    return handler(making, node)
+    return handler(builder, node)
 
 
-def _settled(making: Making, node: Node, name: str, value: Value) -> Value:
+def _settled(builder: IntegerGraphBuilder, node: Node, name: str, value: Value) -> Value:
     """Returns the value that readers of a tensor use: rounded words if it has a line, else
     ``value``."""
-    line = making.lines.get(name)
+    line = builder.lines.get(name)
     if line is None:
         return value
-    if not isinstance(value, Pending):
+    if not isinstance(value, PendingValue):
         if _is_same(value.scale, value.range.low, value.range.high, line):
             return value
-        value = of_words(making, node, value)
-    return rounded(making, node, name, value, line)
+        value = of_words(builder, node, value)
+    return rounded(builder, node, name, value, line)
 
 
-def _is_same(scale: object, low: int, high: int, line: Line) -> bool:
+def _is_same(scale: object, low: int, high: int, line: QuantParams) -> bool:
     return scale == line.scale and line.range.low <= low and high <= line.range.high

@@ -11,7 +11,7 @@ from cml_engine.ir.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class QuantizedTensor:
     """A tensor of the new graph whose whole numbers ``q`` stand for ``scale * q``."""
 
     name: str
@@ -27,7 +27,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class PendingValue:
     """A value that the next rounding point turns into words.
 
     ``low`` and ``high`` bound the real numbers. ``base`` is the tensor of words that the value is a
@@ -38,9 +38,9 @@ class Pending:
     source: Source | None = None
     low: Fraction | None = None
     high: Fraction | None = None
-    base: Words | None = None
+    base: QuantizedTensor | None = None
 
-    def bounded(self, low: Fraction | None, high: Fraction | None) -> Pending:
+    def bounded(self, low: Fraction | None, high: Fraction | None) -> PendingValue:
         """Returns the value with these bounds in addition to its own."""
         lows = [b for b in (self.low, low) if b is not None]
         highs = [b for b in (self.high, high) if b is not None]
@@ -48,7 +48,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sum(Pending):
+class PendingSum(PendingValue):
     """A sum of whole numbers: one tensor, or ``2^bits * names[0] + names[1]``.
 
     ``scales`` has one scale, or one for each index of ``axis``. ``negative`` has the slopes that
@@ -67,34 +67,34 @@ class Sum(Pending):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Two(Pending):
+class PendingAddition(PendingValue):
     """The sum ``a + b`` or the difference ``a - b`` of words."""
 
-    a: Words
-    b: Words
+    a: QuantizedTensor
+    b: QuantizedTensor
     sign: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Pending):
+class PendingProduct(PendingValue):
     """The product ``a * b`` of words."""
 
-    a: Words
-    b: Words
+    a: QuantizedTensor
+    b: QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function(Pending):
+class PendingFunction(PendingValue):
     """A function of one tensor of words, evaluated by the table of its rounding point."""
 
-    base: Words
+    base: QuantizedTensor
 
 
-Value = Words | Pending
+Value = QuantizedTensor | PendingValue
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RoundingPoint:
     """A rounding point: its tensor, the operator that computes it, and the proven bound of its
     sums."""
 

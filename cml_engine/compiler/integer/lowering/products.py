@@ -14,34 +14,34 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.integer_builder import Making
-from cml_engine.compiler.integer.lowering.pending_values import Sum, Value, Words
-from cml_engine.compiler.integer.sum_bounds import Carried, Part, carried
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
+from cml_engine.compiler.integer.lowering.pending_values import PendingSum, QuantizedTensor, Value
+from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, carried
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, Node
 from cml_engine.ops.common.window import window_of
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
 #: emits the nodes of one pass from the name of its words, the pass and the name of its result
-Emit = Callable[[str, Part, str], None]
+Emit = Callable[[str, SumPass, str], None]
 
 
 def _sum(
-    making: Making,
+    builder: IntegerGraphBuilder,
     node: Node,
-    words: Words,
-    found: Carried,
+    words: QuantizedTensor,
+    found: ExactSum,
     scales: tuple[Fraction, ...],
     axis: int,
     emit: Emit,
-) -> Sum:
+) -> PendingSum:
     """Emits one node per pass of ``found``, and returns their pending sum."""
     names = []
     for part in found.parts:
-        name = making.fresh(f"{node.outputs[0]}.sum")
-        emit(making.taken_part(node, words, part.take, found.bits), part, name)
+        name = builder.fresh(f"{node.outputs[0]}.sum")
+        emit(builder.taken_part(node, words, part.take, found.bits), part, name)
         names.append(name)
-    return Sum(
+    return PendingSum(
         title=node.title,
         source=node.source,
         names=tuple(names),
@@ -53,15 +53,17 @@ def _sum(
     )
 
 
-def _bias(making: Making, node: Node, name: str, scales: Sequence[Fraction]) -> list[int]:
+def _bias(
+    builder: IntegerGraphBuilder, node: Node, name: str, scales: Sequence[Fraction]
+) -> list[int]:
     """Returns the integers of a bias, one per channel.
 
     Raises :class:`ModelError` if its scales are not those of the sums.
     """
-    array = making.graph.constants.get(name)
-    if array is not None and name not in making.lines and not array.any():
+    array = builder.graph.constants.get(name)
+    if array is not None and name not in builder.lines and not array.any():
         return [0] * len(scales)
-    whole, line = making.stored(node, name, "bias")
+    whole, line = builder.stored(node, name, "bias")
     given = [*line.scales] * (len(scales) if len(line.scales) == 1 else 1)
     if given != list(scales):
         wrong = next((i for i, (a, b) in enumerate(zip(given, scales, strict=False)) if a != b), 0)
@@ -74,14 +76,14 @@ def _bias(making: Making, node: Node, name: str, scales: Sequence[Fraction]) -> 
     return values * len(scales) if len(values) == 1 else values
 
 
-def conv(making: Making, node: Node) -> list[Value]:
-    facts = [making.graph.facts[name] for name in node.inputs]
+def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    facts = [builder.graph.facts[name] for name in node.inputs]
     shape = conv_shape(node.attrs, *facts)
-    return [_conv(making, node, shape, 0, lambda f: f, lambda f: f)]
+    return [_conv(builder, node, shape, 0, lambda f: f, lambda f: f)]
 
 
-def deconv(making: Making, node: Node) -> list[Value]:
-    facts = [making.graph.facts[name] for name in node.inputs]
+def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    facts = [builder.graph.facts[name] for name in node.inputs]
     shape = deconv_shape(node.attrs, *facts)
     extents = facts[1].shape
     grouped = (shape.groups, shape.group_in, shape.group_out, *extents[2:])
@@ -94,33 +96,33 @@ def deconv(making: Making, node: Node) -> list[Value]:
         turned = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
         return turned.swapaxes(1, 2).reshape(extents)
 
-    return [_conv(making, node, shape, 1, rows, back)]
+    return [_conv(builder, node, shape, 1, rows, back)]
 
 
 def _conv(
-    making: Making,
+    builder: IntegerGraphBuilder,
     node: Node,
     shape: ConvShape,
     axis: int,
     rows: Callable[[Array], Array],
     back: Callable[[Array], Array],
-) -> Sum:
+) -> PendingSum:
     """Lowers a conv or a deconv.
 
     ``rows`` permutes a filter so that its output channels come first; ``back`` is the inverse.
     """
-    words = making.words(node, node.inputs[0])
-    filter, line = making.stored(node, node.inputs[1], "filter")
+    words = builder.words(node, node.inputs[0])
+    filter, line = builder.stored(node, node.inputs[1], "filter")
     scales = line.along(filter.shape, axis)
     if len(scales) != shape.out_channels:  # of a deconv: all groups share the scales
         scales = scales * shape.groups
     scales = tuple(words.scale * scale for scale in scales)
-    bias = _bias(making, node, node.inputs[2], scales)
+    bias = _bias(builder, node, node.inputs[2], scales)
     whole = node.op == "conv"
     found = carried(node.title, rows(filter), bias, words.range, node.source, whole)
     attrs = {**node.attrs, "exact": True}
     if whole and found.carrier == "int32":
-        return Sum(
+        return PendingSum(
             title=node.title,
             source=node.source,
             names=(),
@@ -129,62 +131,66 @@ def _conv(
             axis=1,
             bound=found.bound,
             carrier=found.carrier,
-            made_by=_whole_conv(making, node, words, filter, bias),
+            made_by=_whole_conv(builder, node, words, filter, bias),
         )
 
-    def emit(x: str, part: Part, out: str) -> None:
-        filter_ = making.constant(f"{node.inputs[1]}.words", back(part.weights))
-        bias_ = making.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
-        making.add(node, node.op, (x, filter_, bias_), out, **attrs)
+    def emit(x: str, part: SumPass, out: str) -> None:
+        filter_ = builder.constant(f"{node.inputs[1]}.words", back(part.weights))
+        bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
+        builder.add(node, node.op, (x, filter_, bias_), out, **attrs)
 
-    return _sum(making, node, words, found, scales, 1, emit)
+    return _sum(builder, node, words, found, scales, 1, emit)
 
 
 def _whole_conv(
-    making: Making, node: Node, words: Words, filter: Array, bias: Sequence[int]
+    builder: IntegerGraphBuilder,
+    node: Node,
+    words: QuantizedTensor,
+    filter: Array,
+    bias: Sequence[int],
 ) -> Node:
     """Returns a conv that sums in int32, for sums beyond float32; its first epilogue rounds
     them."""
     name = node.outputs[0]
-    filter_ = making.constant(f"{node.inputs[1]}.words", filter)
-    bias_ = making.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
+    filter_ = builder.constant(f"{node.inputs[1]}.words", filter)
+    bias_ = builder.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
     attrs = Attrs({**node.attrs, "exact": True, "carrier": "int32"})
     return replace(node, inputs=(words.name, filter_, bias_), attrs=attrs)
 
 
-def linear(making: Making, node: Node) -> list[Value]:
-    words = making.words(node, node.inputs[0])
-    filter, line = making.stored(node, node.inputs[1], "filter")
+def linear(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    words = builder.words(node, node.inputs[0])
+    filter, line = builder.stored(node, node.inputs[1], "filter")
     scales = tuple(words.scale * scale for scale in line.along(filter.shape, 0))
-    bias = _bias(making, node, node.inputs[2], scales)
+    bias = _bias(builder, node, node.inputs[2], scales)
     found = carried(node.title, filter, bias, words.range, node.source)
 
-    def emit(x: str, part: Part, out: str) -> None:
-        filter_ = making.constant(f"{node.inputs[1]}.words", part.weights)
-        bias_ = making.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
-        making.add(node, "linear", (x, filter_, bias_), out, **node.attrs)
+    def emit(x: str, part: SumPass, out: str) -> None:
+        filter_ = builder.constant(f"{node.inputs[1]}.words", part.weights)
+        bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
+        builder.add(node, "linear", (x, filter_, bias_), out, **node.attrs)
 
-    return [_sum(making, node, words, found, scales, 1, emit)]
+    return [_sum(builder, node, words, found, scales, 1, emit)]
 
 
-def matmul(making: Making, node: Node) -> list[Value]:
+def matmul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     a, b = node.inputs
-    if making.is_constant(b):
-        return [_by_constant(making, node, a, b)]
-    left, right = making.words(node, a), making.words(node, b)
-    rank = making.graph.facts[a].rank
-    inner = making.graph.facts[a].shape[-2 if node.attrs["transposeA"] else -1]
+    if builder.is_constant(b):
+        return [_by_constant(builder, node, a, b)]
+    left, right = builder.words(node, a), builder.words(node, b)
+    rank = builder.graph.facts[a].rank
+    inner = builder.graph.facts[a].shape[-2 if node.attrs["transposeA"] else -1]
     found = _counted(node, left, inner * right.range.most)
 
-    def emit(x: str, part: Part, out: str) -> None:
-        making.add(node, "matmul", (x, right.name), out, **node.attrs)
+    def emit(x: str, part: SumPass, out: str) -> None:
+        builder.add(node, "matmul", (x, right.name), out, **node.attrs)
 
-    return [_sum(making, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
+    return [_sum(builder, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
 
 
-def _by_constant(making: Making, node: Node, a: str, b: str) -> Sum:
-    words = making.words(node, a)
-    matrix, line = making.stored(node, b, "matrix")
+def _by_constant(builder: IntegerGraphBuilder, node: Node, a: str, b: str) -> PendingSum:
+    words = builder.words(node, a)
+    matrix, line = builder.stored(node, b, "matrix")
     axis = matrix.ndim - (2 if node.attrs["transposeB"] else 1)
     if prod(matrix.shape[:-2]) != 1:
         raise ModelError(
@@ -195,14 +201,14 @@ def _by_constant(making: Making, node: Node, a: str, b: str) -> Sum:
     rows = np.moveaxis(matrix, axis, 0)
     found = carried(node.title, rows, [0] * len(scales), words.range, node.source)
 
-    def emit(x: str, part: Part, out: str) -> None:
+    def emit(x: str, part: SumPass, out: str) -> None:
         values = np.moveaxis(part.weights, 0, axis)
-        making.add(node, "matmul", (x, making.constant(f"{b}.words", values)), out, **node.attrs)
+        builder.add(node, "matmul", (x, builder.constant(f"{b}.words", values)), out, **node.attrs)
 
-    return _sum(making, node, words, found, scales, matrix.ndim - 1, emit)
+    return _sum(builder, node, words, found, scales, matrix.ndim - 1, emit)
 
 
-def _counted(node: Node, words: Words, count: int) -> Carried:
+def _counted(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
     """Returns the passes for sums of words whose absolute weights add up to ``count``.
 
     Raises :class:`RangeError` if the words cannot be split into two parts whose sums fit.
@@ -218,32 +224,32 @@ def _counted(node: Node, words: Words, count: int) -> Carried:
 
 
 def _plain_sum(
-    making: Making, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
-) -> Sum:
+    builder: IntegerGraphBuilder, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
+) -> PendingSum:
     """Lowers a sum of ``count`` words to an operator that takes no weights; a mean divides its
     scale."""
-    words = making.words(node, node.inputs[0])
+    words = builder.words(node, node.inputs[0])
     found = _counted(node, words, count)
 
-    def emit(x: str, part: Part, out: str) -> None:
-        making.add(node, op, (x,), out, **attrs)
+    def emit(x: str, part: SumPass, out: str) -> None:
+        builder.add(node, op, (x,), out, **attrs)
 
     scale = words.scale / count if mean else words.scale
-    return _sum(making, node, words, found, (scale,), 1, emit)
+    return _sum(builder, node, words, found, (scale,), 1, emit)
 
 
-def reduced(making: Making, node: Node) -> list[Value]:
+def reduced(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers ``sum_reduce`` and ``mean_reduce``."""
-    shape = making.graph.facts[node.inputs[0]].shape
+    shape = builder.graph.facts[node.inputs[0]].shape
     count = prod(shape[axis] for axis in node.attrs["axes"])
     mean = node.op == "mean_reduce" or bool(node.attrs.get("normalize", False))
     attrs = {"axes": node.attrs["axes"], "normalize": False}
-    return [_plain_sum(making, node, count, "sum_reduce", attrs, mean)]
+    return [_plain_sum(builder, node, count, "sum_reduce", attrs, mean)]
 
 
-def box(making: Making, node: Node) -> list[Value]:
+def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers ``box`` and ``avg_pool``."""
-    window = window_of(node.attrs, making.graph.facts[node.inputs[0]])
+    window = window_of(node.attrs, builder.graph.facts[node.inputs[0]])
     mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
     past = any(
         a.before > 0 or (a.narrow - 1) * a.stride + a.reach - a.before > a.wide for a in window
@@ -255,10 +261,10 @@ def box(making: Making, node: Node) -> list[Value]:
             node.source,
         )
     attrs = {**node.attrs, "normalize": False}
-    return [_plain_sum(making, node, prod(node.attrs["size"]), "box", attrs, mean)]
+    return [_plain_sum(builder, node, prod(node.attrs["size"]), "box", attrs, mean)]
 
 
-def area_downsample(making: Making, node: Node) -> list[Value]:
+def area_downsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     block = [1, 1, *node.attrs["factor"]]
     attrs = {
         "size": block,
@@ -268,13 +274,13 @@ def area_downsample(making: Making, node: Node) -> list[Value]:
         "border": "constant",
         "normalize": False,
     }
-    return [_plain_sum(making, node, prod(block), "box", attrs, True)]
+    return [_plain_sum(builder, node, prod(block), "box", attrs, True)]
 
 
-def multilinear_upsample(making: Making, node: Node) -> list[Value]:
+def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers an upsampling to a depthwise deconv with integer weights, 1, 3, 3, 1 for a factor
     of 2."""
-    attrs, words = node.attrs, making.words(node, node.inputs[0])
+    attrs, words = node.attrs, builder.words(node, node.inputs[0])
     factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
     if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
         raise ModelError(
@@ -284,7 +290,7 @@ def multilinear_upsample(making: Making, node: Node) -> list[Value]:
         )
     kernels = [_tent(f, method) for f in factors]
     steps = prod(sum(taps) // f for taps, f in zip(kernels, factors, strict=True))
-    channels = making.graph.facts[node.inputs[0]].shape[1]
+    channels = builder.graph.facts[node.inputs[0]].shape[1]
     found = _counted(node, words, steps)
     whole = reduce(np.multiply.outer, [np.array(taps) for taps in kernels])
     filter_ = np.broadcast_to(whole, (channels, 1, *whole.shape))
@@ -295,14 +301,14 @@ def multilinear_upsample(making: Making, node: Node) -> list[Value]:
         before = 3 * factor // 2 if method == "symmetric" else 2 * factor - 1
         cropped.append((before, factor + len(taps) - before))
 
-    def emit(x: str, part: Part, out: str) -> None:
-        padded = making.fresh(f"{out}.padded")
-        making.add(node, "pad", (x,), padded, padding=around, border=attrs["border"], value=0.0)
-        weights = making.constant(f"{out}.filter", filter_)
-        making.add(
+    def emit(x: str, part: SumPass, out: str) -> None:
+        padded = builder.fresh(f"{out}.padded")
+        builder.add(node, "pad", (x,), padded, padding=around, border=attrs["border"], value=0.0)
+        weights = builder.constant(f"{out}.filter", filter_)
+        builder.add(
             node,
             "deconv",
-            (padded, weights, making.constant(f"{out}.bias", 0.0)),
+            (padded, weights, builder.constant(f"{out}.bias", 0.0)),
             out,
             border="constant",
             padding=cropped,
@@ -313,7 +319,7 @@ def multilinear_upsample(making: Making, node: Node) -> list[Value]:
             exact=True,
         )
 
-    return [_sum(making, node, words, found, (words.scale / steps,), 1, emit)]
+    return [_sum(builder, node, words, found, (words.scale / steps,), 1, emit)]
 
 
 def _tent(factor: int, method: str) -> list[int]:

@@ -8,16 +8,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.integer_builder import Making
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
 from cml_engine.compiler.integer.lowering.pending_values import (
-    Pending,
-    Point,
-    Product,
-    Sum,
-    Two,
-    Words,
+    PendingAddition,
+    PendingProduct,
+    PendingSum,
+    PendingValue,
+    QuantizedTensor,
+    RoundingPoint,
 )
-from cml_engine.compiler.integer.quant_params import Line, check_scale
+from cml_engine.compiler.integer.quant_params import QuantParams, check_scale
 from cml_engine.compiler.integer.sum_bounds import Range, check_shift
 from cml_engine.errors import ModelError, RangeError, located
 from cml_engine.ir.graph import Attrs, Epilogue, Node
@@ -31,37 +31,43 @@ from cml_engine.ir.integer_rule import (
 )
 
 
-def rounded(making: Making, node: Node, name: str, pending: Pending, line: Line) -> Words:
+def rounded(
+    builder: IntegerGraphBuilder, node: Node, name: str, pending: PendingValue, line: QuantParams
+) -> QuantizedTensor:
     """Adds the rounding point ``name`` to the new graph, and returns the words of ``pending``."""
     with located(line.source):
         check_scale(name, line.scale)
     if line.bits == 32:
         raise line.wrong("bits 32 are for a bias; wanted 8 or 16")
     low, high = _ends(pending, line)
-    words = Words(making.words_name(name), line.scale, line.bits, line.signed, Range(low, high))
+    words = QuantizedTensor(
+        builder.words_name(name), line.scale, line.bits, line.signed, Range(low, high)
+    )
     ends = {"low": float(low), "high": float(high)}
     if line.table:
-        bound, carrier = _by_table(making, node, pending, line, words), "table"
-    elif isinstance(pending, Sum):
-        bound, carrier = _sum(making, node, pending, words, ends), pending.carrier
-    elif isinstance(pending, Two):
-        bound, carrier = _two(making, node, pending, words, ends), "int32"
-    elif isinstance(pending, Product):
-        bound, carrier = _product(making, node, pending, words, ends), "int32"
+        bound, carrier = _by_table(builder, node, pending, line, words), "table"
+    elif isinstance(pending, PendingSum):
+        bound, carrier = _sum(builder, node, pending, words, ends), pending.carrier
+    elif isinstance(pending, PendingAddition):
+        bound, carrier = _two(builder, node, pending, words, ends), "int32"
+    elif isinstance(pending, PendingProduct):
+        bound, carrier = _product(builder, node, pending, words, ends), "int32"
     else:
         raise ModelError(
             f"{pending.title}: a function of one tensor wants a table, and the line of '{name}' in "
             "graph.quant has none (cml quantize makes one)",
             pending.source,
         )
-    shape = making.graph.facts[name].shape
-    making.points.append(
-        Point(name, pending.title, line.bits, line.signed, line.scale, carrier, bound, shape)
+    shape = builder.graph.facts[name].shape
+    builder.points.append(
+        RoundingPoint(
+            name, pending.title, line.bits, line.signed, line.scale, carrier, bound, shape
+        )
     )
     return words
 
 
-def _ends(pending: Pending, line: Line) -> tuple[int, int]:
+def _ends(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
     """Returns the least and the largest word of a rounding point."""
     low, high = line.range.low, line.range.high
     if pending.low is not None:
@@ -71,7 +77,13 @@ def _ends(pending: Pending, line: Line) -> tuple[int, int]:
     return low, high
 
 
-def _sum(making: Making, node: Node, pending: Sum, words: Words, ends: dict[str, float]) -> int:
+def _sum(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingSum,
+    words: QuantizedTensor,
+    ends: dict[str, float],
+) -> int:
     factors = [[scale / words.scale for scale in pending.scales]]
     if pending.negative:
         count = max(len(pending.scales), len(pending.negative))
@@ -80,17 +92,17 @@ def _sum(making: Making, node: Node, pending: Sum, words: Words, ends: dict[str,
             [scale / words.scale for scale in scales],
             [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
         ]
-    codes = [_codes(making, pending, words, ratios) for ratios in factors]
+    codes = [_codes(builder, pending, words, ratios) for ratios in factors]
     if pending.made_by is not None:
         op = "requantize" + "_signed" * bool(pending.negative)
         rounding = Epilogue(op, tuple(codes), Attrs(ends))
         maker = replace(pending.made_by, outputs=(words.name,), epilogues=(rounding,))
-        making.nodes.append(maker)
+        builder.nodes.append(maker)
         return pending.bound
     wide = len(pending.names) == 2
     op = "requantize" + "_wide" * wide + "_signed" * bool(pending.negative)
     more = {"factor": float(1 << pending.bits)} if wide else {}
-    making.add(node, op, (*pending.names, *codes), words.name, **more, **ends)
+    builder.add(node, op, (*pending.names, *codes), words.name, **more, **ends)
     return pending.bound
 
 
@@ -98,26 +110,37 @@ def _repeated(values: Sequence[Fraction], count: int) -> list[Fraction]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def _codes(making: Making, pending: Sum, words: Words, ratios: Sequence[Fraction]) -> str:
+def _codes(
+    builder: IntegerGraphBuilder,
+    pending: PendingSum,
+    words: QuantizedTensor,
+    ratios: Sequence[Fraction],
+) -> str:
     """Adds the encoded multipliers as a constant, one or one per channel, and returns its name."""
     found = [_multiplier(pending, ratio) for ratio in ratios]
     before = max(m.before for m in found)
     check_shift(pending.title, pending.bound, before, words.range, pending.source)
     codes = np.array([m.code for m in found], np.float32)
     if len(set(found)) == 1:
-        return making.constant(f"{words.name}.multiplier", codes[0])
+        return builder.constant(f"{words.name}.multiplier", codes[0])
     lead = (1,) * pending.axis
-    return making.constant(f"{words.name}.multipliers", codes.reshape(*lead, -1))
+    return builder.constant(f"{words.name}.multipliers", codes.reshape(*lead, -1))
 
 
-def _multiplier(pending: Pending, ratio: Fraction) -> Multiplier:
+def _multiplier(pending: PendingValue, ratio: Fraction) -> Multiplier:
     try:
         return multiplier(ratio)
     except RangeError as error:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
 
 
-def _two(making: Making, node: Node, pending: Two, words: Words, ends: dict[str, float]) -> int:
+def _two(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingAddition,
+    words: QuantizedTensor,
+    ends: dict[str, float],
+) -> int:
     a, b = pending.a, pending.b
     ratios = a.scale / words.scale, pending.sign * b.scale / words.scale
     try:
@@ -125,16 +148,20 @@ def _two(making: Making, node: Node, pending: Two, words: Words, ends: dict[str,
     except RangeError as error:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
     numbers = [
-        making.constant(f"{words.name}.{what}", value)
+        builder.constant(f"{words.name}.{what}", value)
         for what, value in (("first", by.first), ("second", by.second), ("shift", by.shift))
     ]
-    making.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
+    builder.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
     most = abs(by.first) * a.range.most + abs(by.second) * b.range.most
     return most + (1 << (by.shift - 1))
 
 
 def _product(
-    making: Making, node: Node, pending: Product, words: Words, ends: dict[str, float]
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingProduct,
+    words: QuantizedTensor,
+    ends: dict[str, float],
 ) -> int:
     a, b = pending.a, pending.b
     bound = a.range.most * b.range.most
@@ -146,12 +173,18 @@ def _product(
         )
     by = _multiplier(pending, a.scale * b.scale / words.scale)
     check_shift(pending.title, bound, by.before, words.range, pending.source)
-    code = making.constant(f"{words.name}.multiplier", by.code)
-    making.add(node, "requantize_product", (a.name, b.name, code), words.name, **ends)
+    code = builder.constant(f"{words.name}.multiplier", by.code)
+    builder.add(node, "requantize_product", (a.name, b.name, code), words.name, **ends)
     return bound
 
 
-def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: Words) -> int:
+def _by_table(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingValue,
+    line: QuantParams,
+    words: QuantizedTensor,
+) -> int:
     base = pending.base
     if base is None:
         raise ModelError(
@@ -178,11 +211,11 @@ def _by_table(making: Making, node: Node, pending: Pending, line: Line, words: W
             f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
             f"{line.range.low} to {line.range.high}"
         )
-    table = making.constant(f"{words.name}.table", line.table)
-    making.add(node, "integer_table", (base.name, table), words.name, first=base.first)
+    table = builder.constant(f"{words.name}.table", line.table)
+    builder.add(node, "integer_table", (base.name, table), words.name, first=base.first)
     return max(map(abs, line.table))
 
 
-def of_words(making: Making, node: Node, words: Words) -> Pending:
+def of_words(builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor) -> PendingValue:
     """Returns words as a pending value, so that they can be rounded to another scale."""
-    return making.scaled(node, words, (Fraction(1),))
+    return builder.scaled(node, words, (Fraction(1),))

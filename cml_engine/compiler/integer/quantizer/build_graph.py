@@ -20,7 +20,7 @@ from cml_engine.ops.conv.shapes import deconv_shape
 
 
 @dataclass
-class Building:
+class QuantizedGraphBuilder:
     """The nodes, constants and lines of the integer network under construction."""
 
     graph: Graph

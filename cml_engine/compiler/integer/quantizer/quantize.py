@@ -10,9 +10,9 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lowered
 from cml_engine.compiler.integer.quant_params import check_scale
-from cml_engine.compiler.integer.quantizer.build_graph import Building
+from cml_engine.compiler.integer.quantizer.build_graph import QuantizedGraphBuilder
 from cml_engine.compiler.integer.quantizer.placement import Placement, placed
-from cml_engine.compiler.integer.quantizer.ranges import Scale, Seen, scale_of, seen_of
+from cml_engine.compiler.integer.quantizer.ranges import ObservedValues, Scale, scale_of, seen_of
 from cml_engine.compiler.integer.quantizer.report import NodeReport, QuantizeReport
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -53,7 +53,7 @@ def quantize(
     outputs of these may differ between machines, and the report names them. ``scales`` fixes the
     scales of tensors whose words the host writes or reads itself.
     """
-    work = _Work.of(graph, samples, max_error, float_tail)
+    work = _Quantizer.of(graph, samples, max_error, float_tail)
     for name, scale in (scales or {}).items():
         work.given[work.group_of(name, "scales")] = _given(name, scale)
     if bits not in (8, 16):
@@ -73,21 +73,23 @@ def quantize(
 
 
 @dataclass
-class _Work:
+class _Quantizer:
     """The state of quantizing one float network."""
 
     graph: Graph
     samples: Samples
     wanted: float
     placement: Placement
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, ObservedValues]
     outputs: list[dict[str, Array]]
     alone: dict[str, float] = field(default_factory=dict)
     #: scales fixed by the caller, by group
     given: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool) -> _Work:
+    def of(
+        cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool
+    ) -> _Quantizer:
         if graph.integer:
             raise InputError(
                 f"'{graph.name}' is an integer network already: run it as it is, or quantize the "
@@ -162,9 +164,9 @@ class _Work:
             ) from None
         return found
 
-    def _joined(self, root: str, points: Sequence[str]) -> Seen:
+    def _joined(self, root: str, points: Sequence[str]) -> ObservedValues:
         members = [n for n in self.seen if n in points or self.placement.root(n) == root]
-        return Seen().joined(self.seen[n] for n in members)
+        return ObservedValues().joined(self.seen[n] for n in members)
 
     def made(self, sixteen: frozenset[str]) -> Graph:
         """Returns the integer network in which these groups and the weights that produce them
@@ -174,7 +176,9 @@ class _Work:
             for name in self.placement.points
         }
         makers = _makers(self.graph, weights)
-        return Building(self.graph, self.placement, self.scales(sixteen), makers).build()
+        return QuantizedGraphBuilder(
+            self.graph, self.placement, self.scales(sixteen), makers
+        ).build()
 
     # -- bits -----------------------------------------------------------------------------------
 

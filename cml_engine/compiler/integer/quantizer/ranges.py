@@ -24,7 +24,7 @@ _QUANTILE = 99.99
 
 
 @dataclass
-class Seen:
+class ObservedValues:
     """The range of a tensor over all samples, and a subset of its values."""
 
     low: float = 0.0
@@ -41,9 +41,9 @@ class Seen:
         step = max(1, flat.size // _LOOKED_AT)
         self.values.append(np.asarray(flat[::step], np.float64))
 
-    def joined(self, others: Iterable[Seen]) -> Seen:
+    def joined(self, others: Iterable[ObservedValues]) -> ObservedValues:
         every = [self, *others]
-        return Seen(
+        return ObservedValues(
             min(s.low for s in every),
             max(s.high for s in every),
             [values for s in every for values in s.values],
@@ -56,12 +56,12 @@ class Seen:
 
 def seen_of(
     graph: Graph, samples: Sequence[Mapping[str, Array]], names: Iterable[str]
-) -> dict[str, Seen]:
+) -> dict[str, ObservedValues]:
     """Runs the float network on all samples, and returns the ranges of the named tensors.
 
     Raises :class:`InputError` if a result is not finite.
     """
-    found = {name: Seen() for name in names}
+    found = {name: ObservedValues() for name in names}
     program = CpuProgram(graph)
 
     def watch(node: Node, results: Sequence[Array]) -> None:
@@ -101,7 +101,7 @@ class Scale:
         return float(np.mean((words < ends.low) | (words > ends.high)))
 
 
-def scale_of(seen: Seen, bits: int, given: float | None = None) -> Scale:
+def scale_of(seen: ObservedValues, bits: int, given: float | None = None) -> Scale:
     """Returns ``given`` as the scale, or the scale with the least squared error.
 
     With 8 bits the best scale may clip rare large values.

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.compiler.planning.bands.graph_rows import RowRule
 from cml_engine.compiler.planning.bands.memory_usage import FLOPS_PER_BYTE
-from cml_engine.compiler.planning.bands.run_facts import Item, Read, RunFacts
+from cml_engine.compiler.planning.bands.run_facts import LiveItem, RowWindow, RunFacts
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.ir.graph import Array
 
@@ -58,7 +58,7 @@ class Estimates:
         self.rows: dict[int, Array] = {}
         self.alive: dict[int, Array] = {}
         #: the reads of each node from tensors before the run
-        self.from_before: dict[int, list[Read]] = {}
+        self.from_before: dict[int, list[RowWindow]] = {}
 
     def by_begin(self) -> Iterator[tuple[int, Array, Array]]:
         facts, end = self.facts, len(self.nodes)
@@ -167,7 +167,7 @@ class Estimates:
         rows = np.where(is_result[:, None], np.maximum(rows, share), rows)
         return np.minimum(rows, extent)
 
-    def _add_item(self, k: int, item: Item) -> None:
+    def _add_item(self, k: int, item: LiveItem) -> None:
         """Adds a tensor that node ``k`` is the first to use."""
         facts, life = self.facts, item.life
         rule, after = facts.chart.rules[item.maker], item.maker - k

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops.common.row_rules import same_rows
 from cml_engine.ops.declaration.registry import is_own, lookup
-from cml_engine.ops.declaration.traits import Need, Rows, Span
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Span
 
 #: the operators that cut out and join bands
 CUT, JOIN = "slice", "concat"
@@ -18,7 +18,7 @@ _AXIS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class RowRead:
     """The rows of a tensor that a node in a band reads along ``axis``; a ``span`` of None is all
     of it."""
 
@@ -32,7 +32,7 @@ class NodeRows:
     """A node in a band: its reads in the order of ``Node.reads``, its attributes and its result
     rows."""
 
-    wants: tuple[Want, ...]
+    wants: tuple[RowRead, ...]
     attrs: Attrs
     made: Span
 
@@ -42,7 +42,7 @@ class RowRule:
     """The rule for computing a node in bands; ``axis`` is the row axis of its operands."""
 
     node: Node
-    rows: Rows
+    rows: RowMapping
     axis: int
     facts: Mapping[str, Fact]
 
@@ -57,22 +57,22 @@ class RowRule:
         step = self.rows.step
         need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
         wants = [
-            Want(name, self.axis, span)
+            RowRead(name, self.axis, span)
             for name, span in zip(self.node.inputs, need.inputs, strict=True)
         ]
         wants += [self._beside(n, need) for e in self.node.epilogues for n in e.inputs]
         return NodeRows(tuple(wants), need.attrs, need.made)
 
-    def _beside(self, name: str, need: Need) -> Want:
+    def _beside(self, name: str, need: OperandRows) -> RowRead:
         """Returns the read of an epilogue's operand: the same rows, or all of it if it is
         broadcast."""
         axis, fact = self.rows.axis, self.facts[name]
         rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
-        return Want(name, axis, need.made if rows else None)
+        return RowRead(name, axis, need.made if rows else None)
 
 
 @dataclass(frozen=True, eq=False)
-class Chart:
+class GraphRows:
     """The row rules of a graph's nodes, in order; None for a node that has no rule.
 
     ``axes`` has the row axis of every computed tensor.
@@ -88,7 +88,7 @@ class Chart:
         return fact.rank > axis and fact.shape[axis] > 1
 
 
-def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> Chart:
+def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
     """Returns the row rules of a graph.
 
     ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never
@@ -105,7 +105,7 @@ def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -
                 rule = rule or _rule(node, graph, axis, kernels.get(node.title, ""))
         rules.append(rule)
         axes |= dict.fromkeys(node.outputs, rule.rows.axis if rule else _AXIS)
-    return Chart(graph, tuple(rules), axes)
+    return GraphRows(graph, tuple(rules), axes)
 
 
 def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:

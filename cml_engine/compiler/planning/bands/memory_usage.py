@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import accumulate
 
-from cml_engine.compiler.planning.lower import Drafted
+from cml_engine.compiler.planning.lower import CompleteDraft
 from cml_engine.compiler.planning.plan_memory import rounded_up
 from cml_engine.compiler.planning.views import Views, merged
 from cml_engine.ir.layout import PLAIN, words
@@ -14,10 +14,10 @@ from cml_engine.ir.layout import PLAIN, words
 FLOPS_PER_BYTE = 16
 
 
-class Usage:
+class MemoryUsage:
     """The memory usage of a drafted graph whose views lie in their wholes."""
 
-    def __init__(self, drafted: Drafted, views: Views) -> None:
+    def __init__(self, drafted: CompleteDraft, views: Views) -> None:
         self.drafted, self.graph, self.views = drafted, drafted.graph, views
         self.align = drafted.limits.storage_offset_alignment
         self.items = rounded_up(merged(drafted.items, views), self.align)

@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import cached_property
 from math import ceil, inf
 
-from cml_engine.compiler.plan import InBands, Plan
+from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.bands.estimates import Bounds
 from cml_engine.compiler.planning.bands.graph_rows import chart_of
-from cml_engine.compiler.planning.bands.memory_usage import Usage
-from cml_engine.compiler.planning.bands.rewrite import Rewriting, in_bands
-from cml_engine.compiler.planning.bands.run import Run
+from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
+from cml_engine.compiler.planning.bands.rewrite import BandRewriter, in_bands
+from cml_engine.compiler.planning.bands.run import OperatorRun
 from cml_engine.compiler.planning.bands.run_facts import COUNTS, RunFacts
-from cml_engine.compiler.planning.bands.search import Chosen, Path, Search
-from cml_engine.compiler.planning.lower import Draft, Drafted, drafted, placed, views_of
+from cml_engine.compiler.planning.bands.search import BandPath, BandSearch, ChosenRun
+from cml_engine.compiler.planning.lower import CompleteDraft, Draft, drafted, placed, views_of
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.ir.graph import Node
@@ -31,7 +31,7 @@ _HOPELESS, _QUICK = 1.5, 1000
 Code = tuple[str, frozenset[tuple[str, int | str]]]
 
 
-def planned(whole: Drafted, sibling: Sibling | None = None) -> Plan:
+def planned(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
 
     Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
@@ -47,14 +47,18 @@ def planned(whole: Drafted, sibling: Sibling | None = None) -> Plan:
         plan = placed(whole, sibling)
         if plan.memory.peak <= limit:
             return plan
-    return _Banding(whole, sibling, Bounds(limit, most), bands).plan()
+    return _BandPlanner(whole, sibling, Bounds(limit, most), bands).plan()
 
 
-class _Banding:
+class _BandPlanner:
     """The planning of one draft in bands."""
 
     def __init__(
-        self, whole: Drafted, sibling: Sibling | None, bounds: Bounds, asked: Mapping[str, int]
+        self,
+        whole: CompleteDraft,
+        sibling: Sibling | None,
+        bounds: Bounds,
+        asked: Mapping[str, int],
     ) -> None:
         self.whole, self.sibling, self.bounds, self.asked = whole, sibling, bounds, asked
         graph = whole.graph
@@ -65,12 +69,12 @@ class _Banding:
         self.numbers = {numbers[name]: count for name, count in asked.items() if count > 1}
         # bands may allow other views than the graph without bands
         views = views_of(whole)
-        self.usage = Usage(whole, views)
+        self.usage = MemoryUsage(whole, views)
         facts = RunFacts(self.chart, self.usage, self.numbers)
         #: pairs of the facts for nodes in bands and the memory usage of other nodes
         self.known = [(facts, self.usage)]
         if views:
-            apart = RunFacts(self.chart, Usage(whole, {}), self.numbers)
+            apart = RunFacts(self.chart, MemoryUsage(whole, {}), self.numbers)
             self.known += [(apart, apart.usage), (apart, self.usage)]
 
     def plan(self) -> Plan:
@@ -92,7 +96,7 @@ class _Banding:
             return least
         raise self._too_small(least.memory.peak)
 
-    def _within(self, limit: float, searches: Sequence[Search]) -> Plan | None:
+    def _within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
         """Returns a plan of at most ``limit`` bytes, or None if the searches find none."""
         bounds = replace(self.bounds, total=limit)
         for _ in range(_TRIES):
@@ -108,13 +112,13 @@ class _Banding:
             bounds = replace(bounds, total=total)
         return None
 
-    def _dispatches(self, path: Path) -> int:
+    def _dispatches(self, path: BandPath) -> int:
         """Returns the number of dispatches in the bands of a path, without copies."""
         steps = self.usage.steps
         return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
 
-    def _searches(self) -> list[Search]:
-        return [Search(*known) for known in self.known]
+    def _searches(self) -> list[BandSearch]:
+        return [BandSearch(*known) for known in self.known]
 
     def _least(self, is_quick: bool) -> Plan | None:
         """Returns the plan with the fewest bytes that bands can reach; it does not depend on the
@@ -137,7 +141,7 @@ class _Banding:
             found = smaller
         return found
 
-    def _plan(self, chosen: Sequence[Chosen], searches: Sequence[Search]) -> Plan | None:
+    def _plan(self, chosen: Sequence[ChosenRun], searches: Sequence[BandSearch]) -> Plan | None:
         """Returns the plan with these runs in bands, or None if some bands are too thin.
 
         Bands are too thin if they cannot use the kernels of the whole operator. The searches
@@ -196,7 +200,9 @@ class _Banding:
             found[node.title].add(_code(kernel, dispatch))
         return found
 
-    def _learn(self, thin: Sequence[Node], made: Rewriting, searches: Sequence[Search]) -> None:
+    def _learn(
+        self, thin: Sequence[Node], made: BandRewriter, searches: Sequence[BandSearch]
+    ) -> None:
         """Forbids bands of so few rows for all operators with the kernels of these nodes."""
         for node in thin:
             like = self.kernels.get(made.titles[node.title])
@@ -214,13 +220,15 @@ class _Banding:
             found[node.title] = found.get(node.title, 0.0) + cost.flops
         return found
 
-    def _described(self, chosen: Chosen, plan: Plan, in_bands: Mapping[str, float]) -> InBands:
+    def _described(
+        self, chosen: ChosenRun, plan: Plan, in_bands: Mapping[str, float]
+    ) -> BandedOperators:
         run = chosen.run
         titles = [rule.node.title for rule in dict.fromkeys(run.inside.values())]
         flops, banded = (
             sum(count.get(t, 0.0) for t in titles) for count in (self._flops, in_bands)
         )
-        return InBands(
+        return BandedOperators(
             tuple(titles), run.results, chosen.count,
             tuple(str(c) for c in (1, *COUNTS) if c <= run.most or c == chosen.count),
             max(banded / flops - 1.0, 0.0) if flops else 0.0, self._bytes_of(run.first, run.end),
@@ -257,7 +265,7 @@ class _Banding:
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
             name = next(name for name in self.asked if name in node.outputs)
-            most = Run(self.chart, k, k + 1).most if rule is not None else 0
+            most = OperatorRun(self.chart, k, k + 1).most if rule is not None else 0
             why = "no run of operators that ends with it has these kernels in so many bands"
             if rule is None:
                 why = f"no rows of {node.title} hang on some rows of what it reads alone"
@@ -275,7 +283,7 @@ class _Banding:
         return max(self.usage.of_node(k) for k in range(first, end))
 
 
-def _cheapest(searches: Sequence[Search], bounds: Bounds) -> Path | None:
+def _cheapest(searches: Sequence[BandSearch], bounds: Bounds) -> BandPath | None:
     found = [path for search in searches if (path := search.cheapest(bounds)) is not None]
     return min(found, key=lambda path: path.work, default=None)
 

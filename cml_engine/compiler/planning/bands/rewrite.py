@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cml_engine.compiler.planning.bands.graph_rows import CUT, JOIN, Want
-from cml_engine.compiler.planning.bands.run import Band, Run
+from cml_engine.compiler.planning.bands.graph_rows import CUT, JOIN, RowRead
+from cml_engine.compiler.planning.bands.run import Band, OperatorRun
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.traits import Span
 
 
 @dataclass
-class Rewriting:
+class BandRewriter:
     """The graph under construction.
 
     ``of`` maps each new tensor to the tensor that it is a part of. ``titles`` maps each new node
@@ -28,7 +28,7 @@ class Rewriting:
     #: a key for each node of a band; nodes with equal keys have equal dispatches
     alike: dict[str, object] = field(default_factory=dict)
 
-    def add_run(self, run: Run, count: int) -> None:
+    def add_run(self, run: OperatorRun, count: int) -> None:
         """Adds the nodes of a run in ``count`` bands."""
         self.nodes += (self.graph.nodes[k] for k in sorted(run.aside))
         parts: dict[str, list[str]] = {name: [] for name in run.results}
@@ -42,12 +42,12 @@ class Rewriting:
             self.nodes.append(Node(JOIN, tuple(names), (name,), attrs, node.source))
             self.joins.append(name)
 
-    def add_band(self, run: Run, band: Band) -> dict[str, str]:
+    def add_band(self, run: OperatorRun, band: Band) -> dict[str, str]:
         """Adds the nodes of a band, and returns the names of its part of each result."""
         held: dict[str, tuple[str, Span]] = {}
-        slices: dict[Want, str] = {}
+        slices: dict[RowRead, str] = {}
 
-        def operand(want: Want, node: Node) -> str:
+        def operand(want: RowRead, node: Node) -> str:
             if want.name not in run.inside:
                 extent = self.graph.facts[want.name].shape[want.axis] if want.span else 0
                 if want.span in (None, (0, extent)):
@@ -80,7 +80,7 @@ class Rewriting:
             )
         shares = {}
         for name, span in band.results.items():
-            want = Want(name, run.chart.axes[name], span)
+            want = RowRead(name, run.chart.axes[name], span)
             shares[name] = operand(want, run.inside[name].node)
         return shares
 
@@ -92,7 +92,7 @@ class Rewriting:
         same = tuple(map(names.index, names))
         self.alike[node.title] = of.title, repr(node.attrs), shapes, same
 
-    def _slice(self, name: str, want: Want, begin: int, node: Node) -> str:
+    def _slice(self, name: str, want: RowRead, begin: int, node: Node) -> str:
         assert want.span is not None
         rows = want.span[1] - want.span[0]
         part = self._part(want.name, want.axis, want.span)
@@ -123,9 +123,9 @@ class Rewriting:
         return {**layouts, **parts}
 
 
-def in_bands(graph: Graph, runs: Iterable[tuple[Run, int]]) -> Rewriting:
+def in_bands(graph: Graph, runs: Iterable[tuple[OperatorRun, int]]) -> BandRewriter:
     """Returns the graph with each of these runs, which must not overlap, in its number of bands."""
-    found = Rewriting(graph)
+    found = BandRewriter(graph)
     done = 0
     for run, count in sorted(runs, key=lambda pair: pair[0].first):
         found.nodes += graph.nodes[done : run.first]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cml_engine.compiler.planning.bands.graph_rows import Chart, NodeRows, RowRule
+from cml_engine.compiler.planning.bands.graph_rows import GraphRows, NodeRows, RowRule
 from cml_engine.ops.declaration.traits import Span
 
 
@@ -20,10 +20,10 @@ class Band:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class OperatorRun:
     """The nodes of a graph from ``first`` to ``end``, exclusive."""
 
-    chart: Chart
+    chart: GraphRows
     first: int
     end: int
 

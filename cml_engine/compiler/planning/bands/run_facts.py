@@ -9,8 +9,8 @@ from math import ceil
 
 import numpy as np
 
-from cml_engine.compiler.planning.bands.graph_rows import Chart, RowRule
-from cml_engine.compiler.planning.bands.memory_usage import Usage
+from cml_engine.compiler.planning.bands.graph_rows import GraphRows, RowRule
+from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.compiler.planning.views import whole
 from cml_engine.ir.graph import Array
@@ -22,7 +22,7 @@ COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RowWindow:
     """A read of a tensor by a node: ``slope * rows + halo`` rows for ``rows`` rows of its
     result."""
 
@@ -43,7 +43,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LiveItem:
     """A tensor in the arena: the node whose rows it has, and the dispatches that use it.
 
     A node may work in ``rounds`` that share scratch of the size of one. ``touched_once`` has the
@@ -65,8 +65,8 @@ class RunFacts:
     ``asked`` maps the last node of a run to the number of bands that the caller requested for it.
     """
 
-    chart: Chart
-    usage: Usage
+    chart: GraphRows
+    usage: MemoryUsage
     asked: Mapping[int, int]
 
     @cached_property
@@ -97,9 +97,9 @@ class RunFacts:
         ]
 
     @cached_property
-    def reads(self) -> list[list[Read]]:
+    def reads(self) -> list[list[RowWindow]]:
         """The row reads of each node."""
-        found: list[list[Read]] = []
+        found: list[list[RowWindow]] = []
         for rule, small in zip(self.chart.rules, self.is_small, strict=True):
             found.append([] if rule is None or small else _reads_of(rule))
         return found
@@ -130,9 +130,9 @@ class RunFacts:
         return found
 
     @cached_property
-    def readers(self) -> list[list[tuple[int, Read]]]:
+    def readers(self) -> list[list[tuple[int, RowWindow]]]:
         """For each node, the nodes that read its rows."""
-        found: list[list[tuple[int, Read]]] = [[] for _ in self.reads]
+        found: list[list[tuple[int, RowWindow]]] = [[] for _ in self.reads]
         for k, reads in enumerate(self.reads):
             for read in reads:
                 if read.name in self.makers:
@@ -154,7 +154,7 @@ class RunFacts:
         return found
 
     @cached_property
-    def items(self) -> dict[int, list[Item]]:
+    def items(self) -> dict[int, list[LiveItem]]:
         """The tensors in the arena, by the node that first uses each."""
         usage = self.usage
         lives = {item.name: item for item in usage.items}
@@ -167,13 +167,13 @@ class RunFacts:
                 if root in lives and (not touched.get(root) or touched[root][-1] != step):
                     touched.setdefault(root, []).append(step)
         rounds = self.rounds
-        found: dict[int, list[Item]] = {}
+        found: dict[int, list[LiveItem]] = {}
         for name, steps in touched.items():
             if name not in self.chart.graph.inputs:
                 homes = [self.node_of[step] for step in steps]
                 once = [step for step in steps if self._is_last(step)]
                 maker = max(self.makers.get(name, homes[0]), homes[0])
-                item = Item(lives[name], maker, steps, once, max(rounds[k] for k in homes),
+                item = LiveItem(lives[name], maker, steps, once, max(rounds[k] for k in homes),
                              name not in self.makers)  # fmt: skip
                 found.setdefault(homes[0], []).append(item)
         return found
@@ -220,7 +220,7 @@ class RunFacts:
         return [*found, len(self.usage.steps)]
 
 
-def _reads_of(rule: RowRule) -> list[Read]:
+def _reads_of(rule: RowRule) -> list[RowWindow]:
     """Returns the rows read of each operand as a linear function of the result rows.
 
     The function is measured in the middle of the map, away from its borders.
@@ -236,5 +236,5 @@ def _reads_of(rule: RowRule) -> list[Read]:
             continue
         rows = [float(want.span[1] - want.span[0]) for want in (one, two) if want.span]
         slope = (rows[1] - rows[0]) / (min(many, extent - begin) - few or 1)
-        found.append(Read(one.name, slope, rows[0] - slope * few))
+        found.append(RowWindow(one.name, slope, rows[0] - slope * few))
     return found

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
-from cml_engine.compiler.planning.bands.memory_usage import Usage
-from cml_engine.compiler.planning.bands.run import Run
+from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
+from cml_engine.compiler.planning.bands.run import OperatorRun
 from cml_engine.compiler.planning.bands.run_facts import COUNTS, RunFacts
 from cml_engine.ir.graph import Array
 
@@ -24,26 +24,26 @@ _MOST_DISPATCHES, _FEWEST = 4096, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenRun:
     """A run with its number of bands, and the estimated bytes at its fullest step."""
 
-    run: Run
+    run: OperatorRun
     count: int
     nbytes: float
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class BandPath:
     """A partition of the graph: its runs in bands, the bytes at its fullest step, and its extra
     work."""
 
-    runs: tuple[Chosen, ...]
+    runs: tuple[ChosenRun, ...]
     nbytes: float
     work: float
 
 
 @dataclass
-class Search:
+class BandSearch:
     """A search over a graph that exceeds its memory limit.
 
     ``plain`` is the memory usage of nodes outside of bands. ``thinnest`` has for a node the
@@ -51,15 +51,15 @@ class Search:
     """
 
     facts: RunFacts
-    plain: Usage
+    plain: MemoryUsage
     thinnest: dict[int, int] = field(default_factory=dict)
 
-    def cheapest(self, bounds: Bounds) -> Path | None:
+    def cheapest(self, bounds: Bounds) -> BandPath | None:
         """Returns the path with the least work within the bounds, or None if there is none."""
         most = self._most_bands(bounds.total)
         return self._best(bounds, most, lambda nbytes, work: work, np.add)
 
-    def smallest(self, bounds: Bounds) -> Path | None:
+    def smallest(self, bounds: Bounds) -> BandPath | None:
         """Returns the path whose fullest step takes the fewest bytes, or None if there is none."""
         found, most = None, float(COUNTS[-1])
         for _ in range(2):  # the first round finds the nodes that are in bands
@@ -91,7 +91,7 @@ class Search:
         most: float,
         value: Callable[[Array, Array], Array],
         join: Callable[[Any, Any], Any],
-    ) -> Path | None:
+    ) -> BandPath | None:
         """Returns the path of the least value with at most ``most`` bands per run.
 
         ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
@@ -102,7 +102,7 @@ class Search:
         count = len(self.facts.chart.graph.nodes)
         best = np.full(count + 1, inf)
         best[count] = 0.0
-        taken: dict[int, Chosen] = {}
+        taken: dict[int, ChosenRun] = {}
         for begin, nbytes, work in Estimates(self.facts, bounds, self.thinnest).by_begin():
             if self._holds(begin, bounds):
                 own = value(np.array(float(self.plain.of_node(begin))), np.zeros(()))
@@ -115,13 +115,13 @@ class Search:
             at, column = np.unravel_index(found.argmin(), found.shape)
             if found[at, column] < best[begin]:
                 best[begin] = found[at, column]
-                run = Run(self.facts.chart, begin, begin + 1 + int(at))
-                taken[begin] = Chosen(
+                run = OperatorRun(self.facts.chart, begin, begin + 1 + int(at))
+                taken[begin] = ChosenRun(
                     run, int(self.facts.counts[column]), float(nbytes[at, column])
                 )
         return None if best[0] == inf else self._path(taken, float(best[0]))
 
-    def _path(self, taken: Mapping[int, Chosen], work: float) -> Path:
+    def _path(self, taken: Mapping[int, ChosenRun], work: float) -> BandPath:
         runs, fullest, at = [], 0.0, 0
         while at < len(self.facts.chart.graph.nodes):
             chosen = taken.get(at)
@@ -130,4 +130,4 @@ class Search:
             else:
                 runs.append(chosen)
                 fullest, at = max(fullest, chosen.nbytes), chosen.run.end
-        return Path(tuple(runs), fullest, work)
+        return BandPath(tuple(runs), fullest, work)

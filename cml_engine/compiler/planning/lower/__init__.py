@@ -1,7 +1,7 @@
 """Lowers a graph to a :class:`Plan`."""
 
 from cml_engine.compiler.planning.lower.dispatches import lower_node, node_cost
-from cml_engine.compiler.planning.lower.draft import Draft, Drafted
+from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.stages import drafted, lower, placed
 from cml_engine.compiler.planning.lower.steps import step_of
@@ -10,7 +10,7 @@ from cml_engine.compiler.planning.lower.weights import bound
 
 __all__ = [
     "Draft",
-    "Drafted",
+    "CompleteDraft",
     "PlanOptions",
     "bound",
     "drafted",

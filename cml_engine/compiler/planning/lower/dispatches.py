@@ -23,7 +23,7 @@ from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.ops.declaration.split_bindings import check_atomics, in_parts
+from cml_engine.ops.declaration.split_bindings import check_atomics, split_binding
 
 
 def node_cost(
@@ -153,7 +153,7 @@ def _with_parts(
     """Returns the dispatch with defines for the tensors that are bound in several parts."""
     defines: dict[str, int | str] = {}
     for i, name in enumerate(dispatch.tensors):
-        parts = draft.parts[name] = in_parts(op, name)
+        parts = draft.parts[name] = split_binding(op, name)
         if parts.count > 1:
             defines |= {f"T{i}_PARTS": parts.count, f"T{i}_PART_BYTES": parts.nbytes}
             if not kernel.interface:

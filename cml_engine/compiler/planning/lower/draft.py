@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cml_engine.compiler.planning.lower.options import PlanOptions
-from cml_engine.compiler.planning.packed_inputs import Entering
+from cml_engine.compiler.planning.packed_inputs import PackedInput
 from cml_engine.compiler.planning.plan_memory import Lifetime
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
-from cml_engine.ops.declaration.split_bindings import InParts
+from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: a dispatch, and its node, kernel and cost
 Launch = tuple[Node, Kernel, Dispatch, Cost]
@@ -40,7 +40,7 @@ class Draft:
     passed_on: dict[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     #: the parts in which each bound tensor is bound
-    parts: dict[str, InParts] = field(default_factory=dict)
+    parts: dict[str, SplitBinding] = field(default_factory=dict)
     #: the names and values of each operator's chosen kernels, and of those it must use, by title
     chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
     pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class CompleteDraft:
     """A complete draft, and the lifetimes of the tensors that need a place in the arena."""
 
     graph: Graph
@@ -60,6 +60,6 @@ class Drafted:
     options: PlanOptions
     draft: Draft
     alias: Mapping[str, str]
-    entries: Mapping[str, Entering]
+    entries: Mapping[str, PackedInput]
     held: Mapping[str, str]
     items: list[Lifetime]

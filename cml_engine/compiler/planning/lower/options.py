@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import ARENA_BYTES, GUARD_BYTES, an_object, flag, one_of, texts
+from cml_engine.errors.arguments import (
+    ARENA_BYTES,
+    GUARD_BYTES,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_text_mapping,
+)
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.split_bindings import COUNTS
 
@@ -42,17 +49,17 @@ class PlanOptions:
     bands: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        flag(self.keep, "keep")
-        flag(self.views, "views")
-        flag(self.retain, "retain")
-        flag(self.packed_inputs, "packed_inputs")
+        check_flag(self.keep, "keep")
+        check_flag(self.views, "views")
+        check_flag(self.retain, "retain")
+        check_flag(self.packed_inputs, "packed_inputs")
         GUARD_BYTES.check(self.guard, "guard")
-        an_object(str, self.stub, "stub")
-        an_object(VariantTable, self.variants, "variants")
-        texts(self.kernels, "kernels")
-        for count in texts(self.parts, "parts").values():
-            one_of(COUNTS, count, "parts")
+        check_instance(str, self.stub, "stub")
+        check_instance(VariantTable, self.variants, "variants")
+        check_text_mapping(self.kernels, "kernels")
+        for count in check_text_mapping(self.parts, "parts").values():
+            check_choice(COUNTS, count, "parts")
         ARENA_BYTES.check(self.arena_limit, "arena_limit")
-        texts(self.bands, "bands")
+        check_text_mapping(self.bands, "bands")
         if self.keep and (self.arena_limit or self.bands):
             raise InputError("arena_limit: all tensors are kept whole: leave keep or that out")

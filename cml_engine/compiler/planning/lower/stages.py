@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from cml_engine.compiler.plan import Plan, Reuse
 from cml_engine.compiler.planning.bands.join_order import joined_early
 from cml_engine.compiler.planning.lower.dispatches import add_dispatches
-from cml_engine.compiler.planning.lower.draft import Draft, Drafted, Launch
+from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft, Launch
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.steps import (
     Locator,
@@ -56,7 +56,7 @@ def drafted(
     sibling: Sibling | None = None,
     begun: Draft | None = None,
     joins: Collection[str] = (),
-) -> Drafted:
+) -> CompleteDraft:
     """Returns the draft of a graph, built on ``begun`` if that is given.
 
     The parts of each tensor in ``joins`` are copied into it as soon as they are computed.
@@ -78,10 +78,10 @@ def drafted(
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
     held = held_tensors(graph, alias) if options.retain else {}
     items = lifetimes_of(graph, draft, alias, chosen, options, held.values())
-    return Drafted(graph, limits, chosen, options, draft, alias, entries, held, items)
+    return CompleteDraft(graph, limits, chosen, options, draft, alias, entries, held, items)
 
 
-def placed(drafted: Drafted, sibling: Sibling | None = None) -> Plan:
+def placed(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     """Returns the plan of a draft, with a place for every tensor."""
     graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
     alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.held

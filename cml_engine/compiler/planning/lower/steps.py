@@ -11,13 +11,13 @@ from cml_engine.compiler.planning.lower.draft import Draft
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.tensors import tensor_bytes
 from cml_engine.compiler.planning.lower.weights import PackedWeights, bound
-from cml_engine.compiler.planning.packed_inputs import Entering
+from cml_engine.compiler.planning.packed_inputs import PackedInput
 from cml_engine.errors import DeviceError, InternalError
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import PLAIN, stored_bytes
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
-from cml_engine.ops.declaration.split_bindings import InParts
+from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 
 def updates_of(
@@ -72,7 +72,7 @@ def step_of(
     dispatch: Dispatch,
     cost: Cost,
     locate: Callable[[str], Binding],
-    parts: Mapping[str, InParts],
+    parts: Mapping[str, SplitBinding],
 ) -> Step:
     bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]
     return Step(
@@ -96,7 +96,7 @@ def step_of(
     )
 
 
-def _cut(binding: Binding, parts: InParts) -> list[Binding]:
+def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
     if parts.count == 1:
         return [binding]
     return [
@@ -105,7 +105,7 @@ def _cut(binding: Binding, parts: InParts) -> list[Binding]:
     ]
 
 
-def given_place(locate: Locator, name: str, found: Entering | None) -> TensorPlace:
+def given_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
     """Returns the place of an input, or of the integers that are made of it."""
     place = locate.place(name)
     if found is None:

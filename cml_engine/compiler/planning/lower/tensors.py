@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from cml_engine.compiler.plan import Memory
-from cml_engine.compiler.planning.lower.draft import Draft, Drafted, Launch
+from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft, Launch
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.weights import MIN_BYTES
 from cml_engine.compiler.planning.plan_memory import Lifetime, place_within
@@ -98,7 +98,7 @@ def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
     return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
 
 
-def views_of(drafted: Drafted) -> Views:
+def views_of(drafted: CompleteDraft) -> Views:
     """Returns the parts of tensors that may share the memory of the whole."""
     options, align = drafted.options, drafted.limits.storage_offset_alignment
     if not options.views or options.keep or options.guard:
@@ -106,7 +106,7 @@ def views_of(drafted: Drafted) -> Views:
     return find_views(drafted.graph, drafted.layouts, drafted.alias, align, drafted.items)
 
 
-def place_arena(drafted: Drafted) -> tuple[dict[str, int], Memory, list[Launch]]:
+def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[Launch]]:
     """Returns the place of every tensor in the arena, its size, and the dispatches.
 
     Parts lie in the whole, without the dispatches that would copy them, unless that makes the arena

@@ -17,7 +17,7 @@ MIN_BYTES = 16
 
 
 @dataclass(slots=True)
-class _Block:
+class _WeightBlock:
     """Constants at consecutive offsets in a buffer."""
 
     values: dict[str, tuple[int, Array]] = field(default_factory=dict)
@@ -32,8 +32,8 @@ class _Block:
 class PackedWeights:
     """The weights shared with plans at other shapes, and the weights of this plan alone."""
 
-    shared: _Block
-    own: _Block
+    shared: _WeightBlock
+    own: _WeightBlock
     used: frozenset[str]
 
     def find(self, name: str) -> tuple[str, int, Array] | None:
@@ -57,9 +57,9 @@ def place_weights(
     names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
     names += [alias.get(n, n) for n in graph.roots]
     variables = {variable: None for variable, _ in graph.updates}
-    shared, own, used = _Block(), _Block(), set[str]()
+    shared, own, used = _WeightBlock(), _WeightBlock(), set[str]()
     if sibling is not None:
-        shared = _Block(dict(sibling.plan.weights), sibling.plan.weights_bytes)
+        shared = _WeightBlock(dict(sibling.plan.weights), sibling.plan.weights_bytes)
     for name in dict.fromkeys([*names, *variables]):
         array = draft.packed.get(name, graph.constants.get(name))
         if array is None:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
-from cml_engine.formats.onnx.export.export_rules import USUAL_OPSET
-from cml_engine.formats.onnx.export.writer import Writer
+from cml_engine.formats.onnx.export.export_rules import DEFAULT_OPSET
+from cml_engine.formats.onnx.export.writer import OnnxWriter
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import check_new_file
 from cml_engine.ir.graph import Graph
 
-__all__ = ["USUAL_OPSET", "onnx_parts", "save_onnx"]
+__all__ = ["DEFAULT_OPSET", "onnx_parts", "save_onnx"]
 
 
 def save_onnx(
-    graph: Graph, path: str | Path, *, opset: int = USUAL_OPSET, overwrite: bool = False
+    graph: Graph, path: str | Path, *, opset: int = DEFAULT_OPSET, overwrite: bool = False
 ) -> None:
     """Writes a graph as an ONNX file.
 
@@ -36,6 +36,6 @@ def save_onnx(
         raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-def onnx_parts(graph: Graph, opset: int = USUAL_OPSET) -> list[bytes]:
+def onnx_parts(graph: Graph, opset: int = DEFAULT_OPSET) -> list[bytes]:
     """Returns the file's bytes, in parts."""
-    return Writer(graph, ONNX_OPSET.check(opset, "opset")).parts()
+    return OnnxWriter(graph, ONNX_OPSET.check(opset, "opset")).parts()

@@ -13,7 +13,7 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
 
 
 @dataclass(frozen=True, slots=True)
-class FormOperand:
+class ExportOperand:
     """A tensor that a node reads.
 
     ``value`` is set if the tensor is the same in every run. ``stored`` is True if a tensor of
@@ -27,10 +27,10 @@ class FormOperand:
 
 
 @dataclass(kw_only=True)
-class FormCall(NodeWriter):
+class ExportCall(NodeWriter):
     """The argument of an export form: the node's operands and attributes, and the nodes written."""
 
-    operands: Sequence[FormOperand]
+    operands: Sequence[ExportOperand]
     results: Sequence[Fact]
 
     @property

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from cml_engine.errors.arguments import ONNX_OPSET
 
 #: adds the nodes of one operator through its
-#: :class:`~cml_engine.formats.onnx.export.call.FormCall` and returns the names of its results
+#: :class:`~cml_engine.formats.onnx.export.call.ExportCall` and returns the names of its results
 Form = Callable[[Any], str | Sequence[str]]
 F = TypeVar("F", bound=Form)
 
 #: the default opset: runtimes of the last two years read it
-USUAL_OPSET = 20
+DEFAULT_OPSET = 20
 
 
 @dataclass(frozen=True, slots=True)
-class FormRow:
+class ExportRule:
     """The export form of one operator.
 
     ``name`` is the engine's operator. ``onnx`` describes the form for the documentation. With
@@ -29,17 +29,17 @@ class FormRow:
     """
 
     name: str
-    form: Form
+    convert: Form
     onnx: str
     function: bool
     since: int
     empty: float | None
 
 
-_ROWS: dict[str, FormRow] = {}
+_ROWS: dict[str, ExportRule] = {}
 
 
-def form(
+def rule(
     *names: str,
     onnx: str,
     function: bool = False,
@@ -52,12 +52,12 @@ def form(
         for name in names:
             if name in _ROWS:
                 raise ValueError(f"two rows for {name}")
-            _ROWS[name] = FormRow(name, function_below, onnx, function, since, empty)
+            _ROWS[name] = ExportRule(name, function_below, onnx, function, since, empty)
         return function_below
 
     return declare
 
 
-def declared() -> Mapping[str, FormRow]:
-    """Returns the rows registered so far, by operator name; ``forms.export_rows`` returns all."""
+def registered_rules() -> Mapping[str, ExportRule]:
+    """Returns the rows registered so far, by operator name; ``load_export_rules`` returns all."""
     return MappingProxyType(_ROWS)

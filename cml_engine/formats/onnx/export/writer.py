@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.errors import InputError, InternalError, UnsupportedOp
-from cml_engine.formats.onnx.export.call import FormCall, FormOperand
-from cml_engine.formats.onnx.export.export_rules import FormRow
+from cml_engine.formats.onnx.export.call import ExportCall, ExportOperand
+from cml_engine.formats.onnx.export.export_rules import ExportRule
 from cml_engine.formats.onnx.export.nodes import renamed
-from cml_engine.formats.onnx.export.operators import export_rows
+from cml_engine.formats.onnx.export.operators import load_export_rules
 from cml_engine.formats.onnx.export.wire import (
     OutFunction,
     OutNode,
@@ -30,12 +30,12 @@ MOST_BYTES = 2**31 - 1
 NEXT = "_next"
 
 
-class Writer:
+class OnnxWriter:
     """An ONNX model under construction: the nodes, initializers and functions written so far."""
 
     def __init__(self, graph: Graph, opset: int) -> None:
         self._graph, self._opset = graph, opset
-        self._rows = export_rows()
+        self._rows = load_export_rules()
         self._nodes: list[OutNode] = []
         self._tensors: dict[str, Array] = {}
         self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -90,9 +90,9 @@ class Writer:
         source = name if operand.value is None else self._constant(operand.value, name)
         self._nodes.append(OutNode("Identity", (source,), (called,)))
 
-    def _operand(self, name: str) -> FormOperand:
+    def _operand(self, name: str) -> ExportOperand:
         value = None if name in self._state else self._graph.constants.get(name)
-        return FormOperand(name, self._graph.facts[name], value)
+        return ExportOperand(name, self._graph.facts[name], value)
 
     def _constant(self, array: Array, name: str = "") -> str:
         """Stores an initializer and returns its name.
@@ -135,10 +135,10 @@ class Writer:
             self._write_nodes(node, row, operands, facts)
 
     def _write_nodes(
-        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
+        self, node: Node, row: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
     ) -> None:
         prefix = f"{node.outputs[0]}/"
-        call = FormCall(
+        call = ExportCall(
             node=node,
             operands=operands,
             results=facts,
@@ -156,15 +156,15 @@ class Writer:
             self._nodes.append(OutNode("Identity", (empty,), (name,)))
 
     def _write_function(
-        self, node: Node, row: FormRow, operands: Sequence[FormOperand], facts: Sequence[Fact]
+        self, node: Node, row: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
     ) -> None:
         """Writes a call of a local function; calls with equal bodies share the function.
 
         Constants that are passed as arguments are stored with the call.
         """
-        inner, given = list[FormOperand](), list[str]()
+        inner, given = list[ExportOperand](), list[str]()
         for operand in operands:
-            formal = FormOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
+            formal = ExportOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
             if operand.value is None:
                 given.append(operand.name)
             elif operand.value.size > _INLINED:
@@ -176,7 +176,7 @@ class Writer:
         inputs = tuple(f"x{i}" for i in range(len(given)))
         results = tuple(f"y{i}" for i in range(len(facts)))
         taken = {*inputs, *results}
-        call = FormCall(
+        call = ExportCall(
             node=node,
             operands=inner,
             results=facts,
@@ -227,12 +227,12 @@ class _Body:
         return self._made[key]
 
 
-def _finished(call: FormCall, row: FormRow, names: Sequence[str]) -> list[OutNode]:
+def _finished(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[OutNode]:
     """Returns the nodes of a form, with its results renamed to ``names``."""
     if call.opset < row.since:
         call.need(row.since, "its ONNX form")
     filled = row.empty is not None and not call.fact(0).size
-    found = call.filled(row.empty) if filled else row.form(call)
+    found = call.filled(row.empty) if filled else row.convert(call)
     results = [found] if isinstance(found, str) else list(found)
     made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
     called: dict[str, str] = {}

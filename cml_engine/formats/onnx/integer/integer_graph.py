@@ -24,7 +24,11 @@ from cml_engine.compiler.integer.quantizer.ranges import Scale
 from cml_engine.errors import ModelError
 from cml_engine.formats.builder import renamed
 from cml_engine.formats.onnx.integer.qdq_reader import WORDS
-from cml_engine.formats.onnx.integer.quantized_values import NotInteger, OnnxWords, StoredWords
+from cml_engine.formats.onnx.integer.quantized_values import (
+    NotIntegerError,
+    QuantizedConstant,
+    QuantizedType,
+)
 from cml_engine.formats.onnx.integer.weights import WordConstants
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import RULE_VERSION
@@ -36,12 +40,12 @@ _AXES = {"conv": 0, "linear": 0, "deconv": 1}
 _JOINS = frozenset("concat stack min max".split())
 
 
-def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
+def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -> Graph:
     """Returns the integer network.
 
     Raises :class:`ModelError` that names the node without an integer form and the reason.
     """
-    work = _Landing(graph, WordConstants(graph, stored))
+    work = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
         work.take(renamed(node, work.names))
     made = work.finished()
@@ -53,7 +57,7 @@ def landed(graph: Graph, stored: Mapping[str, StoredWords]) -> Graph:
 
 
 @dataclass
-class _Landing:
+class _IntegerGraphImport:
     graph: Graph
     constants: WordConstants
     placement: Placement = field(default_factory=Placement)
@@ -62,7 +66,7 @@ class _Landing:
     facts: dict[str, Fact] = field(default_factory=dict)
     literals: dict[str, Array] = field(default_factory=dict)
     #: the scale and range of each tensor of integers
-    words: dict[str, OnnxWords] = field(default_factory=dict)
+    words: dict[str, QuantizedType] = field(default_factory=dict)
     #: the name of the rounded tensor, by the name of the sums
     names: dict[str, str] = field(default_factory=dict)
     #: by tensor: the copy that was stored in 8 bits, starting at 0, and shifted back
@@ -101,16 +105,18 @@ class _Landing:
             if pending and formula_of(node.op) is None:
                 raise self._unrounded(node, pending[0])
             return kind_of(self.graph, node, self.placement)
-        except NotInteger:
+        except NotIntegerError:
             raise
         except ModelError:
             if pending and formula_of(node.op) is not None:
                 raise self._unrounded(node, pending[0]) from None
-            raise NotInteger(f"{node.title} has no integer form", node.source) from None
+            raise NotIntegerError(f"{node.title} has no integer form", node.source) from None
 
-    def _unrounded(self, node: Node, name: str) -> NotInteger:
-        return NotInteger(f"{node.title} reads '{name}', which no QuantizeLinear rounds: quantize "
-                          "that too", node.source)  # fmt: skip
+    def _unrounded(self, node: Node, name: str) -> NotIntegerError:
+        return NotIntegerError(
+            f"{node.title} reads '{name}', which no QuantizeLinear rounds: quantize that too",
+            node.source,
+        )
 
     def _weighted(self, node: Node, axis: int) -> Node:
         """Returns the node with integer weights and bias."""
@@ -134,7 +140,7 @@ class _Landing:
         wanted = {reader.attrs.get(WORDS) for reader in readers}
         words = wanted.pop() if len(wanted) == 1 else None
         if node.op not in _JOINS or words is None:
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{node.title} joins tensors of the scales {sorted(scales)}, and no QuantizeLinear "
                 "behind it says which one they get",
                 node.source,
@@ -150,7 +156,7 @@ class _Landing:
 
     # -- rounding points --------------------------------------------------------------------------
 
-    def _point(self, node: Node, words: OnnxWords) -> None:
+    def _point(self, node: Node, words: QuantizedType) -> None:
         (name,), (out,) = node.inputs, node.outputs
         if name in self.graph.inputs and name not in self.words:
             self._alone(node, name, words)
@@ -158,25 +164,25 @@ class _Landing:
             self._is_words(name, words)
         kind = self.placement.kinds.get(name)
         if kind is None:
-            raise NotInteger(f"{node.title}: '{name}' is no tensor of numbers", node.source)
+            raise NotIntegerError(f"{node.title}: '{name}' is no tensor of numbers", node.source)
         if kind.pending:
             self._alone(node, name, words)
             self._round_sums(node, kind, name, out, words)
         else:
             self._round_words(node, name, out, words)
 
-    def _alone(self, node: Node, name: str, words: OnnxWords) -> None:
-        """Raises :class:`NotInteger` if a node reads the tensor before it is rounded."""
+    def _alone(self, node: Node, name: str, words: QuantizedType) -> None:
+        """Raises :class:`NotIntegerError` if a node reads the tensor before it is rounded."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]
         if others or name in self.graph.outputs:
             at = others[0] if others else node
             what = at.title if others else "the graph's output"
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{what} reads '{name}' before it is rounded, or by another scale", at.source
             )
 
-    def _round_words(self, node: Node, name: str, out: str, words: OnnxWords) -> None:
+    def _round_words(self, node: Node, name: str, out: str, words: QuantizedType) -> None:
         """Requantizes a tensor of integers; the new scale may be the same."""
         if self.words[name] != words or name in self.graph.inputs:
             self.lines[out] = _line(words)
@@ -190,7 +196,9 @@ class _Landing:
         self._add("copy", (name,), out, node)
         self._is_words(out, words)
 
-    def _round_sums(self, node: Node, kind: Kind, name: str, out: str, words: OnnxWords) -> None:
+    def _round_sums(
+        self, node: Node, kind: Kind, name: str, out: str, words: QuantizedType
+    ) -> None:
         """Rounds sums that are not yet rounded to the given integers, by a table for a function."""
         table = {}
         if kind.role == "function" and kind.base is not None:
@@ -205,7 +213,7 @@ class _Landing:
         self.lines[out] = line_of(words.scale, words.bits, words.signed, **table)
         self._is_words(out, words)
 
-    def _table(self, base: str, name: str, words: OnnxWords) -> list[int]:
+    def _table(self, base: str, name: str, words: QuantizedType) -> list[int]:
         of = self.words[base]
         now = self.graph.with_(nodes=tuple(self.nodes))
         between = {n.outputs[0] for n in nodes_between(now, base, name)}
@@ -221,7 +229,7 @@ class _Landing:
         found = table_of(now, base, name, numbers, to)
         return [max(words.low, min(words.high, entry)) for entry in found]
 
-    def _from_zero(self, base: str, of: OnnxWords, before: set[str]) -> str:
+    def _from_zero(self, base: str, of: QuantizedType, before: set[str]) -> str:
         """Stores a 16-bit tensor of at most 256 different values in 8 bits, for a table.
 
         Returns the name of the tensor that has the original values again.
@@ -240,11 +248,11 @@ class _Landing:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _is_words(self, name: str, words: OnnxWords) -> None:
+    def _is_words(self, name: str, words: QuantizedType) -> None:
         self.words[name] = words
         self.placement.kinds[name] = Kind("words", name)
 
-    def _clamp(self, name: str, out: str, words: OnnxWords, node: Node) -> None:
+    def _clamp(self, name: str, out: str, words: QuantizedType, node: Node) -> None:
         ends = [self._literal(end * words.scale) for end in (words.low, words.high)]
         self._add("clamp", (name, *ends), out, node)
 
@@ -283,5 +291,5 @@ class _Landing:
         )
 
 
-def _line(words: OnnxWords) -> Attrs:
+def _line(words: QuantizedType) -> Attrs:
     return line_of(words.scale, words.bits, words.signed)

@@ -16,13 +16,13 @@ from cml_engine.errors import Source
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.emit import clean
 from cml_engine.formats.onnx.integer.quantized_values import (
-    NotInteger,
-    Quantized,
-    StoredWords,
-    words_of,
+    NotIntegerError,
+    QuantizedConstant,
+    QuantizedValue,
+    quantized_type,
 )
-from cml_engine.formats.onnx.model import Model, OnnxNode
-from cml_engine.formats.onnx.op_schemas import OnnxRow
+from cml_engine.formats.onnx.model import OnnxModelFile, OnnxNode
+from cml_engine.formats.onnx.op_schemas import OnnxOpSchema
 from cml_engine.formats.onnx.operators.convolution import convolved
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.operators.quantized import dequantized
@@ -42,17 +42,17 @@ _MOVES = frozenset(
 )
 
 
-def is_quantized(model: Model) -> bool:
+def is_quantized(model: OnnxModelFile) -> bool:
     """Returns True if a model has quantization operators."""
     return any(node.op in _OPERATORS for node in model.graph.nodes)
 
 
-class Reading:
+class QdqReader:
     """The state of the reader; ``stored`` has the integers of constants, by the constants'
     names."""
 
     def __init__(self) -> None:
-        self.stored: dict[str, StoredWords] = {}
+        self.stored: dict[str, QuantizedConstant] = {}
         self._forms: dict[str, Callable[[OnnxCall], Value | None]] = {
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
@@ -60,29 +60,30 @@ class Reading:
             "QLinearMatMul": self._matmul,
         }
 
-    def results(self, row: OnnxRow, call: OnnxCall) -> Sequence[Value | None] | None:
+    def results(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None] | None:
         """Returns a node's results, or None if the node is imported like any other."""
         op = call.node.op if not call.node.domain else call.node.qualified
         if op in self._forms:
             found = self._forms[op](call)
             return None if found is None else [found]
         if op in _OPERATORS:
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{call.node.op} goes by a scale that is computed when the network runs: quantize "
                 "the model statically (onnxruntime.quantization.quantize_static)"
             )
-        read = [v for v in call.inputs if isinstance(v, Quantized)]
+        read = [v for v in call.inputs if isinstance(v, QuantizedValue)]
         return self._moved(row, call, read) if read else None
 
     def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
-        """Raises :class:`NotInteger` if a node without a known integer meaning reads integers."""
-        if any(isinstance(value, Quantized) for value in inputs):
-            raise NotInteger("reads integers, and does not say what they stand for", source)
+        """Raises :class:`NotIntegerError` if a node without a known integer meaning reads
+        integers."""
+        if any(isinstance(value, QuantizedValue) for value in inputs):
+            raise NotIntegerError("reads integers, and does not say what they stand for", source)
 
     def check_outputs(self, outputs: Sequence[Value], names: Sequence[str]) -> None:
         for value, name in zip(outputs, names, strict=True):
-            if isinstance(value, Quantized):
-                raise NotInteger(
+            if isinstance(value, QuantizedValue):
+                raise NotIntegerError(
                     f"output '{name}' is of integers; that of an integer network is of numbers: "
                     "end it with DequantizeLinear"
                 )
@@ -98,14 +99,14 @@ class Reading:
 
     def _rounded(
         self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]
-    ) -> Quantized:
-        if isinstance(x, Quantized) or x.kind != "scalar":
-            raise NotInteger(f"quantizes {x}, wanted numbers")
-        words = words_of(scale, zero, dtype)
+    ) -> QuantizedValue:
+        if isinstance(x, QuantizedValue) or x.kind != "scalar":
+            raise NotIntegerError(f"quantizes {x}, wanted numbers")
+        words = quantized_type(scale, zero, dtype)
         found = call.op("copy", x)
         nodes = call.emit.builder.nodes
         nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: words}))
-        return Quantized(found, words)
+        return QuantizedValue(found, words)
 
     def _dequantize(self, call: OnnxCall) -> Value:
         zero = call[2] if call.has(2) else None
@@ -117,10 +118,13 @@ class Reading:
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
         """Returns the real numbers that computed integers represent: the values that were
         rounded."""
-        if not isinstance(x, Quantized):
-            raise NotInteger(f"reads integers ({x}) that no QuantizeLinear makes")
-        if words_of(scale, zero, zero.dtype if zero is not None else np.dtype(np.uint8)) != x.words:
-            raise NotInteger("reads integers by another scale than they were made by")
+        if not isinstance(x, QuantizedValue):
+            raise NotIntegerError(f"reads integers ({x}) that no QuantizeLinear makes")
+        if (
+            quantized_type(scale, zero, zero.dtype if zero is not None else np.dtype(np.uint8))
+            != x.words
+        ):
+            raise NotIntegerError("reads integers by another scale than they were made by")
         return x.real
 
     def _known(
@@ -129,7 +133,7 @@ class Reading:
         """Returns a constant's dequantized values and records its integers in ``stored``."""
         real = dequantized(call, x, scale, zero, block)
         if real.array is None or x.array is None or scale.array is None:
-            raise NotInteger("its scale is computed when the network runs")
+            raise NotIntegerError("its scale is computed when the network runs")
         name = x.name or f"{call.emit.base}_weights"
         start = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
         if not block and np.ndim(start) and np.size(start) > 1:
@@ -137,18 +141,20 @@ class Reading:
             start = np.reshape(start, [-1 if a == axis else 1 for a in range(x.rank)])
         if not block:
             scales = tuple(float(s) for s in scale.array.reshape(-1))
-            self.stored[clean(name)] = StoredWords(x.array.astype(np.int64) - start, scales)
+            self.stored[clean(name)] = QuantizedConstant(x.array.astype(np.int64) - start, scales)
         return Value.known(real.array, name)
 
-    def _moved(self, row: OnnxRow, call: OnnxCall, read: Sequence[Quantized]) -> list[Value]:
+    def _moved(
+        self, row: OnnxOpSchema, call: OnnxCall, read: Sequence[QuantizedValue]
+    ) -> list[Value]:
         if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{call.node.op} computes with integers and does not say what they stand for"
             )
-        call.inputs = [v.real if isinstance(v, Quantized) else v for v in call.inputs]
-        found = row.form(call)
+        call.inputs = [v.real if isinstance(v, QuantizedValue) else v for v in call.inputs]
+        found = row.convert(call)
         values = [found] if isinstance(found, Value) else list(found)
-        return [Quantized(v, read[0].words) for v in values if v is not None]
+        return [QuantizedValue(v, read[0].words) for v in values if v is not None]
 
     # -- operators of integers --------------------------------------------------------------------
 
@@ -171,23 +177,23 @@ class Reading:
         """Weights with their scale and zero point behind them, of the tensor or of an axis."""
         x, scale, zero = call[position], call[position + 1], call[position + 2]
         if x.array is None or scale.array is None or zero.array is None:
-            raise NotInteger("its weights are computed")
+            raise NotIntegerError("its weights are computed")
         shape = [1] * x.rank
         shape[axis] = -1
         start = zero.array.astype(np.int64).reshape(shape)
         whole, name = x.array.astype(np.int64) - start, x.name or f"{call.emit.base}_weights"
         scales = tuple(float(s) for s in scale.array.reshape(-1))
-        self.stored[clean(name)] = StoredWords(whole, scales)
+        self.stored[clean(name)] = QuantizedConstant(whole, scales)
         real = whole * scale.array.astype(np.float64).reshape(shape)
         return Value.known(real.astype(np.float32), name)
 
     def _bias(self, call: OnnxCall, position: int, of_x: Value, of_weights: Value) -> Value:
         bias = call[position]
         if bias.array is None or of_x.array is None or of_weights.array is None:
-            raise NotInteger("its bias is computed")
+            raise NotIntegerError("its bias is computed")
         scales = of_weights.array.astype(np.float64).reshape(-1) * float(of_x.array.reshape(()))
         name = bias.name or f"{call.emit.base}_bias"
-        self.stored[clean(name)] = StoredWords(
+        self.stored[clean(name)] = QuantizedConstant(
             bias.array.astype(np.int64), tuple(map(float, scales))
         )
         return Value.known((bias.array * scales).astype(np.float32), name)

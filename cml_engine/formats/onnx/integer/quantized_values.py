@@ -14,12 +14,12 @@ from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 
 
-class NotInteger(ModelError):
+class NotIntegerError(ModelError):
     """A quantized model has no integer form; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxWords:
+class QuantizedType:
     """ONNX's integers without their zero point: ``real = scale * q``, ``low <= q <= high``."""
 
     scale: float
@@ -48,12 +48,12 @@ class OnnxWords:
         return self.low > ends.low or self.high < ends.high
 
 
-class Quantized(Value):
+class QuantizedValue(Value):
     """A tensor that is real in the graph and integer in the file."""
 
     __slots__ = ("words",)
 
-    def __init__(self, real: Value, words: OnnxWords) -> None:
+    def __init__(self, real: Value, words: QuantizedType) -> None:
         super().__init__(np.dtype(np.float32), real.shape, None, real.tensor)
         self.words = words
 
@@ -64,34 +64,34 @@ class Quantized(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWords:
+class QuantizedConstant:
     """The integers of a constant without their zero point, with one scale or one per channel."""
 
     whole: Array
     scales: tuple[float, ...]
 
 
-def words_of(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> OnnxWords:
+def quantized_type(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> QuantizedType:
     """Returns the range and scale of a tensor's integers.
 
-    Raises :class:`NotInteger` if an integer network cannot represent them.
+    Raises :class:`NotIntegerError` if an integer network cannot represent them.
     """
     if scale is None or scale.array is None or (zero is not None and zero.array is None):
-        raise NotInteger(
+        raise NotIntegerError(
             "its scale or zero point is computed when the network runs: quantize the model "
             "statically (onnxruntime.quantization.quantize_static)"
         )
     start = np.zeros(1, dtype) if zero is None or zero.array is None else zero.array
     if scale.array.size != 1 or start.size != 1:
-        raise NotInteger(
+        raise NotIntegerError(
             f"{scale.array.size} scales of a computed tensor; an integer network has one for each "
             "(weights may have one for each channel)"
         )
     limits, at = np.iinfo(dtype), int(start.reshape(()))
-    found = OnnxWords(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
+    found = QuantizedType(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
     most = 65535 if not found.signed else 32767
     if -found.low > 32768 or found.high > most:
-        raise NotInteger(
+        raise NotIntegerError(
             f"zero point {at} of {np.dtype(dtype).name}: words of 16 bits have none; quantize the "
             "model symmetrically (extra_options={'ActivationSymmetric': True})"
         )

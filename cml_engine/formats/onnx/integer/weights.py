@@ -12,7 +12,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.quant_params import along, line_of
 from cml_engine.compiler.integer.quantizer.ranges import decimal
-from cml_engine.formats.onnx.integer.quantized_values import NotInteger, StoredWords
+from cml_engine.formats.onnx.integer.quantized_values import NotIntegerError, QuantizedConstant
 from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
 
@@ -25,7 +25,7 @@ class WordConstants:
     """The constants that become integers, with their quantisation lines."""
 
     graph: Graph
-    stored: Mapping[str, StoredWords]
+    stored: Mapping[str, QuantizedConstant]
     values: dict[str, Array] = field(default_factory=dict)
     lines: dict[str, Attrs] = field(default_factory=dict)
 
@@ -35,14 +35,14 @@ class WordConstants:
         name = node.inputs[1]
         found = self._found(name)
         if found is None:
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are numbers: no DequantizeLinear gives them, "
                 "or blocks of them have scales of their own",
                 node.source,
             )
         whole = self._whole(name, found, axis)
         if whole is None:
-            raise NotInteger(
+            raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are changed before they are used, or have "
                 f"{len(found.scales)} scales that are not those of its outputs",
                 node.source,
@@ -57,7 +57,7 @@ class WordConstants:
         name = node.inputs[2]
         numbers = self.graph.constants.get(name)
         if numbers is None:
-            raise NotInteger(f"{node.title}: its bias '{name}' is computed", node.source)
+            raise NotIntegerError(f"{node.title}: its bias '{name}' is computed", node.source)
         if not numbers.any():
             return name
         of_sums = [Fraction(repr(of_x)) * Fraction(repr(scale)) for scale in scales]
@@ -71,7 +71,7 @@ class WordConstants:
             given = np.broadcast_to(numbers.reshape(-1).astype(np.float64), channels)
         whole = [_in_steps(g, float(s), of) for g, s, of in zip(given, steps, of_sums, strict=True)]
         if max(map(abs, whole)) >= INT_BOUND:
-            raise NotInteger(f"{node.title}: its bias does not fit into 32 bits", node.source)
+            raise NotIntegerError(f"{node.title}: its bias does not fit into 32 bits", node.source)
         new = unused_name(f"{node.outputs[0]}_bias", self.graph.facts, self.values)
         self.values[new] = np.array(whole, np.int32).reshape(1, -1)
         self.lines[new] = line_of([[float(of) for of in of_sums]], 32)
@@ -85,14 +85,14 @@ class WordConstants:
             if whole is not None:
                 self._keep(name, whole, decimal(found.scales[0]))
 
-    def _found(self, name: str) -> StoredWords | None:
+    def _found(self, name: str) -> QuantizedConstant | None:
         """Returns the integers that were read for a constant, or None.
 
         The name may have a number appended that made it unique.
         """
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
-    def _whole(self, name: str, found: StoredWords, axis: int) -> Array | None:
+    def _whole(self, name: str, found: QuantizedConstant, axis: int) -> Array | None:
         """Returns a constant as integer multiples of its scales; None if it is none."""
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cml_engine.distributed.cluster import WORKERS
 from cml_engine.distributed.map import BATCH, map_network
-from cml_engine.distributed.progress import shown
+from cml_engine.distributed.progress import show_progress
 from cml_engine.distributed.run import PRICE
 from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
@@ -59,7 +59,7 @@ def run(a: argparse.Namespace) -> int:
         check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))
     try:
-        with shown("inputs") as progress:
+        with show_progress("inputs") as progress:
             report = map_network(
                 a.model if is_cooked(a.model) else graph,
                 a.inputs,

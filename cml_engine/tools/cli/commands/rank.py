@@ -11,7 +11,7 @@ from cml_engine.tools.cli.common import backend_of, load_model, session_of
 from cml_engine.tools.cli.options import add_options
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.ablation import StubReport
+    from cml_engine.runtime.ablation import AblationReport
     from cml_engine.runtime.rank import RankReport
 
 
@@ -40,7 +40,7 @@ def run(a: argparse.Namespace) -> int:
     retain = a.given is not None
     session = session_of(a, load_model(a), backend_of(a), retain=retain)
     if a.stub:
-        report: RankReport | StubReport = session.rank_without(a.stub, runs=a.runs)
+        report: RankReport | AblationReport = session.rank_without(a.stub, runs=a.runs)
     else:
         report = session.rank(runs=a.runs, given=a.given)
     print(report.json() if a.json else report.csv() if a.csv else report)

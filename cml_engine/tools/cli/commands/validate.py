@@ -48,7 +48,7 @@ def run(a: argparse.Namespace) -> int:
         return _check_passes(a)
     from cml_engine.compiler.optimize import optimize
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.runtime.node_check import shadow_run
+    from cml_engine.runtime.node_check import check_nodes
     from cml_engine.tools.report.validation import Validation
 
     written = load_for_inputs(a)
@@ -58,7 +58,7 @@ def run(a: argparse.Namespace) -> int:
     arrays = _inputs(graph, a)
     plan = make_plan(graph, gpu, compile_options(a), written=written)
     write_decisions(a, written, graph, plan, gpu.name)
-    checks = shadow_run(graph, gpu, arrays, storage_of(a), decided(a), written)
+    checks = check_nodes(graph, gpu, arrays, storage_of(a), decided(a), written)
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
     stored = _storage_report(graph, gpu, arrays) if a.half else None
@@ -110,11 +110,11 @@ def _inputs(
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
     from cml_engine.compiler.planning.choose_storage import layouts_for
     from cml_engine.runtime.half_storage import storage_errors
-    from cml_engine.runtime.node_check import measured_errors
+    from cml_engine.runtime.node_check import measure_errors
     from cml_engine.tools.report.storage_report import StorageReport
 
     errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
     errors = progress(errors, len(graph.nodes), "storage")
-    report = StorageReport.of(graph, errors, measured_errors(graph, gpu, arrays))
+    report = StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
     print(report)
     return report

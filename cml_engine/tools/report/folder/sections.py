@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.overrides import Decide
+from cml_engine.compiler.planning.overrides import Decisions
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.memory import mib
@@ -75,7 +75,7 @@ class Subject:
     predicted_ms: Sequence[float]
     peak: Peak | None
     records: Mapping[str, Record]
-    decide: Decide
+    decide: Decisions
 
     @property
     def lead(self) -> str:

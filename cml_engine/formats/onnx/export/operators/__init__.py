@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cml_engine.formats.onnx.export.export_rules import FormRow, declared
+from cml_engine.formats.onnx.export.export_rules import ExportRule, registered_rules
 from cml_engine.formats.onnx.export.operators import (  # noqa: F401
     elementwise,
     indexing,
@@ -16,6 +16,6 @@ from cml_engine.formats.onnx.export.operators import (  # noqa: F401
 )
 
 
-def export_rows() -> Mapping[str, FormRow]:
+def load_export_rules() -> Mapping[str, ExportRule]:
     """Returns every row by the operator's name."""
-    return declared()
+    return registered_rules()

@@ -6,8 +6,8 @@ from math import log
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 
 _SAME = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "exp": "Exp",
@@ -23,18 +23,18 @@ _SAME = {
 
 for _name, _onnx in _SAME.items():
 
-    @form(_name, onnx=f"`{_onnx}`")
-    def _same(c: FormCall, op: str = _onnx) -> str:
+    @rule(_name, onnx=f"`{_onnx}`")
+    def _same(c: ExportCall, op: str = _onnx) -> str:
         return c.add(op, *c.all_aligned())
 
 
-@form("ne", "int_ne", onnx="`Not` of `Equal`")
-def _unequal(c: FormCall) -> str:
+@rule("ne", "int_ne", onnx="`Not` of `Equal`")
+def _unequal(c: ExportCall) -> str:
     return c.add("Not", c.add("Equal", *c.all_aligned()))
 
 
-@form("select", onnx="`Where`; of truth values `And`, `Or`, `Not`")
-def _select(c: FormCall) -> str:
+@rule("select", onnx="`Where`; of truth values `And`, `Or`, `Not`")
+def _select(c: ExportCall) -> str:
     condition, yes, no = c.all_aligned()
     if c.out.dtype != "logical":
         return c.either(condition, yes, no)
@@ -43,15 +43,15 @@ def _select(c: FormCall) -> str:
     )  # fmt: skip
 
 
-@form("min", "max", onnx="`Where` of `Less` or `Greater`: of a NaN `Min` and `Max` make another")
-def _extreme(c: FormCall) -> str:
+@rule("min", "max", onnx="`Where` of `Less` or `Greater`: of a NaN `Min` and `Max` make another")
+def _extreme(c: ExportCall) -> str:
     x, y = c.all_aligned()
     compared = c.add("Less" if c.node.op == "min" else "Greater", x, y)
     return c.either(compared, x, y)
 
 
-@form("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
-def _clamp(c: FormCall) -> str:
+@rule("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
+def _clamp(c: ExportCall) -> str:
     low, high = c.value(1), c.value(2)
     if low is not None and high is not None and low.ndim == high.ndim == 0 and low <= high:
         return c.add("Clip", *c.tensors)
@@ -60,83 +60,83 @@ def _clamp(c: FormCall) -> str:
     return c.either(c.add("Less", x, a), a, x)
 
 
-@form("round", onnx="`Floor`, one more from halves on", function=True)
-def _round(c: FormCall) -> str:
+@rule("round", onnx="`Floor`, one more from halves on", function=True)
+def _round(c: ExportCall) -> str:
     low = c.add("Floor", c.x)
     up = c.add("GreaterOrEqual", c.add("Sub", c.x, low), c.real(0.5))
     return c.either(up, c.add("Add", low, c.real(1.0)), low)
 
 
-@form("sqr", onnx="`Mul`")
-def _square(c: FormCall) -> str:
+@rule("sqr", onnx="`Mul`")
+def _square(c: ExportCall) -> str:
     return c.add("Mul", c.x, c.x)
 
 
-@form("rsqr", onnx="`Reciprocal` of `Mul`")
-def _per_square(c: FormCall) -> str:
+@rule("rsqr", onnx="`Reciprocal` of `Mul`")
+def _per_square(c: ExportCall) -> str:
     return c.add("Reciprocal", _square(c))
 
 
-@form("rsqrt", onnx="`Reciprocal` of `Sqrt`")
-def _per_root(c: FormCall) -> str:
+@rule("rsqrt", onnx="`Reciprocal` of `Sqrt`")
+def _per_root(c: ExportCall) -> str:
     return c.add("Reciprocal", c.add("Sqrt", c.x))
 
 
-@form("log2", onnx="`Log`, `Mul`")
-def _log2(c: FormCall) -> str:
+@rule("log2", onnx="`Log`, `Mul`")
+def _log2(c: ExportCall) -> str:
     return c.add("Mul", c.add("Log", c.x), c.real(1 / log(2)))
 
 
-@form("leaky_relu", "elu", onnx="`LeakyRelu`, `Elu`")
-def _leaky(c: FormCall) -> str:
+@rule("leaky_relu", "elu", onnx="`LeakyRelu`, `Elu`")
+def _leaky(c: ExportCall) -> str:
     op = "Elu" if c.node.op == "elu" else "LeakyRelu"
     return c.add(op, c.x, alpha=float(c.attrs.alpha))
 
 
-@form("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
-def _prelu(c: FormCall) -> str:
+@rule("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
+def _prelu(c: ExportCall) -> str:
     x, slopes = c.all_aligned()
     if c.fact(0) == c.out:
         return c.add("PRelu", x, slopes)
     return c.either(c.add("Less", x, c.real(0.0)), c.add("Mul", slopes, x), x)
 
 
-@form("selu", onnx="`Selu`")
-def _selu(c: FormCall) -> str:
+@rule("selu", onnx="`Selu`")
+def _selu(c: ExportCall) -> str:
     return c.add("Selu", c.x, alpha=float(c.attrs.alpha), gamma=float(c.attrs["lambda"]))
 
 
-@form("silu", onnx="`Mul`, `Sigmoid`")
-def _silu(c: FormCall) -> str:
+@rule("silu", onnx="`Mul`, `Sigmoid`")
+def _silu(c: ExportCall) -> str:
     return c.add("Mul", c.x, c.add("Sigmoid", c.x))
 
 
-@form("gelu", onnx="`Mul`, `Sigmoid`: NNEF's is `x * sigmoid(1.702 x)`")
-def _gelu(c: FormCall) -> str:
+@rule("gelu", onnx="`Mul`, `Sigmoid`: NNEF's is `x * sigmoid(1.702 x)`")
+def _gelu(c: ExportCall) -> str:
     return c.add("Mul", c.x, c.add("Sigmoid", c.add("Mul", c.x, c.real(1.702))))
 
 
-@form("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")
-def _gelu_erf(c: FormCall) -> str:
+@rule("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")
+def _gelu_erf(c: ExportCall) -> str:
     if c.opset >= 20:
         return c.add("Gelu", c.x, approximate="none")
     erf = c.add("Erf", c.add("Mul", c.x, c.real(0.5**0.5)))
     return c.add("Mul", c.add("Mul", c.x, c.real(0.5)), c.add("Add", erf, c.real(1.0)))
 
 
-@form("softabs", onnx="`Sqrt`, `Add`, `Mul`")
-def _softabs(c: FormCall) -> str:
+@rule("softabs", onnx="`Sqrt`, `Add`, `Mul`")
+def _softabs(c: ExportCall) -> str:
     return c.add("Sqrt", c.add("Add", _square(c), c.real(c.attrs.epsilon)))
 
 
-@form("fmod", onnx="`Mod`")
-def _fmod(c: FormCall) -> str:
+@rule("fmod", onnx="`Mod`")
+def _fmod(c: ExportCall) -> str:
     return c.add("Mod", *c.all_aligned(), fmod=1)
 
 
-@form("batch_normalization", onnx="`BatchNormalization`; where the operands are not one value per "
+@rule("batch_normalization", onnx="`BatchNormalization`; where the operands are not one value per "
       "channel, its formula")  # fmt: skip
-def _batch_normalization(c: FormCall) -> str:
+def _batch_normalization(c: ExportCall) -> str:
     x, mean, variance, offset, scale = (c.fact(i) for i in range(5))
     channels = x.shape[1] if x.rank > 1 else 0
     per_channel = all(f.shape in ((1, channels), ()) for f in (mean, variance, offset, scale))
@@ -151,13 +151,13 @@ def _batch_normalization(c: FormCall) -> str:
     return c.add("Add", shift, c.add("Div", scaled, root))
 
 
-def _per_channel(c: FormCall, position: int, channels: int) -> str:
+def _per_channel(c: ExportCall, position: int, channels: int) -> str:
     value = c.value(position)
     if value is None or value.size == channels:
         return c.tensor(position, (channels,))
     return c.constant(np.full(channels, value, np.float32))
 
 
-@form("to_bits", "from_bits", onnx="`BitCast`", since=26)
-def _bits(c: FormCall) -> str:
+@rule("to_bits", "from_bits", onnx="`BitCast`", since=26)
+def _bits(c: ExportCall) -> str:
     return c.add("BitCast", c.x, to=6 if c.node.op == "to_bits" else 1)

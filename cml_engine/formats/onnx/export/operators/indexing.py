@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import sliced
 from cml_engine.ir.graph import Array
 
@@ -16,25 +16,25 @@ from cml_engine.ir.graph import Array
 _SINCE = {"none": 13, "add": 16, "mul": 16, "min": 18, "max": 18}
 
 
-@form("gather", onnx="`Gather`")
-def _gather(c: FormCall) -> str:
+@rule("gather", onnx="`Gather`")
+def _gather(c: ExportCall) -> str:
     return c.add("Gather", c.x, c.tensor(1), axis=int(c.attrs.axis))
 
 
-@form("gather_nd", onnx="`GatherND`")
-def _gather_nd(c: FormCall) -> str:
+@rule("gather_nd", onnx="`GatherND`")
+def _gather_nd(c: ExportCall) -> str:
     if c.fact(1).shape[-1] == 0:
         return c.add("Expand", c.x, c.indices(*c.out.shape))
     return c.add("GatherND", c.x, c.cast(c.tensor(1), "int64"))
 
 
-@form("gather_elements", onnx="`GatherElements`")
-def _gather_elements(c: FormCall) -> str:
+@rule("gather_elements", onnx="`GatherElements`")
+def _gather_elements(c: ExportCall) -> str:
     return c.add("GatherElements", c.x, c.tensor(1), axis=int(c.attrs.axis))
 
 
-@form("reverse_sequence", onnx="`ReverseSequence`, its lengths cut to the extent")
-def _reverse_sequence(c: FormCall) -> str:
+@rule("reverse_sequence", onnx="`ReverseSequence`, its lengths cut to the extent")
+def _reverse_sequence(c: ExportCall) -> str:
     time, batch, rank = int(c.attrs.time_axis), int(c.attrs.batch_axis), len(c.shape)
     lengths = c.add("Clip", c.cast(c.tensor(1), "int64"), *(
         c.constant(np.array(n, np.int64)) for n in (0, c.shape[time])))  # fmt: skip
@@ -46,9 +46,9 @@ def _reverse_sequence(c: FormCall) -> str:
     return c.transposed(result, [order.index(a) for a in range(rank)])
 
 
-@form("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
+@rule("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
       "nowhere go to a place that is cut off", function=True)  # fmt: skip
-def _scatter_elements(c: FormCall) -> str:
+def _scatter_elements(c: ExportCall) -> str:
     axis, how = int(c.attrs.axis), _reduction(c)
     extent, index = c.shape[axis], c.value(1)
     if c.fact(1).size == 0:
@@ -61,8 +61,8 @@ def _scatter_elements(c: FormCall) -> str:
     return sliced(c, wide, {axis: (0, extent, 1)})
 
 
-@form("scatter_nd", onnx="`ScatterND`; computed indices are guarded likewise", function=True)
-def _scatter_nd(c: FormCall) -> str:
+@rule("scatter_nd", onnx="`ScatterND`; computed indices are guarded likewise", function=True)
+def _scatter_nd(c: ExportCall) -> str:
     how, width = _reduction(c), c.fact(1).shape[-1]
     extents, index = c.shape[:width], c.value(1)
     rows = c.fact(1).shape[:-1]
@@ -82,7 +82,7 @@ def _scatter_nd(c: FormCall) -> str:
     return c.reshaped(sliced(c, wide, {0: (0, count, 1)}), c.shape)
 
 
-def _flat(c: FormCall, limits: Array, rows: Sequence[int]) -> str:
+def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> str:
     """Flattens rows of indices to one index each; an index out of range becomes the element
     count."""
     limit, last = c.constant(limits), [len(rows)]
@@ -95,25 +95,25 @@ def _flat(c: FormCall, limits: Array, rows: Sequence[int]) -> str:
     return c.either(c.cast(every, "logical"), flat, c.whole(prod(limits.tolist())))
 
 
-def _reduction(c: FormCall) -> dict[str, str]:
+def _reduction(c: ExportCall) -> dict[str, str]:
     name = str(c.attrs.reduction)
     c.need(_SINCE[name], f"reduction '{name}'")
     return {} if name == "none" else {"reduction": name}
 
 
-def _within(c: FormCall, index: str, extent: str) -> str:
+def _within(c: ExportCall, index: str, extent: str) -> str:
     low = c.add("GreaterOrEqual", index, c.add("Neg", extent))
     return c.add("And", low, c.add("Less", index, extent))
 
 
-def _guarded(c: FormCall, index: str, extent: str) -> str:
+def _guarded(c: ExportCall, index: str, extent: str) -> str:
     """Makes negative indices positive; an index out of range becomes the extent."""
     inside = _within(c, index, extent)
     front = c.either(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
     return c.either(inside, front, extent)
 
 
-def _longer(c: FormCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
+def _longer(c: ExportCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
     """Extends the first operand by one element at the end of an axis."""
     x, extents = c.x, list(shape or c.shape)
     if shape and shape != c.shape:

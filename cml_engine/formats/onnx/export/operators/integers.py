@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 
 _SAME = {
     "int_add": "Add", "int_sub": "Sub", "int_mul": "Mul", "int_min": "Min", "int_max": "Max",
@@ -20,12 +20,12 @@ _BITS = {
 for _table, _since in ((_SAME, 13), (_BITS, 18)):
     for _name, _onnx in _table.items():
 
-        @form(_name, onnx=f"`{_onnx}`", since=_since)
-        def _same(c: FormCall, op: str = _onnx) -> str:
+        @rule(_name, onnx=f"`{_onnx}`", since=_since)
+        def _same(c: ExportCall, op: str = _onnx) -> str:
             return c.add(op, *c.all_aligned())
 
 
-def _safe_divisor(c: FormCall, y: str) -> tuple[str, str, str]:
+def _safe_divisor(c: ExportCall, y: str) -> tuple[str, str, str]:
     """Returns the divisor with 1 for 0 and -1, and the masks of the zeros and of the -1s.
 
     Processors trap on a division by 0 and on the smallest integer divided by -1.
@@ -35,13 +35,13 @@ def _safe_divisor(c: FormCall, y: str) -> tuple[str, str, str]:
     return c.either(c.add("Or", zero, minus), c.whole(1), y), zero, minus
 
 
-def _is_plain(c: FormCall) -> bool:
+def _is_plain(c: ExportCall) -> bool:
     divisor = c.value(1)
     return divisor is not None and not np.isin(divisor, (0, -1)).any()
 
 
-@form("int_div", onnx="`Div`, guarded: by 0 it is 0", function=True)
-def _divide(c: FormCall) -> str:
+@rule("int_div", onnx="`Div`, guarded: by 0 it is 0", function=True)
+def _divide(c: ExportCall) -> str:
     x, y = c.all_aligned()
     if _is_plain(c):
         return c.add("Div", x, y)
@@ -50,16 +50,16 @@ def _divide(c: FormCall) -> str:
     return c.either(zero, c.whole(0), quotient)
 
 
-@form("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
-def _remainder(c: FormCall) -> str:
+@rule("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
+def _remainder(c: ExportCall) -> str:
     x, y = c.all_aligned()
     divisor = y if _is_plain(c) else _safe_divisor(c, y)[0]
     return c.add("Mod", x, divisor, fmod=int(c.node.op == "int_rem"))
 
 
-@form("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
+@rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
       function=True)  # fmt: skip
-def _shift(c: FormCall) -> str:
+def _shift(c: ExportCall) -> str:
     x, y = c.all_aligned()
     low = c.add("GreaterOrEqual", y, c.whole(0))
     inside = c.add("And", low, c.add("Less", y, c.whole(32)))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.ir.graph import NUMPY_DTYPE
 from cml_engine.ops.movement.padding import border_index
 from cml_engine.ops.movement.slicing import ranges
@@ -16,60 +16,60 @@ _LAST = np.iinfo(np.int64).min
 _MODES = {"replicate": "edge", "reflect": "reflect"}
 
 
-@form("reshape", onnx="`Reshape`")
-def _reshape(c: FormCall) -> str:
+@rule("reshape", onnx="`Reshape`")
+def _reshape(c: ExportCall) -> str:
     return c.reshaped(c.x, c.out.shape)
 
 
-@form("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
-def _squeeze(c: FormCall) -> str:
+@rule("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
+def _squeeze(c: ExportCall) -> str:
     if not c.attrs.axes:
         return c.x
     op = "Squeeze" if c.node.op == "squeeze" else "Unsqueeze"
     return c.add(op, c.x, c.indices(*c.attrs.axes))
 
 
-@form("transpose", onnx="`Transpose`")
-def _transpose(c: FormCall) -> str:
+@rule("transpose", onnx="`Transpose`")
+def _transpose(c: ExportCall) -> str:
     given = [int(axis) for axis in c.attrs.axes]
     return c.transposed(c.x, [*given, *range(len(given), len(c.shape))])
 
 
-@form("concat", onnx="`Concat`")
-def _concat(c: FormCall) -> str:
+@rule("concat", onnx="`Concat`")
+def _concat(c: ExportCall) -> str:
     return c.add("Concat", *c.tensors, axis=int(c.attrs.axis))
 
 
-@form("stack", onnx="`Unsqueeze`, `Concat`")
-def _stack(c: FormCall) -> str:
+@rule("stack", onnx="`Unsqueeze`, `Concat`")
+def _stack(c: ExportCall) -> str:
     axis = int(c.attrs.axis)
     parts = [c.add("Unsqueeze", name, c.indices(axis)) for name in c.tensors]
     return c.add("Concat", *parts, axis=axis)
 
 
-@form("split", onnx="`Split`")
-def _split(c: FormCall) -> list[str]:
+@rule("split", onnx="`Split`")
+def _split(c: ExportCall) -> list[str]:
     axis = int(c.attrs.axis)
     sizes = c.indices(*(fact.shape[axis] for fact in c.results))
     return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
 
 
-@form("unstack", onnx="`Split`, `Squeeze`")
-def _unstack(c: FormCall) -> list[str]:
+@rule("unstack", onnx="`Split`, `Squeeze`")
+def _unstack(c: ExportCall) -> list[str]:
     axis = int(c.attrs.axis)
     parts = c.split("Split", c.x, c.indices(*[1] * len(c.results)), results=len(c.results),
                     axis=axis)  # fmt: skip
     return [c.add("Squeeze", part, c.indices(axis)) for part in parts]
 
 
-@form("slice", onnx="`Slice`")
-def _slice(c: FormCall) -> str:
+@rule("slice", onnx="`Slice`")
+def _slice(c: ExportCall) -> str:
     taken = ranges(c.attrs, c.fact(0))
     axes = [a for a, part in enumerate(taken) if part != (0, c.shape[a], 1)]
     return sliced(c, c.x, {axis: taken[axis] for axis in axes})
 
 
-def sliced(c: FormCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
+def sliced(c: ExportCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
     """Slices axes of ``x``; ``taken`` gives the first index, the count and the step of each
     axis."""
     if not taken:
@@ -81,19 +81,19 @@ def sliced(c: FormCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
     return c.add("Slice", x, *(c.indices(*values) for values in lists))
 
 
-@form("tile", onnx="`Tile`")
-def _tile(c: FormCall) -> str:
+@rule("tile", onnx="`Tile`")
+def _tile(c: ExportCall) -> str:
     return c.add("Tile", c.x, c.indices(*c.attrs.repeats))
 
 
-@form("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
+@rule("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
       "input")  # fmt: skip
-def _pad(c: FormCall) -> str:
+def _pad(c: ExportCall) -> str:
     return padded(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
 
 
 def padded(
-    c: FormCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
+    c: ExportCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
 ) -> str:  # fmt: skip
     """Pads ``x``, or crops it where the padding is negative."""
@@ -114,9 +114,9 @@ def padded(
     return x
 
 
-@form("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "
+@rule("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "
       "NaN 0", function=True)  # fmt: skip
-def _cast(c: FormCall) -> str:
+def _cast(c: ExportCall) -> str:
     source, target = c.fact(0).dtype, c.out.dtype
     if source == target:
         return c.x

@@ -12,8 +12,8 @@ from functools import reduce
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import padded
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
@@ -49,7 +49,9 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     return np.array(rows, np.int64).reshape(axis.wide, longest)
 
 
-def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float) -> str:
+def taken(
+    c: ExportCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float
+) -> str:
     """Gathers an axis by a table of indices, whose columns become one more axis; -1 gives
     ``fill``."""
     if (table < 0).any():
@@ -60,7 +62,7 @@ def taken(c: FormCall, x: str, rank: int, axis: int, table: Array, extent: int, 
     return c.add("Gather", x, c.constant(table.astype(np.int64)), axis=axis)
 
 
-def _by_axis(c: FormCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
+def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
     """Reduces windows axis by axis."""
     for i, axis in enumerate(window):
         if not axis.trivial:
@@ -96,7 +98,7 @@ def _fits(window: Window) -> bool:
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
-def _pool(c: FormCall, op: str, x: str, window: Window, border: str, **more: int) -> str:
+def _pool(c: ExportCall, op: str, x: str, window: Window, border: str, **more: int) -> str:
     spatial = window[2:]
     pairs = [(a.before, a.after) for a in spatial]
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
@@ -112,7 +114,7 @@ def _pool(c: FormCall, op: str, x: str, window: Window, border: str, **more: int
     )  # fmt: skip
 
 
-def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
+def _mean(c: ExportCall, x: str, window: Window, border: str) -> str:
     if _is_pool(window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
         include = int(border == "constant")
         return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
@@ -123,27 +125,27 @@ def _mean(c: FormCall, x: str, window: Window, border: str) -> str:
     return c.add("Div", total, c.real(volume(window)))
 
 
-@form("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
-def _avg_pool(c: FormCall) -> str:
+@rule("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
+def _avg_pool(c: ExportCall) -> str:
     return _mean(c, c.x, window_of(c.attrs, c.fact(0)), c.attrs.border)
 
 
-@form("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
-def _rms_pool(c: FormCall) -> str:
+@rule("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
+def _rms_pool(c: ExportCall) -> str:
     window = window_of(c.attrs, c.fact(0))
     return c.add("Sqrt", _mean(c, c.add("Mul", c.x, c.x), window, c.attrs.border))
 
 
-@form("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
-def _box(c: FormCall) -> str:
+@rule("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
+def _box(c: ExportCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.attrs.normalize:
         return _mean(c, c.x, window, border)
     return _by_axis(c, c.x, window, border, "ReduceSum", 0.0)
 
 
-@form("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
-def _greatest(c: FormCall) -> str:
+@rule("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
+def _greatest(c: ExportCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
@@ -156,7 +158,7 @@ def _greatest(c: FormCall) -> str:
 # -- places within windows ----------------------------------------------------------------------
 
 
-def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str:
+def _joint(c: ExportCall, x: str, window: Window, border: str, fill: float) -> str:
     """Gathers the values of each window into a last axis, in row-major order."""
     rank = len(window)
     sizes: list[int] = []
@@ -170,8 +172,8 @@ def _joint(c: FormCall, x: str, window: Window, border: str, fill: float) -> str
     return c.reshaped(x, (*(a.narrow for a in window), volume(window)))
 
 
-@form("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
-def _place(c: FormCall) -> str:
+@rule("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
+def _place(c: ExportCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.fact(0).size == 0:
         return c.filled(0)
@@ -179,13 +181,13 @@ def _place(c: FormCall) -> str:
     return c.cast(c.add("ArgMax", values, axis=len(window), keepdims=0), "integer")
 
 
-@form("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
-def _max_pool_with_index(c: FormCall) -> list[str]:
+@rule("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
+def _max_pool_with_index(c: ExportCall) -> list[str]:
     return [_greatest(c), _place(c)]
 
 
-@form("sample", onnx="windows by `Gather`, `GatherElements`", function=True, empty=0.0)
-def _sample(c: FormCall) -> str:
+@rule("sample", onnx="windows by `Gather`, `GatherElements`", function=True, empty=0.0)
+def _sample(c: ExportCall) -> str:
     window = window_of(c.attrs, c.fact(0))
     values = _joint(c, c.x, window, c.attrs.border, 0.0)
     inside, places = _inside(c, volume(window))
@@ -195,7 +197,7 @@ def _sample(c: FormCall) -> str:
     return c.either(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
 
 
-def _inside(c: FormCall, count: int) -> tuple[str, str]:
+def _inside(c: ExportCall, count: int) -> tuple[str, str]:
     """Returns the mask of the second operand's indices below ``count``, and the indices.
 
     Indices outside the range are replaced by 0.
@@ -210,7 +212,7 @@ def _inside(c: FormCall, count: int) -> tuple[str, str]:
 # -- the other way ------------------------------------------------------------------------------
 
 
-def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
+def _spread(c: ExportCall, x: str, window: Window, taps: Sequence[int]) -> str:
     """Adds up, for each position of the wide side, the values of the windows that cover it."""
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
@@ -223,8 +225,8 @@ def _spread(c: FormCall, x: str, window: Window, taps: Sequence[int]) -> str:
     return x
 
 
-@form("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
-def _debox(c: FormCall) -> str:
+@rule("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
+def _debox(c: ExportCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
     total = _spread(c, c.x, window, [1] * len(window))
     if not c.attrs.normalize:
@@ -234,8 +236,8 @@ def _debox(c: FormCall) -> str:
     return c.add("Div", total, c.constant(_terms(spread_table(axis) for axis in window)))
 
 
-@form("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
-def _desample(c: FormCall) -> str:
+@rule("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
+def _desample(c: ExportCall) -> str:
     window = reverse_window_of(c.attrs, c.fact(0))
     rank, sizes = len(window), [a.size for a in window]
     places = c.constant(np.arange(volume(window), dtype=np.int32))

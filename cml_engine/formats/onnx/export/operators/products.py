@@ -8,38 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import padded, sliced
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
 
-@form("matmul", onnx="`MatMul`, `Transpose`")
-def _matmul(c: FormCall) -> str:
+@rule("matmul", onnx="`MatMul`, `Transpose`")
+def _matmul(c: ExportCall) -> str:
     return c.add("MatMul", _turned(c, 0, c.attrs.transposeA), _turned(c, 1, c.attrs.transposeB))
 
 
-def _turned(c: FormCall, position: int, turn: bool) -> str:
+def _turned(c: ExportCall, position: int, turn: bool) -> str:
     if not turn:
         return c.tensor(position)
     rank = c.fact(position).rank
     return c.transposed(c.tensor(position), [*range(rank - 2), rank - 1, rank - 2])
 
 
-@form("int_matmul", onnx="`MatMul`")
-def _int_matmul(c: FormCall) -> str:
+@rule("int_matmul", onnx="`MatMul`")
+def _int_matmul(c: ExportCall) -> str:
     if c.shape[-1] == 0:
         return c.filled(0)
     return c.add("MatMul", *c.tensors)
 
 
-@form("linear", onnx="`Gemm`")
-def _linear(c: FormCall) -> str:
+@rule("linear", onnx="`Gemm`")
+def _linear(c: ExportCall) -> str:
     return c.add("Gemm", c.x, c.tensor(1), *_bias(c, None), transB=1)
 
 
-def _bias(c: FormCall, channels: int | None) -> list[str]:
+def _bias(c: ExportCall, channels: int | None) -> list[str]:
     """Returns the third operand, as a list of ``channels`` values if given; empty if it is 0."""
     value, size = c.value(2), c.fact(2).size
     if value is not None and not value.any():
@@ -51,8 +51,8 @@ def _bias(c: FormCall, channels: int | None) -> list[str]:
     return [c.add("Expand", c.tensor(2, (1,)), c.indices(channels))]
 
 
-@form("conv", onnx="`Conv`; after `Pad` or `Gather` where the border is not zeros")
-def _conv(c: FormCall) -> str:
+@rule("conv", onnx="`Conv`; after `Pad` or `Gather` where the border is not zeros")
+def _conv(c: ExportCall) -> str:
     shape = conv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
         return _bias_alone(c, shape.out_channels)
@@ -65,7 +65,7 @@ def _conv(c: FormCall) -> str:
     return c.add("Conv", x, c.tensor(1), *bias, **_geometry(shape, pairs))
 
 
-def _bias_alone(c: FormCall, channels: int) -> str:
+def _bias_alone(c: ExportCall, channels: int) -> str:
     """Returns the result of a convolution with empty sums: the bias, or zeros."""
     bias = _bias(c, channels)
     if not bias:
@@ -84,8 +84,8 @@ def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, A
     }
 
 
-@form("deconv", onnx="`ConvTranspose`; where the output is larger than its windows, `Pad` behind")
-def _deconv(c: FormCall) -> str:
+@rule("deconv", onnx="`ConvTranspose`; where the output is larger than its windows, `Pad` behind")
+def _deconv(c: ExportCall) -> str:
     shape = deconv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
         return _bias_alone(c, shape.out_channels)
@@ -109,8 +109,8 @@ def _deconv(c: FormCall) -> str:
     return c.add("Add", spread, c.reshaped(bias[0], (1, -1, *[1] * len(full))))
 
 
-@form("int_conv", onnx="`Slice` and `MatMul` of each tap, `Add`", function=True)
-def _int_conv(c: FormCall) -> str:
+@rule("int_conv", onnx="`Slice` and `MatMul` of each tap, `Add`", function=True)
+def _int_conv(c: ExportCall) -> str:
     attrs = Attrs({**c.attrs, "border": "constant"})
     shape = conv_shape(attrs, *(Fact("scalar", c.fact(i).shape) for i in (0, 1)))
     pairs = [(0, 0), (0, 0), *((a.before, a.after) for a in shape.axes)]
@@ -131,9 +131,9 @@ def _int_conv(c: FormCall) -> str:
     return c.reshaped(total, c.out.shape)
 
 
-@form("matmul_nbits", onnx="the codes by `BitShift`, their matrix, `MatMul`", function=True,
+@rule("matmul_nbits", onnx="the codes by `BitShift`, their matrix, `MatMul`", function=True,
       since=18)  # fmt: skip
-def _matmul_nbits(c: FormCall) -> str:
+def _matmul_nbits(c: ExportCall) -> str:
     bits, block = int(c.attrs.bits), int(c.attrs.block_size)
     (rows, words), blocks, inner = c.fact(1).shape, c.fact(2).shape[1], c.shape[-1]
     shifts = c.constant(np.arange(0, 32, bits, dtype=np.uint32))

@@ -6,8 +6,8 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import merged, sliced
 from cml_engine.ir.graph import Fact
 
@@ -20,8 +20,8 @@ _OF_NOTHING = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}
 
 for _name, _onnx in _REDUCE.items():
 
-    @form(_name, onnx=f"`{_onnx}`")
-    def _reduce(c: FormCall, op: str = _onnx) -> str:
+    @rule(_name, onnx=f"`{_onnx}`")
+    def _reduce(c: ExportCall, op: str = _onnx) -> str:
         if op == "ReduceSum" and c.attrs.normalize:
             op = "ReduceMean"
         if not c.attrs.axes:
@@ -31,8 +31,8 @@ for _name, _onnx in _REDUCE.items():
         return c.reduced(op, c.x, c.attrs.axes)
 
 
-@form("any_reduce", "all_reduce", onnx="`ReduceMax` or `ReduceMin`, of integers")
-def _truth(c: FormCall) -> str:
+@rule("any_reduce", "all_reduce", onnx="`ReduceMax` or `ReduceMin`, of integers")
+def _truth(c: ExportCall) -> str:
     if not c.attrs.axes:
         return c.x
     if c.fact(0).size == 0:
@@ -41,8 +41,8 @@ def _truth(c: FormCall) -> str:
     return c.cast(c.reduced(op, c.cast(c.x, "integer"), c.attrs.axes), "logical")
 
 
-@form("argmax_reduce", "argmin_reduce", onnx="`ArgMax`, `ArgMin`")
-def _position(c: FormCall) -> str:
+@rule("argmax_reduce", "argmin_reduce", onnx="`ArgMax`, `ArgMin`")
+def _position(c: ExportCall) -> str:
     axes = sorted(int(axis) for axis in c.attrs.axes)
     if not axes:
         return c.filled(0)
@@ -56,8 +56,8 @@ def _position(c: FormCall) -> str:
     return c.reshaped(found, c.out.shape)
 
 
-@form("moments", onnx="`ReduceMean`, `Sub`, `Mul`")
-def _moments(c: FormCall) -> list[str]:
+@rule("moments", onnx="`ReduceMean`, `Sub`, `Mul`")
+def _moments(c: ExportCall) -> list[str]:
     if not c.attrs.axes:
         return [c.x, c.filled(0.0)]
     if c.fact(0).size == 0:
@@ -67,8 +67,8 @@ def _moments(c: FormCall) -> list[str]:
     return [mean, c.reduced("ReduceMean", c.add("Mul", apart, apart), c.attrs.axes)]
 
 
-@form("softmax", onnx="`Softmax`; of several axes its formula")
-def _softmax(c: FormCall) -> str:
+@rule("softmax", onnx="`Softmax`; of several axes its formula")
+def _softmax(c: ExportCall) -> str:
     axes = [int(axis) for axis in c.attrs.axes]
     if len(axes) == 1:
         return c.add("Softmax", c.x, axis=axes[0])
@@ -79,8 +79,8 @@ def _softmax(c: FormCall) -> str:
     return c.add("Div", power, c.reduced("ReduceSum", power, axes))
 
 
-@form("top_k", onnx="`TopK`")
-def _top_k(c: FormCall) -> list[str]:
+@rule("top_k", onnx="`TopK`")
+def _top_k(c: ExportCall) -> list[str]:
     values, places = c.split(
         "TopK", c.x, c.indices(int(c.attrs.k)), results=2,
         axis=int(c.attrs.axis), largest=int(c.attrs.largest), sorted=1,
@@ -88,15 +88,15 @@ def _top_k(c: FormCall) -> list[str]:
     return [values, c.cast(places, "integer")]
 
 
-@form("cumsum", onnx="`CumSum`")
-def _cumsum(c: FormCall) -> str:
+@rule("cumsum", onnx="`CumSum`")
+def _cumsum(c: ExportCall) -> str:
     axis = c.constant(np.array(c.attrs.axis, np.int64))
     exclusive, reverse = int(c.attrs.exclusive), int(c.attrs.reverse)
     return c.add("CumSum", c.x, axis, exclusive=exclusive, reverse=reverse)
 
 
-@form("cumprod", onnx="`Where` with ones, `ReduceProd`", function=True)
-def _cumprod(c: FormCall) -> str:
+@rule("cumprod", onnx="`Where` with ones, `ReduceProd`", function=True)
+def _cumprod(c: ExportCall) -> str:
     axis, rank = int(c.attrs.axis), len(c.shape)
     extent = c.shape[axis]
     mask = np.tri(extent, k=-1 if c.attrs.exclusive else 0, dtype=np.bool_)
@@ -108,8 +108,8 @@ def _cumprod(c: FormCall) -> str:
     return c.reduced("ReduceProd", factors, [axis + 1], keep=False)
 
 
-@form("nonzero", onnx="`NonZero`, `Pad` of what is left over by `Concat`, `Slice`", function=True)
-def _nonzero(c: FormCall) -> list[str]:
+@rule("nonzero", onnx="`NonZero`, `Pad` of what is left over by `Concat`, `Slice`", function=True)
+def _nonzero(c: ExportCall) -> list[str]:
     capacity, fill = int(c.attrs.capacity), int(c.attrs.fill)
     x, rank = c.x, len(c.shape)
     if not rank:
@@ -125,9 +125,9 @@ def _nonzero(c: FormCall) -> list[str]:
     return [sliced(c, both, {1: (0, capacity, 1)}), count]
 
 
-@form("non_max_suppression", onnx="`NonMaxSuppression`, and fill behind what it finds",
+@rule("non_max_suppression", onnx="`NonMaxSuppression`, and fill behind what it finds",
       function=True)  # fmt: skip
-def _suppression(c: FormCall) -> list[str]:
+def _suppression(c: ExportCall) -> list[str]:
     a, rows = c.attrs, c.results[0].shape[0]
     if c.results[0].size == 0:
         return [c.filled(0), c.filled(0, Fact("integer", (1,)))]

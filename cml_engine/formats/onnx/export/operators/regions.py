@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.ops.resampling.roi import LIMIT
 
 
-def _batch(c: FormCall) -> str:
+def _batch(c: ExportCall) -> str:
     """Returns the batch index of each region, clamped to the batch."""
     count = c.fact(1).shape[0]
     index = c.tensor(2) if c.fact(2).rank == 1 else c.tensor(2, (c.fact(2).size,))
@@ -18,8 +18,8 @@ def _batch(c: FormCall) -> str:
     return c.add("Clip", index, c.whole(0), c.whole(c.shape[0] - 1))
 
 
-@form("roi_align", onnx="`RoiAlign`", since=16)
-def _roi_align(c: FormCall) -> str:
+@rule("roi_align", onnx="`RoiAlign`", since=16)
+def _roi_align(c: ExportCall) -> str:
     a = c.attrs
     height, width = a.output_size
     mode = "half_pixel" if a.half_pixel else "output_half_pixel"
@@ -30,7 +30,7 @@ def _roi_align(c: FormCall) -> str:
     )  # fmt: skip
 
 
-def _corners(c: FormCall, axis: int) -> tuple[str, str]:
+def _corners(c: ExportCall, axis: int) -> tuple[str, str]:
     """Returns the first and second corner of each region on a spatial axis, ``[R, 1, 1]``.
 
     NaN becomes 0.
@@ -44,12 +44,12 @@ def _corners(c: FormCall, axis: int) -> tuple[str, str]:
     return c.add("Unsqueeze", first, c.indices(2)), c.add("Unsqueeze", second, c.indices(2))
 
 
-def _items(c: FormCall) -> str:
+def _items(c: ExportCall) -> str:
     """Gathers the batch item of each region."""
     return c.add("Gather", c.x, _batch(c), axis=0)
 
 
-def _shaped(c: FormCall, weights: str, axis: int) -> str:
+def _shaped(c: ExportCall, weights: str, axis: int) -> str:
     """Reshapes weights ``[R, results, extent]`` to broadcast along an axis.
 
     The other operand is ``[R, C, …, extent of axis, …]`` with one more axis in front of ``axis``.
@@ -60,7 +60,7 @@ def _shaped(c: FormCall, weights: str, axis: int) -> str:
     )
 
 
-def _cells(c: FormCall, axis: int) -> str:
+def _cells(c: ExportCall, axis: int) -> str:
     """Returns the mask of the indices of a spatial axis in each cell, ``[R, cells, extent]``."""
     cells, extent = int(c.attrs.output_size[axis]), c.shape[2 + axis]
     first, last = (_whole(c, corner) for corner in _corners(c, axis))
@@ -74,7 +74,7 @@ def _cells(c: FormCall, axis: int) -> str:
     return c.add("And", c.add("GreaterOrEqual", at, start), below)
 
 
-def _exactly(c: FormCall, op: str, size: str, share: str, cells: int) -> str:
+def _exactly(c: ExportCall, op: str, size: str, share: str, cells: int) -> str:
     """Returns ``size / cells`` rounded down or up.
 
     Integer arithmetic avoids the rounding error of the float quotient.
@@ -87,15 +87,15 @@ def _exactly(c: FormCall, op: str, size: str, share: str, cells: int) -> str:
     return c.add("Add", low, c.cast(over, "scalar"))
 
 
-def _whole(c: FormCall, x: str) -> str:
+def _whole(c: ExportCall, x: str) -> str:
     low = c.add("Floor", x)
     up = c.add("GreaterOrEqual", c.add("Sub", x, low), c.real(0.5))
     return c.either(up, c.add("Add", low, c.real(1.0)), low)
 
 
-@form("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
+@rule("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
       "`ReduceMax`", function=True, empty=0.0)  # fmt: skip
-def _roi_pool(c: FormCall) -> str:
+def _roi_pool(c: ExportCall) -> str:
     spatial, average = len(c.shape) - 2, c.node.op == "avg_roi_pool"
     x, counts = _items(c), ""
     for axis in range(spatial):
@@ -112,7 +112,7 @@ def _roi_pool(c: FormCall) -> str:
     return c.either(some, x, c.real(0.0))
 
 
-def _samples(c: FormCall, counts: list[int], method: str) -> str:
+def _samples(c: ExportCall, counts: list[int], method: str) -> str:
     """Samples each region at ``counts`` positions per axis, with linear interpolation."""
     x = _items(c)
     for axis, count in enumerate(counts):
@@ -141,14 +141,14 @@ def _samples(c: FormCall, counts: list[int], method: str) -> str:
     return x
 
 
-@form("roi_resample", onnx="weights of each axis, `Mul`, `ReduceSum`", function=True)
-def _roi_resample(c: FormCall) -> str:
+@rule("roi_resample", onnx="weights of each axis, `Mul`, `ReduceSum`", function=True)
+def _roi_resample(c: ExportCall) -> str:
     return _samples(c, [int(n) for n in c.attrs.output_size], c.attrs.method)
 
 
-@form("avg_roi_align", "max_roi_align", onnx="as `roi_resample`, then `AveragePool` or `MaxPool`",
+@rule("avg_roi_align", "max_roi_align", onnx="as `roi_resample`, then `AveragePool` or `MaxPool`",
       function=True)  # fmt: skip
-def _roi_align_of(c: FormCall) -> str:
+def _roi_align_of(c: ExportCall) -> str:
     sizes, rates = c.attrs.output_size, [int(r) for r in c.attrs.sampling_rate]
     fine = [int(n) * r for n, r in zip(sizes, rates, strict=True)]
     samples = _samples(c, fine, c.attrs.resize_method)

@@ -7,8 +7,8 @@ from math import ceil, floor, prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import FormCall
-from cml_engine.formats.onnx.export.export_rules import form
+from cml_engine.formats.onnx.export.call import ExportCall
+from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import sliced
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.resampling.resampling import linear_taps
@@ -30,7 +30,7 @@ _MOST_EXTENT = 1 << 14
 Taps = Iterable[tuple[Array, Array]]
 
 
-def _weighted(c: FormCall, x: str, axis: int, taps: Taps, extent: int) -> str:
+def _weighted(c: ExportCall, x: str, axis: int, taps: Taps, extent: int) -> str:
     """Computes each result along an axis as a weighted sum of the values at given indices."""
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
@@ -42,8 +42,8 @@ def _weighted(c: FormCall, x: str, axis: int, taps: Taps, extent: int) -> str:
     return c.reduced("ReduceSum", product, [axis + 1], keep=False)
 
 
-@form("nearest_upsample", onnx="`Resize`")
-def _nearest_upsample(c: FormCall) -> str:
+@rule("nearest_upsample", onnx="`Resize`")
+def _nearest_upsample(c: ExportCall) -> str:
     if all(f == 1 for f in c.attrs.factor):
         return c.x
     if c.out.dtype != "scalar":
@@ -54,7 +54,7 @@ def _nearest_upsample(c: FormCall) -> str:
     )  # fmt: skip
 
 
-def _repeated(c: FormCall) -> str:
+def _repeated(c: ExportCall) -> str:
     x = c.x
     for axis, (extent, factor) in enumerate(zip(c.shape[2:], c.attrs.factor, strict=True), 2):
         if factor > 1:
@@ -63,22 +63,22 @@ def _repeated(c: FormCall) -> str:
     return x
 
 
-@form("nearest_downsample", onnx="`Slice`")
-def _nearest_downsample(c: FormCall) -> str:
+@rule("nearest_downsample", onnx="`Slice`")
+def _nearest_downsample(c: ExportCall) -> str:
     pairs = zip(c.out.shape[2:], c.attrs.factor, strict=True)
     taken = {axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1}
     return sliced(c, c.x, taken)
 
 
-@form("area_downsample", onnx="`AveragePool`")
-def _area_downsample(c: FormCall) -> str:
+@rule("area_downsample", onnx="`AveragePool`")
+def _area_downsample(c: ExportCall) -> str:
     factor = [int(f) for f in c.attrs.factor]
     return c.add("AveragePool", c.x, kernel_shape=factor, strides=factor)
 
 
-@form("multilinear_upsample", onnx="`Resize`; with zeros around `ConvTranspose`; with border "
+@rule("multilinear_upsample", onnx="`Resize`; with zeros around `ConvTranspose`; with border "
       "reflect `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _multilinear_upsample(c: FormCall) -> str:
+def _multilinear_upsample(c: ExportCall) -> str:
     a, x = c.attrs, c.x
     near = a.method == "aligned" or a.border in ("replicate", "reflect-even")
     if near and max(c.out.shape[2:]) <= _MOST_EXTENT:
@@ -92,7 +92,7 @@ def _multilinear_upsample(c: FormCall) -> str:
     return x
 
 
-def _spread(c: FormCall) -> str:
+def _spread(c: ExportCall) -> str:
     """Upsamples by a transposed convolution with a tent filter; values outside are 0."""
     rows, before, after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
@@ -112,9 +112,9 @@ def _spread(c: FormCall) -> str:
     )  # fmt: skip
 
 
-@form("resize", onnx="`Resize`; where its rounding could choose another neighbour, `Gather`; a "
+@rule("resize", onnx="`Resize`; where its rounding could choose another neighbour, `Gather`; a "
       "cubic of other than two axes `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _resize(c: FormCall) -> str:
+def _resize(c: ExportCall) -> str:
     a, x = c.attrs, c.x
     few = max(c.out.shape) <= _MOST_EXTENT
     if few and (a.method == "linear" or (a.method == "cubic" and len(c.shape) == 4)):
@@ -131,7 +131,7 @@ def _resize(c: FormCall) -> str:
     return x
 
 
-def _resized(c: FormCall, a: Attrs) -> str:
+def _resized(c: ExportCall, a: Attrs) -> str:
     nearest, cubic = a.method == "nearest", a.method == "cubic"
     return c.add(
         "Resize", c.x, "", "", c.indices(*c.out.shape), mode=_METHODS[a.method],
@@ -141,7 +141,7 @@ def _resized(c: FormCall, a: Attrs) -> str:
     )  # fmt: skip
 
 
-def _is_exact(c: FormCall) -> bool:
+def _is_exact(c: ExportCall) -> bool:
     """Returns True if float32 positions select the exact nearest neighbours on every axis."""
     return all(
         _rounds_right(c.attrs, extent, int(size))
@@ -184,8 +184,8 @@ def _rounded(rounding: str, at: Array) -> Array:
     return np.floor(at + 0.5)
 
 
-@form("grid_sample", onnx="`GridSample`", since=16)
-def _grid_sample(c: FormCall) -> str:
+@rule("grid_sample", onnx="`GridSample`", since=16)
+def _grid_sample(c: ExportCall) -> str:
     a, spatial = c.attrs, len(c.shape) - 2
     modes = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
     if c.opset >= 20:
@@ -208,8 +208,8 @@ def _grid_sample(c: FormCall) -> str:
     return c.reshaped(c.add("GridSample", image, grid, **how), c.out.shape)
 
 
-@form("col2im", onnx="`Col2Im`", since=18)
-def _col2im(c: FormCall) -> str:
+@rule("col2im", onnx="`Col2Im`", since=18)
+def _col2im(c: ExportCall) -> str:
     a, spatial = c.attrs, len(c.attrs.size)
     pairs = a.padding
     if not pairs:
@@ -223,9 +223,9 @@ def _col2im(c: FormCall) -> str:
     )  # fmt: skip
 
 
-@form("deform_columns", onnx="`DeformConv` by a filter that takes each tap by itself", since=19,
+@rule("deform_columns", onnx="`DeformConv` by a filter that takes each tap by itself", since=19,
       function=True)  # fmt: skip
-def _deform_columns(c: FormCall) -> str:
+def _deform_columns(c: ExportCall) -> str:
     a, (channels, height, width) = c.attrs, c.shape[1:]
     size = [int(n) for n in a.size]
     taps = prod(size)
@@ -246,7 +246,9 @@ def _deform_columns(c: FormCall) -> str:
     return c.add("Mul", result, c.tensor(2))
 
 
-def _same_padding(c: FormCall, size: list[int], extents: tuple[int, int]) -> list[tuple[int, int]]:
+def _same_padding(
+    c: ExportCall, size: list[int], extents: tuple[int, int]
+) -> list[tuple[int, int]]:
     found = []
     for i, extent in enumerate(extents):
         stride = int(c.attrs.stride[i]) if c.attrs.stride else 1
