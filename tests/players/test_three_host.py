@@ -4,6 +4,7 @@ Chromium."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from PIL import Image
 
 import cml_engine as cml
-from examples.three_host.__main__ import main, write_host
-from tests.players.deno import find_deno, run_deno
+from cml_engine.cooked import cook
+from examples.three_host.__main__ import fetch_three, main, write_host
+from tests.fixtures.models import write_model
+from tests.players.deno import ROOT, WEB, find_deno, run_deno
 
 HERE = Path(__file__).with_name("web")
 SIDE, PLACED, BORDER = 128, slice(8, 120), slice(9, 121)
@@ -49,6 +52,62 @@ def test_what_three_draws_is_what_the_network_made(host):
     assert off.max() <= 8 and off.mean() < 0.5
     assert (empty == empty[0, 0]).all(), "before the first tile there is only the sky"
     assert (seen != empty).any(-1).mean() > 0.2
+
+
+#: what the example of the documentation calls its own: a canvas, a scene, a picture
+BEFORE = """
+import {{ bytesOf, canvasOf }} from "{here}/canvas.js";
+const read = async (name) => (await Deno.readFile(`{folder}/${{name}}`)).buffer;
+globalThis.fetch = (name) => ({{ arrayBuffer: () => read(name) }});
+globalThis.requestAnimationFrame = (draw) => setTimeout(() => draw(performance.now()), 5);
+globalThis.cancelAnimationFrame = clearTimeout;
+const {{ canvas, shown }} = canvasOf();
+const pixels = Float32Array.from({{ length: 192 }}, (_, i) => i / 192);
+const scene = new THREE.Scene(), camera = new THREE.OrthographicCamera(-1, 1, 1, -1, 0, 2);
+camera.position.z = 1;
+"""
+AFTER = """
+for (let frames = 0; frames < 3; frames += job === null ? 1 : 0) {
+  await new Promise((done) => setTimeout(done, 50));
+}
+console.log(JSON.stringify([...await bytesOf(device, shown.texture)]));
+Deno.exit(0);
+"""
+UPRES = """version 1.0;
+graph upres(image) -> (enlarged)
+{
+    image = external<scalar>(shape = [1, 3, 8, 8]);
+    enlarged = nearest_upsample(image, factor = [2, 2]);
+}
+"""
+
+
+@pytest.mark.gpu
+def test_the_example_of_the_documentation_shows_the_output(tmp_path):
+    """The examples of docs/ship_it.md run as printed; three.js shows the output's own values."""
+    text = (ROOT / "docs/ship_it.md").read_text(encoding="utf-8")
+    first, three = re.findall(r"```js\n(.*?)```", text, re.DOTALL)
+    try:
+        files = fetch_three()
+    except cml.CmlError as error:
+        pytest.skip(str(error))
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    graph = cml.load(write_model(tmp_path / "upres.nnef", UPRES))
+    (tmp_path / "upres.cml").write_bytes(cook(graph, ["portable"]))
+    imports = {"cml-engine": "cml.js", "cml-engine/picture.js": "picture.js"}
+    paths = {name: (WEB / file).as_uri() for name, file in imports.items()}
+    paths["three/webgpu"] = (tmp_path / "three.webgpu.js").as_uri()
+    (tmp_path / "deno.json").write_text(json.dumps({"imports": paths}))
+    before = BEFORE.format(here=HERE.as_uri(), folder=tmp_path)
+    setup = first[: first.index("function frame")]
+    (tmp_path / "host.js").write_text(before + setup + three + AFTER)
+    config = tmp_path / "deno.json"
+    done = run_deno("run", "-A", "--no-check", "--config", config, tmp_path / "host.js")
+    found = np.array(json.loads(done.stdout)).reshape(SIDE, SIDE, 4)[..., :3]
+    picture = (np.arange(192) / 192).reshape(3, 8, 8).transpose(1, 2, 0)
+    wanted = 255 * picture.repeat(2, 0).repeat(2, 1)
+    assert np.abs(found[4::8, 4::8] - wanted).max() <= 2, "in the middle of each of 16 x 16 texels"
 
 
 def in_srgb(linear):

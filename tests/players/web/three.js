@@ -6,31 +6,9 @@
  *     deno run -A tests/players/web/three.js FOLDER
  */
 
+import { bytesOf, canvasOf, SIDE } from "./canvas.js";
+
 const [folder] = Deno.args;
-const SIDE = 128;
-
-/** What three.js wants of a canvas. @param {GPUDevice} device */
-function canvasOf(device) {
-  const format = navigator.gpu.getPreferredCanvasFormat();
-  const { RENDER_ATTACHMENT, COPY_SRC } = GPUTextureUsage;
-  const texture = device.createTexture({ size: [SIDE, SIDE], format, usage: RENDER_ATTACHMENT | COPY_SRC });
-  const context = { configure() {}, getCurrentTexture: () => texture };
-  const canvas = { width: SIDE, height: SIDE, style: {}, addEventListener() {}, getContext: () => context };
-  return { canvas, texture };
-}
-
-/** The bytes of a texture of SIDE x SIDE. @param {GPUDevice} device @param {GPUTexture} texture */
-async function bytesOf(device, texture) {
-  const bytesPerRow = 4 * SIDE, usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
-  const buffer = device.createBuffer({ size: bytesPerRow * SIDE, usage });
-  const encoder = device.createCommandEncoder();
-  encoder.copyTextureToBuffer({ texture }, { buffer, bytesPerRow }, [SIDE, SIDE]);
-  device.queue.submit([encoder.finish()]);
-  await buffer.mapAsync(GPUMapMode.READ);
-  const bytes = new Uint8Array(buffer.getMappedRange().slice(0));
-  if (!texture.format.startsWith("bgra")) return bytes;
-  return bytes.map((_, i) => bytes[i % 4 === 0 ? i + 2 : i % 4 === 2 ? i - 2 : i]);
-}
 
 /** @type {any} */ (globalThis).requestAnimationFrame = () => 0;
 /** @type {any} */ (globalThis).cancelAnimationFrame = () => {};
@@ -43,7 +21,7 @@ const device = await requestDevice();
 const errors = [];
 const world = await loadWorld(device, async (/** @type {string} */ name) => (await Deno.readFile(`${folder}/${name}`)).buffer);
 const { albedo } = (await runTile(world, ...FIRST)).texture;
-const { canvas, texture } = canvasOf(device);
+const { canvas, shown } = canvasOf();
 const host = await Host.on(device, canvas, world);
 device.onuncapturederror = ({ error }) => errors.push(error.message);
 
@@ -53,10 +31,10 @@ async function frame() {
   await new Promise((resolve) => setTimeout(resolve));
 }
 await frame();
-const empty = await bytesOf(device, texture);
+const empty = await bytesOf(device, shown.texture);
 while (!host.runs && host.frames < 3000) await frame();
 await frame();
-const seen = await bytesOf(device, texture);
+const seen = await bytesOf(device, shown.texture);
 
 // from above, without light: the picture is the texture
 host.land.material = new THREE.MeshBasicMaterial({ map: host.map });
@@ -69,7 +47,7 @@ host._look = () => {
   host.camera.lookAt(0, 0, 0);
 };
 await frame();
-const above = await bytesOf(device, texture);
+const above = await bytesOf(device, shown.texture);
 const painted = await bytesOf(device, host.texture);
 console.log(JSON.stringify({
   frames: host.frames, runs: host.runs, errors,
