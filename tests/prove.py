@@ -24,7 +24,7 @@ from cml_engine.cpu.compare import Comparison
 from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.tools.report.operator_support import operator_support
 from tests.fixtures import texts
-from tests.generate import Draw, Numbers, random_call
+from tests.generate import Numbers, random_call
 from tests.reference.calls import (
     GRAPH_LEVEL,
     OPERATORS,
@@ -91,21 +91,21 @@ def shown(call: SampleCall) -> str:
 def graph_level(op: str, seed: int, folder: Path, backend: Any) -> list[tuple[Any, Any]]:
     """Runs one of the four operators that make no node; returns pairs of results and expected
     values."""
-    draw = Draw(Numbers(seed))
-    x = draw.any(draw.shape(draw.integer(0, 5), 4))
+    rng = np.random.default_rng(seed)
+    shape = rng.integers(seed % 5 > 0, 5, rng.integers(6))
+    x = rng.uniform(-2, 2, shape).astype(np.float32)
     if op == "update":
-        x = draw.scalars(x.shape)
         body = "u = update(s, s + x); y = s * 1.0;"
         texts.write_text(folder, body, {"x": x, "s": 2 * x}, fixed=frozenset("s"))
         session = cml.Session(cml.load(folder), backend)
         return [(session.run({"x": x})["y"], (2 + i) * x) for i in range(3)]
     if op == "constant":
-        x = draw.scalars(x.shape)
         numbers = ", ".join(repr(float(v)) for v in x.ravel())
         body = f"c = constant<scalar>(shape = {list(x.shape)}, value = [{numbers}]); y = z + c;"
         if not x.size:
             return [(x, x)]
         return [(texts.run_text(folder, body, {"z": np.zeros(x.shape)}, backend)[0], x)]
+    x = x.astype((np.float32, np.int32, np.bool_)[seed % 3])
     fixed = frozenset("x") if op == "variable" else frozenset()
     return [(texts.run_text(folder, "y = copy(x);", {"x": x}, backend, fixed=fixed)[0], x)]
 
