@@ -10,16 +10,16 @@ without a core delays nothing.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from typing import cast
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.once import Once
@@ -28,71 +28,24 @@ from cml_engine.ops.common.once import Once
 _BLOCK = 1 << 22
 #: a block's edges are multiples of this, so that BLAS's own tiles stay whole
 _EDGE = 64
-#: what the functions are called in NumPy's wheels: since 2.0, and before
-_PREFIXES = ("scipy_openblas", "openblas")
-
-
-class _OpenBlas:
-    """The number of threads of NumPy's own OpenBLAS."""
-
-    def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
-        self._get = getattr(library, f"{prefix}_get_num_threads64_")
-        self._set = getattr(library, f"{prefix}_set_num_threads64_")
-        self._get.restype, self._get.argtypes = ctypes.c_int, []
-        self._set.restype, self._set.argtypes = None, [ctypes.c_int]
-        self._lock = Lock()
-        self._inside = 0
-        self._before = 1
-
-    @property
-    def threads(self) -> int:
-        """The number of threads of a product."""
-        return int(self._get())
-
-    def enter(self) -> None:
-        """Limits OpenBLAS to one thread until every caller has left."""
-        with self._lock:
-            if not self._inside:
-                self._before = self.threads
-                self._set(1)
-            self._inside += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._set(self._before)
 
 
 @Once
-def openblas() -> _OpenBlas | None:
-    """Returns NumPy's OpenBLAS; None if NumPy was built with another library."""
-    package = Path(np.__file__).parent
-    for folder in (package.parent / "numpy.libs", package / ".dylibs"):
-        for file in sorted(folder.glob("*openblas*")):
-            for prefix in _PREFIXES:
-                try:
-                    return _OpenBlas(ctypes.CDLL(str(file)), prefix)
-                except (OSError, AttributeError):
-                    continue
-    return None
+def numpy_blas() -> ThreadpoolController:
+    """Returns the controller of NumPy's own BLAS; other libraries' threads are not touched."""
+    every = ThreadpoolController().select(user_api="blas")
+    folder = str(Path(np.__file__).parent)  # numpy.libs lies beside it
+    paths = [one.filepath for one in every.lib_controllers if one.filepath.startswith(folder)]
+    return every.select(filepath=paths)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[object]:
     """Runs the block with BLAS on one thread and restores the number of threads afterwards.
 
     The setting applies to the whole process, so products of other threads use one thread too.
+    If several threads have such blocks, the first one's end restores it.
     """
-    library = openblas()
-    if library is None:
-        yield
-        return
-    library.enter()
-    try:
-        yield
-    finally:
-        library.leave()
+    return cast("AbstractContextManager[object]", numpy_blas().limit(limits=1))
 
 
 def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -104,11 +57,10 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
     if out is None:
         stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         out = np.empty((*stack, a.shape[-2], b.shape[-1]), np.result_type(a, b))
-    with one_thread():
-        if openblas() is None or out.size * a.shape[-1] < 2 * _BLOCK:
-            np.matmul(a, b, out=out)
-        else:
-            share(_blocks(a, b, out))
+    if out.size * a.shape[-1] < 2 * _BLOCK:
+        np.matmul(a, b, out=out)
+    else:
+        share(_blocks(a, b, out))
     return out
 
 
@@ -137,43 +89,25 @@ def _spans(length: int, step: int) -> list[slice]:
     return [slice(first, min(first + step, length)) for first in range(0, length, step)]
 
 
-class _Shared:
-    """Blocks that several threads take one by one."""
-
-    def __init__(self, blocks: Sequence[Callable[[], object]]) -> None:
-        self._waiting = iter(blocks)
-        self._left = len(blocks)
-        self._lock = Lock()
-        self._done = Event()
-        self._error: Exception | None = None
-
-    def work(self) -> None:
-        """Runs blocks until none is left."""
-        with np.errstate(all="ignore"):
-            for block in self._waiting:
-                try:
-                    block()
-                except Exception as error:
-                    self._error = error
-                with self._lock:
-                    self._left -= 1
-                    if not self._left:
-                        self._done.set()
-
-    def finish(self) -> None:
-        """Works until all blocks are done; does not wait for threads that took no block."""
-        self.work()
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-
 def share(blocks: Sequence[Callable[[], object]]) -> None:
-    """Runs all blocks on this thread and the helper threads; each takes the next free block."""
-    shared = _Shared(blocks)
-    for _ in range(min(_cores(), len(blocks)) - 1):
-        _helpers().submit(shared.work)
-    shared.finish()
+    """Runs all blocks on this thread and the helper threads; each takes the next free block.
+
+    Does not wait for helpers that took no block. Raises the exception of a block that failed.
+    """
+    waiting = iter(blocks)
+
+    def work() -> None:
+        with np.errstate(all="ignore"):
+            for block in waiting:
+                block()
+
+    helpers = [_helpers().submit(work) for _ in range(min(_cores(), len(blocks)) - 1)]
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
 
 
 def _cores() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from cml_engine.formats.loading import load
 from cml_engine.ops.common import blas
-from cml_engine.ops.common.blas import multiply, one_thread, openblas
+from cml_engine.ops.common.blas import multiply, numpy_blas
 from cml_engine.runtime.session import Session, random_inputs
 
 MODEL = Path(__file__).parents[3] / "demo_game" / "models" / "upres.nnef"
@@ -76,50 +75,24 @@ def test_what_overflows_warns_of_nothing():
 @pytest.fixture
 def two_threads():
     """Gives BLAS two threads, as in normal use; the suite's processes have one each."""
-    library = openblas()
-    if library is None:
-        pytest.skip("NumPy has another BLAS")
-    before = library.threads
-    library._set(2)
-    yield
-    library._set(before)
+    if not numpy_blas().lib_controllers:
+        pytest.skip("NumPy has a BLAS that threadpoolctl does not know")
+    with numpy_blas().limit(limits=2):
+        yield
 
 
-def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads):
-    before = openblas().threads
-    seen = []
-    session = Session(load(MODEL), "cpu")
-    inputs = random_inputs(session.inputs)
-    session.program.run(inputs, lambda *_: seen.append(openblas().threads))
-    assert set(seen) == {1} and openblas().threads == before
+def threads() -> int:
+    return numpy_blas().lib_controllers[0].get_num_threads()
 
 
-def test_every_block_of_a_product_has_blas_on_one_thread(two_threads, monkeypatch):
+def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads, monkeypatch):
     """Idle BLAS threads would otherwise spin beside busy processes."""
-    before, seen = openblas().threads, []
-    shared = blas.share
+    seen, shared = [], blas.share
 
     def watched(blocks):
-        shared([lambda block=block: (block(), seen.append(openblas().threads)) for block in blocks])
+        shared([lambda block=block: (block(), seen.append(threads())) for block in blocks])
 
     monkeypatch.setattr(blas, "share", watched)
-    multiply(np.ones((700, 700), np.float32), np.ones((700, 700), np.float32))
-    assert len(seen) > 10 and set(seen) == {1} and openblas().threads == before
-
-
-def test_runs_of_several_threads_give_it_back_at_the_last_one_s_end(two_threads):
-    before, inside, leave = openblas().threads, threading.Barrier(2), threading.Event()
-
-    def work():
-        with one_thread():
-            inside.wait(10)
-            leave.wait(10)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    with one_thread():
-        inside.wait(10)
-    assert openblas().threads == 1
-    leave.set()
-    thread.join(10)
-    assert openblas().threads == before
+    session = Session(load(MODEL), "cpu")
+    session.program.run(random_inputs(session.inputs), lambda *_: seen.append(threads()))
+    assert len(seen) > 10 and set(seen) == {1} and threads() == 2
