@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.executor import Network, Slice, exclusivity_key
-from scheduler.feedback import Chosen
+from scheduler.frame_timings import Chosen
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
 from scheduler.jobs.queues import NetworkQueue

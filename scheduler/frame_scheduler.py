@@ -11,15 +11,15 @@ from scheduler.checks import checked, checked_count, checked_share, is_ms, range
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
 from scheduler.executor import WALL_CLOCK, Executor, Timing
-from scheduler.feedback import Feedback, all_known, in_groups, jobs_apart
 from scheduler.filling import apply, begin, gather, networks_ready
+from scheduler.frame_timings import FrameTimings, all_known, in_groups, jobs_apart
 from scheduler.jobs.admission import Admission
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import FramePace, Lifecycle
 from scheduler.jobs.periodic import Periodic
 from scheduler.jobs.status import describe
-from scheduler.pacing import Pacing
 from scheduler.planning.budget import FixedBudget, SpareBudget
+from scheduler.planning.controller import BudgetController
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.plan import Planner, plan_frame
@@ -92,11 +92,11 @@ class FrameScheduler:
         self.frame = 0
         self.last_report: FrameReport | None = None
         self._numbers = count()
-        self._feedback = Feedback(self.executor.clock_source == WALL_CLOCK, frame_ms)
+        self._timing = FrameTimings(self.executor.clock_source == WALL_CLOCK, frame_ms)
         self._periodic: list[Periodic] = []
         self._periodics = count()
         self._ignored = 0
-        self.pacing = Pacing(frame_ms, share, self.executor)
+        self.controller = BudgetController(frame_ms, share, self.executor)
         self._not_ended = 0
         #: the rate of the last frame
         self._rate = self.rate
@@ -108,7 +108,7 @@ class FrameScheduler:
         If the host's frames take longer than ``frame_ms``, the networks get as much GPU time per
         frame, and less per second.
         """
-        interval = max(self.frame_ms, self._feedback.interval_ms)
+        interval = max(self.frame_ms, self._timing.back_off.interval_ms)
         rate = self._rate * self.frame_ms / interval
         return FramePace(self.frame, interval, rate, self.policy, self.cost_model, self.last_report)
 
@@ -125,7 +125,7 @@ class FrameScheduler:
         recording = Recording(
             options={
                 "frame_ms": self.frame_ms,
-                "budget_ms": self.budget.next_ms(),
+                "budget_ms": self.next_budget_ms,
                 "spare": isinstance(self.budget, SpareBudget),
                 "granule": self.executor.granule,
                 "max_groups": self.executor.max_groups,
@@ -134,7 +134,7 @@ class FrameScheduler:
                 "tail": self.cost_model.tail.frames,
                 "over_share": self.cost_model.tail.share,
                 "clock_source": self.executor.clock_source,
-                "feedback": self._feedback.state(),
+                "feedback": self._timing.back_off.state(),
                 "frame": self.frame,
             }
         )
@@ -152,7 +152,7 @@ class FrameScheduler:
         self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
         for frame in options["tail"]:
             self.cost_model.tail.remember(*frame)
-        self._feedback.resume(options["feedback"])
+        self._timing.back_off.resume(options["feedback"])
         self.frame = options["frame"]
         self.lifecycle.pace = self._pace()
 
@@ -271,7 +271,7 @@ class FrameScheduler:
         with self.lifecycle.lock:
             return describe(
                 frame=self.frame,
-                budget_ms=self.budget.next_ms(),
+                budget_ms=self.next_budget_ms,
                 report=self.last_report,
                 jobs=self.jobs,
                 preparing=self.executor.preparing(),
@@ -286,16 +286,21 @@ class FrameScheduler:
         A time that the host or the device gave during frames is invalid if it is NaN, infinite
         or negative, or comes from a clock that went back.
         """
-        return self._ignored + self.pacing.ignored + self._steady.ignored
+        return self._ignored + self.controller.ignored + self._steady.ignored
 
     @property
     def rate(self) -> float:
         """GPU milliseconds for networks per millisecond of wall time."""
-        return self.pacing.rate(self._allowed()[1])
+        return self.controller.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
         """Returns the budget of the next frame in milliseconds, and the part of it to plan for."""
-        return self.pacing.frame_of(self.budget, self.cost_model, self._feedback.back_off)
+        return self.controller.plan(self.budget, self.cost_model, self._timing.back_off.factor)
+
+    @property
+    def next_budget_ms(self) -> float:
+        """The GPU milliseconds that the next frame's networks may take, by what is known now."""
+        return self._allowed()[0]
 
     # --- a frame
 
@@ -304,7 +309,7 @@ class FrameScheduler:
 
         Invalid times are ignored and counted in :attr:`ignored_values`.
         """
-        self.pacing.render_took(self.budget, ms)
+        self.controller.render_took(ms)
 
     def frame_took(self, ms: float) -> None:
         """Reports the total time of the frame that was encoded last, for ``budget_ms="spare"``.
@@ -312,7 +317,7 @@ class FrameScheduler:
         The time runs until the frame's GPU work is done, without the wait for the display. It is
         better information than :meth:`render_took`: with it, no headroom is left unused.
         """
-        self.pacing.frame_took(self.budget, ms)
+        self.controller.frame_took(ms)
 
     def encode(self, encoder: Any, elapsed_ms: float | None = None) -> FrameReport:
         """Encodes this frame's slices into the host's command encoder. Never waits.
@@ -329,7 +334,7 @@ class FrameScheduler:
         with self.lifecycle.lock:
             if self.lifecycle.open_frame is not None:
                 return self._refuse_frame()
-            self.pacing.begin_frame(self.budget, elapsed_ms)
+            self.controller.begin_frame(self.budget, elapsed_ms)
             return self._encode(encoder)
 
     def _refuse_frame(self) -> FrameReport:
@@ -342,7 +347,7 @@ class FrameScheduler:
                 stacklevel=3,
             )
         now = self._steady.now_ms()
-        report = FrameReport(self.frame, now, self._allowed()[0], 0.0, "frame not ended")
+        report = FrameReport(self.frame, now, self.next_budget_ms, 0.0, "frame not ended")
         # a lost device may be why the host did not end the frame
         fail_all_where_lost(self.lifecycle, report)
         return report
@@ -353,15 +358,12 @@ class FrameScheduler:
         now = self._steady.now_ms()
         for periodic in list(self._periodic):
             periodic.due(now)
-        self.budget.begin_frame()
-        if not is_ms(self.budget.next_ms()):
-            self._ignored += 1
         budget, aim = self._allowed()
-        rate, self._rate = aim / self.frame_ms, self.pacing.rate(aim)
+        rate, self._rate = aim / self.frame_ms, self.controller.rate(aim)
         copied = jobs.charges.take()
         aim = max(0.0, aim - copied)
-        rests = self._feedback.rest_due or self.pacing.rest_due(self.budget)
-        report = FrameReport(self.frame, now, budget, 0.0 if rests else aim, copied_ms=copied)
+        skips = self._timing.back_off.skip_due or self.controller.skips_frame(self.budget)
+        report = FrameReport(self.frame, now, budget, 0.0 if skips else aim, copied_ms=copied)
         self.last_report = report
         jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
@@ -377,7 +379,7 @@ class FrameScheduler:
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(report, aim, ready, behind, jobs.held_up)
         known = all_known((cost for _, cost, _ in chosen), self.cost_model)
-        report.timed = not known or self.times_all or self.pacing.times(self.frame, self.budget)
+        report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
         most = self.executor.max_groups if report.timed else 1
         groups = in_groups(chosen, most, self.frame, known)
         report.jobs_apart = jobs_apart(groups)
@@ -385,8 +387,8 @@ class FrameScheduler:
         append(jobs, encoder, report, [[part for part, _, _ in group] for group in groups])
         report.encode_ms = _cpu_ms() - encoding
         timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
-        self._feedback.encoded(report, timed if report.timed else [])
-        self.pacing.encoded(report, aim)
+        self._timing.encoded(report, timed if report.timed else [])
+        self.controller.encoded(report, aim)
         report.cpu_ms = _cpu_ms() - start
         return report
 
@@ -403,11 +405,11 @@ class FrameScheduler:
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.ended_frame(timings, now)
             self.frame += 1
-            measured = self._feedback.ended(timings, now, self.cost_model)
+            measured = self._timing.ended(timings, now, self.cost_model)
             self.lifecycle.charges.learn(self.executor.take_copies())
             for report in measured:
-                self.pacing.slack.measured(report.frame, report.measured_ms or 0.0)
-            self.pacing.learn(self.budget)
+                self.controller.measured(report.frame, report.measured_ms or 0.0)
+            self.controller.learn()
             self.lifecycle.pace = self._pace()
             return measured
 
@@ -438,8 +440,8 @@ class FrameScheduler:
                 self.executor.abandon_frame(self.frame)
             except Exception as error:
                 self.lifecycle.note(error)
-            self._feedback.abandoned()
-            self.pacing.abandoned()
+            self._timing.abandoned()
+            self.controller.abandoned()
             if self.lifecycle.recorder:
                 self.lifecycle.recorder.abandoned_frame()
             self.frame += 1

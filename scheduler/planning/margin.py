@@ -1,4 +1,4 @@
-"""The margin that keeps most frames within their budget."""
+"""The statistics behind a plan: a running median, and the margin for the tail of the excess."""
 
 from __future__ import annotations
 
@@ -6,16 +6,45 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-#: the share of the allowed frames over budget that the margin aims at
+#: the number of values in a running median, and in a row that raise it
+MEDIAN_FRAMES, _RAISING = 15, 3
+#: the share of the allowed frames over budget that the margin aims at: the quantile is an estimate
 _AIMED_SHARE = 0.8
 #: the least plan as a share of the budget: a frame over budget with less work is not late because
 #: of that work
-_LEAST = 0.125
+LEAST_SHARE = 0.125
 #: a frame smaller than this share of its budget counts as one of this size, because its excess is
 #: not expected to grow with the size of the next frame
 _SMALL = 0.25
 #: frames that must have been seen before their spread is trusted
 _ENOUGH = 8
+
+
+class RunningMedian:
+    """The median of the last values, or the least of the last three if that is more.
+
+    It follows lasting changes, upwards at once, and ignores single values.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=MEDIAN_FRAMES)
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        """Adds a value."""
+        self._last.append(value)
+        recent = list(self._last)
+        self.value = max(sorted(recent)[len(recent) // 2], min(recent[-_RAISING:]))
+
+    @property
+    def is_known(self) -> bool:
+        """True if there were enough values to trust the median."""
+        return len(self._last) >= _RAISING
+
+    def forget(self) -> None:
+        """Weakens the latest values, as if the smallest of them had come again."""
+        if self._last:
+            self.add(min(self._last))
 
 
 class TailMargin:
@@ -32,11 +61,21 @@ class TailMargin:
     share : the share of frames that may go over.
     window : the number of recent frames that count.
     prior : the divisor of a budget until enough frames are known.
+    aimed : the part of ``share`` that the margin aims at.
+    grows : False if the excess does not depend on the frame's size at all.
     """
 
-    def __init__(self, share: float = 0.01, window: int = 1200, prior: float = 1.3) -> None:
+    def __init__(
+        self,
+        share: float = 0.01,
+        window: int = 1200,
+        prior: float = 1.3,
+        *,
+        aimed: float = _AIMED_SHARE,
+        grows: bool = True,
+    ) -> None:
         self.share = share
-        self._prior = prior
+        self._prior, self._aimed, self._grows = prior, aimed * share, grows
         self._recent: deque[tuple[float, float, bool]] = deque(maxlen=window)
         self._sorted: list[float] = []
 
@@ -52,24 +91,27 @@ class TailMargin:
         """Returns the predicted milliseconds to plan for, at least an eighth of the budget.
 
         This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
-        excess over the square root of the prediction.
+        excess over the square root of the prediction (of ``aim + x = budget`` if the excess does
+        not grow with the frame).
         """
         if len(self._sorted) < _ENOUGH:
             return budget_ms / self._prior
-        half = 0.5 * max(0.0, self._quantile())
-        aim = float((math.sqrt(half * half + budget_ms) - half) ** 2)
-        return max(aim, _LEAST * budget_ms)
+        excess = max(0.0, self._quantile())
+        if self._grows:
+            half = 0.5 * excess
+            aim = float((math.sqrt(half * half + budget_ms) - half) ** 2)
+        else:
+            aim = budget_ms - excess
+        return max(aim, LEAST_SHARE * budget_ms)
 
     def _quantile(self) -> float:
         count = len(self._sorted)
-        # aim at a little less than the allowed share: the quantile is itself an estimate
-        aimed = _AIMED_SHARE * self.share
-        rank = math.ceil((1 - aimed) * (count + 1)) - 1
+        rank = math.ceil((1 - self._aimed) * (count + 1)) - 1
         if rank < count:
             return self._sorted[rank]
         # too few frames to have seen the tail: extrapolate beyond the worst one
         median = self._sorted[count // 2]
-        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * aimed)
+        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
         return self._sorted[-1] + max(0.0, reach)
 
     def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
@@ -81,16 +123,16 @@ class TailMargin:
     def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
         """Adds a frame as in :attr:`frames`."""
         if len(self._recent) == self._recent.maxlen:
-            del self._sorted[bisect_left(self._sorted, _excess(*self._recent[0]))]
+            del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))
-        insort(self._sorted, _excess(*self._recent[-1]))
+        insort(self._sorted, self._excess(*self._recent[-1]))
 
+    def _excess(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
+        """Returns the excess, over the square root of the prediction if it grows.
 
-def _excess(predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
-    """Returns the excess over the square root of the prediction.
-
-    It is 0 for a hitch longer than the budget, which no plan would have met.
-    """
-    if hopeless:
-        return 0.0
-    return (measured_ms - predicted_ms) / math.sqrt(predicted_ms)
+        It is 0 for a hitch longer than the budget, which no plan would have met.
+        """
+        if hopeless:
+            return 0.0
+        excess = measured_ms - predicted_ms
+        return excess / math.sqrt(predicted_ms) if self._grows else excess

@@ -1,4 +1,4 @@
-"""Compares the frame budget's rules under noise: ours, the old rule, and the best constant plan.
+"""Compares the frame budget's rules under noise: ours and the best constant plan.
 
 ``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; the other
 work in them comes from a recording (``scheduler/tools/noise/``, made by ``python -m
@@ -22,7 +22,6 @@ from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.planning.budget import SpareBudget
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.frame_slack import FrameSlack
 from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
 
 FRAME_MS = 1000 / 60
@@ -136,15 +135,7 @@ class RuleResult:
     late: float
 
 
-class _Unlearned(FrameSlack):
-    """A slack that never learns, for the rule that treats render times and slices separately."""
-
-    @property
-    def known(self) -> bool:
-        return False
-
-
-Rule = Literal["networks last", "whole frames", "render times", "before"]
+Rule = Literal["networks last", "whole frames", "render times"]
 
 
 def ours(
@@ -153,7 +144,7 @@ def ours(
     """Runs the scheduler with endless work under a rule and returns the result.
 
     The rule decides which times the host reports: whole frames (with the elapsed time if the
-    networks run last), or render times only. The rule "before" uses no learned slack.
+    networks run last), or render times only.
     """
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
     nets = [SimNetwork(name, steps) for name in "ab"]
@@ -167,8 +158,6 @@ def ours(
         device, FRAME_MS, "spare", over_share=share, clock=clock, cost_model=model
     )
     scheduler.budget = SpareBudget(FRAME_MS, headroom=0.0)
-    if rule == "before":
-        scheduler.pacing.slack = _Unlearned(share)
     jobs = [scheduler.submit(net, {}) for net in nets]
     ran = []
     for frame in noise:
@@ -179,14 +168,15 @@ def ours(
         ran.append(device.exact_ms)
         clock.advance(max(FRAME_MS, took))
         scheduler.end_frame()
-        if rule in ("render times", "before"):
+        if rule == "render times":
             scheduler.render_took(others)
-        if rule != "render times":
+        else:
             scheduler.frame_took(took)
-    return _kept(noise[WARM_UP:], ran[WARM_UP:])
+    return result_of(noise[WARM_UP:], ran[WARM_UP:])
 
 
-def _kept(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
+def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
+    """Returns the result of frames whose networks were predicted to take these milliseconds."""
     pairs = list(zip(noise, ran, strict=True))
     late = sum(frame.late(ms) for frame, ms in pairs)
     added = sum(frame.late(ms) and not frame.late(0.0) for frame, ms in pairs)
@@ -200,8 +190,10 @@ def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResul
     """
     counted = noise[WARM_UP:]
     plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
-    best = max(ms for ms in plans if not ms or _kept(counted, [ms] * len(counted)).added <= share)
-    return _kept(counted, [best] * len(counted))
+    best = max(
+        ms for ms in plans if not ms or result_of(counted, [ms] * len(counted)).added <= share
+    )
+    return result_of(counted, [best] * len(counted))
 
 
 def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
@@ -229,7 +221,6 @@ def table(frames: int = 6000, share: float = 0.01) -> str:
             "ours, networks last": ours(noise, share, "networks last"),
             "ours, whole frames": ours(noise, share, "whole frames"),
             "ours, render times": ours(noise, share, "render times"),
-            "before": ours(noise, share, "before"),
         }
         for rule, kept in rules.items():
             lines.append(
@@ -242,7 +233,7 @@ def table(frames: int = 6000, share: float = 0.01) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m scheduler.tools.frame_budgets",
-        description="The budget of a frame against noise: ours, the old rule, the best.",
+        description="The budget of a frame against noise: ours and the best constant.",
     )
     parser.add_argument("--frames", type=int, default=6000)
     parser.add_argument("--over-share", type=float, default=0.01)

@@ -306,7 +306,7 @@ def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[
 def _report(
     session: Any, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
 ) -> FramesReport:
-    budget = scheduler.budget.next_ms()
+    budget = scheduler.next_budget_ms
     # a frame in which a job ended is not full, so it does not show how well a budget is filled
     full = [r for r in loop.measured if r.slices and not r.finished and r.measured_ms is not None]
     took = [r.measured_ms or 0.0 for r in full]

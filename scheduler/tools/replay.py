@@ -89,7 +89,7 @@ class _Replay:
         self.budget.aim_ms = event["aim"] if self.spare else None
         # a given aim already excludes the copies
         self.scheduler.lifecycle.charges.pending_ms = 0 if self.spare else event.get("copied", 0)
-        self.scheduler.pacing.rests = event["rests"]
+        self.scheduler.controller.skips = event["rests"]
         self.scheduler.planner = plan_frame if given is None else _as_given(given, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}

@@ -1,4 +1,4 @@
-"""Tests of the cost model as a file, the control law of the spare budget, and clocks."""
+"""Tests of the cost model as a file, the limits of the spare budget, and clocks."""
 
 import random
 import warnings
@@ -125,44 +125,9 @@ def test_nonsense_measurements_are_ignored():
     assert model.predict_ms(step, 64) == before
 
 
-def test_spare_budget_falls_at_once_and_rises_slowly():
-    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=10.0, headroom=0.1)
-    for _ in range(100):
-        budget.observe(8.0)
-    steady = budget.next_ms()
-    assert steady == pytest.approx(16 * 0.9 - 8, abs=0.3)
-    budget.observe(14.0)
-    budget.observe(14.0)
-    assert budget.next_ms() < steady - 2
-    low = budget.next_ms()
-    budget.observe(8.0)
-    assert budget.next_ms() - low < 1.0
-    for _ in range(200):
-        budget.observe(8.0)
-    assert budget.next_ms() == pytest.approx(steady, abs=0.4)
-
-
-def test_spare_budget_keeps_floor_and_ceiling_and_sheds_in_an_emergency():
-    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=5.0, shed_frames=10)
-    for _ in range(100):
-        budget.observe(1.0)
-    assert budget.next_ms() <= 5.0
-    shed = []
-    for _ in range(60):
-        budget.observe(30.0)
-        shed.append(budget.next_ms())
-    assert 0.0 in shed and 0.5 in shed, "sheds, but lets the networks get on now and then"
-
-
-def test_small_changes_of_render_time_do_not_move_the_budget():
-    budget = SpareBudget(16.0, hysteresis=0.5)
-    for _ in range(50):
-        budget.observe(8.0)
-    seen = set()
-    for i in range(50):
-        budget.observe(8.0 - 0.2 * (i % 2))
-        seen.add(round(budget.next_ms(), 6))
-    assert len(seen) <= 2
+def test_a_spare_budget_keeps_floor_and_ceiling():
+    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=10.0)
+    assert [budget.clamp(ms) for ms in (-1.0, 0.5, 4.0, 12.0)] == [0.5, 0.5, 4.0, 10.0]
 
 
 def test_a_virtual_clock_does_not_go_back():

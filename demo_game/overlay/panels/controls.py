@@ -54,7 +54,7 @@ class ControlsPanel:
         self._trace(controls)
 
     def _budget(self, view: FrameView, controls: Controls) -> None:
-        given = view.scheduler.budget.next_ms()
+        given = view.scheduler.next_budget_ms
         spare = controls.budget_ms is None
         changed, spare = imgui.checkbox("budget: what the renderer spares", spare)
         if changed:

@@ -122,7 +122,7 @@ class Trial:
         made = FrameScheduler(self.gpu, budget_ms=20.0)
         made.planner = operators_per_frame(1)
         if not self.timed:  # as in a host that reports whole frames: receipts come in bundles
-            made.pacing.times = lambda frame, budget: frame % 8 == 0  # type: ignore[method-assign]
+            made.controller.times = lambda frame, budget: frame % 8 == 0  # type: ignore[method-assign]
             made.cost_model.samples = lambda key: 100  # type: ignore[method-assign]
         return made
 

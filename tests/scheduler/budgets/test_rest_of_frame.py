@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
-from scheduler.planning.rest_of_frame import RestOfFrame
+from scheduler.planning.controller import FrameController
 from scheduler.recording import Recording, decisions_of
 from scheduler.tools import frame_budgets
 from scheduler.tools.frame_budgets import FRAME_MS, best_constant, ours
@@ -26,7 +26,7 @@ def test_as_much_is_done_as_the_best_plan_does_and_few_frames_are_late(name):
 
 def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8.0, share=0.01):
     """Returns the estimate after ``frames`` frames that took ``beyond`` longer than predicted."""
-    rest = RestOfFrame(share)
+    rest = FrameController(share, reports_elapsed=True)
     for number in range(frames):
         passed = elapsed(number)
         runs(rest, passed, beyond(number, passed))
@@ -35,9 +35,9 @@ def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8
 
 def runs(rest, elapsed, beyond, least=0.0):
     """Simulates one frame and returns the milliseconds of inference that it ran."""
-    rest.begin_frame(elapsed, FRAME_MS - elapsed)
-    aim = 0.0 if rest.rests(least) else max(least, rest.aim_ms)
-    rest.encoded(rest.aim_ms, aim)
+    rest.begin_frame(FRAME_MS, elapsed)
+    aim = 0.0 if rest.skips(least) else max(least, rest.aim_ms)
+    rest.encoded(0, rest.aim_ms, aim)
     rest.took(elapsed + (aim + beyond if aim else 0.1))
     return aim
 
@@ -49,7 +49,7 @@ def test_all_that_is_left_is_planned_for_where_nothing_is_uncertain():
 
 
 def test_at_first_half_of_it_is():
-    assert runs(RestOfFrame(), 8.0, 0.5) < 0.5 * (FRAME_MS - 8.0)
+    assert runs(FrameController(SHARE, reports_elapsed=True), 8.0, 0.5) < 0.5 * (FRAME_MS - 8.0)
 
 
 def test_a_renderers_hitches_cost_other_frames_nothing():
@@ -87,15 +87,15 @@ def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then
     assert ran == ([False] * 12 + [True]) * 2
     rest = learned(400)
     late_anyway = [runs(rest, 20.0, 0.5, LEAST_MS) for _ in range(3)]
-    assert late_anyway == [0.0, 0.0, LEAST_MS], "two rests, and no more"
+    assert late_anyway == [0.0, 0.0, LEAST_MS], "two frames without networks, and no more"
 
 
 def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
     """A frame-long excess is forgotten in frames without inference, which cannot measure it."""
     rest = learned(100)
     for _ in range(15):
-        rest.begin_frame(8.0, FRAME_MS - 8.0)
-        rest.encoded(3.0, 3.0)
+        rest.begin_frame(FRAME_MS, 8.0)
+        rest.encoded(0, 3.0, 3.0)
         rest.took(8.0 + 3.0 + 9.0)
     assert runs(rest, 8.0, 0.5, LEAST_MS) == 0.0
     ran = [runs(rest, 8.0, 0.5, LEAST_MS) for _ in range(40)]
@@ -105,8 +105,8 @@ def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
 def test_a_frame_that_never_ran_changes_nothing():
     rest, same = learned(400), learned(400)
     for _ in range(3):
-        rest.begin_frame(16.4, FRAME_MS - 16.4)
-        rest.encoded(0.0, 0.0)
+        rest.begin_frame(FRAME_MS, 16.4)
+        rest.encoded(0, 0.0, 0.0)
         rest.abandoned()
         rest.took(99.0)
     assert runs(rest, 8.0, 0.5) == pytest.approx(runs(same, 8.0, 0.5), rel=1e-3)

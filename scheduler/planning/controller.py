@@ -1,0 +1,395 @@
+"""Learns how much predicted work fits in a frame, from the times of earlier frames.
+
+The idea is the same for every budget: plan the most work for which at most ``over_share`` more
+frames miss their target than would miss it without networks. A frame takes::
+
+    elapsed + expected + predicted + excess
+
+``elapsed`` is reported by the host before the networks, ``expected`` is the running median of the
+time beside the prediction, ``predicted`` is the plan, and ``excess`` is the rest.
+``room = target - elapsed - expected``, and the plan leaves room for a high quantile of the excess
+(:class:`TailMargin`). A frame whose excess is larger than the room would have been late with any
+plan, so it limits none, unless frames without networks show that the networks are the cause.
+
+Only the signal differs:
+
+==========================  ==============  ========  ==========  ==============================
+budget                      target          elapsed   expected    time of a frame
+==========================  ==============  ========  ==========  ==============================
+fixed                       ``budget_ms``   0         0           GPU time of its slices
+spare, ``render_took``      less headroom   0         learned     render time + that of its slices
+spare, ``frame_took``       ``frame_ms``    0         learned     the whole frame
+spare, ``elapsed_ms``       ``frame_ms``    reported  learned     the whole frame
+wall clock, any of these    as above        as above  as above    on time or late, nothing more
+==========================  ==============  ========  ==========  ==============================
+
+The last row needs an estimator of its own, :class:`BackOff`: a display hides how long a frame took
+within its interval, and a quantile of a hidden value cannot be learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler.checks import is_ms
+from scheduler.executor import WALL_CLOCK, Executor
+from scheduler.planning.budget import FixedBudget, SpareBudget
+from scheduler.planning.cost_model import CostModel
+from scheduler.planning.margin import LEAST_SHARE, MEDIAN_FRAMES, RunningMedian, TailMargin
+from scheduler.reports import FrameReport
+
+#: limit of times, in frames: a loading screen is not a frame
+_LONGEST = 60
+#: one frame in this number is timed if timing is expensive and not needed in every frame
+_TIMED_EVERY = 8
+#: frames after which the networks' own times are no longer awaited
+_PATIENCE = 8
+#: remembered frames, and remembered frames without networks
+_WINDOW, _BASELINE = 2400, 128
+#: half of the plan is made at first, and three quarters after this many frames, because rare long
+#: frames are not known yet
+_DOUBTED = 20
+#: a delay of more than this share of the frame's room is expected in the next frame too
+_DELAYED = 0.3
+#: frames in the median of the elapsed time, and the limits of a frame's ratio to it
+_ELAPSED_FRAMES, _QUICKEST, _SLOWEST = 61, 0.9, 3.0
+#: the most frames in a row without networks for lack of room, and the same if the elapsed time
+#: says that the frame is still on time without them
+_SKIPS, _SKIPS_ON_TIME = 2, 12
+#: if frames are late whatever runs, one in this number runs no networks, to see if they are the
+#: cause; half as often once _BASELINE_KNOWN of them are known
+_BASELINE_EVERY, _BASELINE_KNOWN = 48, 32
+#: the weight of the last plan in the usual plan
+_SMOOTHED = 0.05
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A frame whose time is not known yet."""
+
+    number: int
+    predicted_ms: float
+    elapsed_ms: float
+    room_ms: float
+    slow: float
+    #: the expected time; None if it was not known yet
+    expected_ms: float | None
+    #: True if it runs nothing for lack of room; it is then no sample of frames without networks
+    skipped: bool
+    #: :attr:`FrameController._skips` and ``_since_baseline`` before the frame
+    before: tuple[int, int]
+
+
+class FrameController:
+    """Plans the most work for which late frames stay rare, from the total times of frames.
+
+    With ``reports_elapsed`` the host says how much of a frame has passed before its networks. The
+    excess is then the networks' own and grows with them, and a frame that has been slower than
+    usual so far is expected to stay slow, because the cause is still there.
+    """
+
+    def __init__(self, share: float, *, reports_elapsed: bool) -> None:
+        self._share, self._reports_elapsed = share, reports_elapsed
+        self._margin = (
+            TailMargin(share)
+            if reports_elapsed
+            else TailMargin(share, window=_WINDOW, aimed=1.0, grows=False)
+        )
+        self._expected = RunningMedian()
+        self._is_delayed = False
+        self._last_ms = 0.0
+        self._elapsed: deque[float] = deque(maxlen=_ELAPSED_FRAMES)
+        self._slow = 1.0
+        self._elapsed_ms = self._target_ms = 0.0
+        self._frames: deque[_Frame] = deque(maxlen=MEDIAN_FRAMES)
+        self._learned = self._silent = self._skips = self._since_baseline = 0
+        self._skips_now = False
+        #: for each remembered frame whether it had networks and was late beyond their prediction
+        self._late: deque[bool] = deque(maxlen=_WINDOW)
+        self._late_count = 0
+        #: for each remembered frame without networks whether it was late
+        self._baseline: deque[bool] = deque(maxlen=_BASELINE)
+        #: the planned milliseconds of a usual frame
+        self.usual_ms = 0.0
+
+    # --- the plan
+
+    def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0) -> None:
+        """Starts a frame of ``target_ms``, of which ``elapsed_ms`` have passed."""
+        self._target_ms, self._elapsed_ms = target_ms, elapsed_ms
+        if self._reports_elapsed:
+            self._elapsed.append(elapsed_ms)
+            usual = sorted(self._elapsed)[len(self._elapsed) // 2]
+            self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual)) if usual else 1.0
+
+    @property
+    def is_known(self) -> bool:
+        """True if enough frames are known, and recent ones."""
+        recent = self._expected.is_known and self._silent <= 2 * MEDIAN_FRAMES
+        return self._reports_elapsed or recent
+
+    @property
+    def expected_ms(self) -> float:
+        """The expected time of the next frame beside the elapsed time and the prediction."""
+        return max(0.0, self._last_ms if self._is_delayed else self._expected.value)
+
+    @property
+    def _left_ms(self) -> float:
+        return self._target_ms - self._elapsed_ms
+
+    @property
+    def room_ms(self) -> float:
+        """The largest predicted time of the networks that fits in the frame."""
+        return max(0.0, self._left_ms / self._slow - self.expected_ms)
+
+    @property
+    def aim_ms(self) -> float:
+        """The predicted milliseconds to plan for."""
+        room = self.room_ms
+        if not room:
+            return 0.0
+        sure = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
+        aim = sure * self._margin.aim_ms(room)
+        allowed, caused = max(1.0, self._share * len(self._late)), self._caused()
+        return max(LEAST_SHARE * room, aim * allowed / caused) if caused > allowed else aim
+
+    def _caused(self) -> float:
+        """Returns the number of frames that no plan would have met because of the networks.
+
+        These are the late frames beyond what frames without networks and chance explain.
+        """
+        frames = len(self._baseline)
+        if not frames or not self._late_count:
+            return 0.0
+        share = (sum(self._baseline) + 1) / (frames + 2)
+        expected = share * len(self._late)
+        spread = math.sqrt(expected * (1 + len(self._late) / frames))
+        return max(0.0, self._late_count - expected - 2 * spread)
+
+    @property
+    def baseline_due(self) -> bool:
+        """True if the next frame should show whether late frames are due to the networks."""
+        every = _BASELINE_EVERY * (1 + len(self._baseline) / _BASELINE_KNOWN)
+        allowed = max(1.0, 0.5 * self._share * len(self._late))
+        return self._since_baseline >= every and self._late_count > allowed
+
+    def skips(self, least_ms: float) -> bool:
+        """Returns True if the frame runs no networks.
+
+        Either a baseline is due, or less than ``least_ms`` fit in the frame. A frame with networks
+        costs some tenths of a millisecond by itself, so very little work is not worth it.
+        """
+        if self._reports_elapsed:
+            most, hopeless = (_SKIPS_ON_TIME if self._left_ms > 0 else _SKIPS), False
+        else:
+            most, hopeless = _SKIPS, not self.room_ms and not self._is_delayed
+        no_room = self._is_delayed or (self.aim_ms < least_ms and not hopeless)
+        self._skips_now = no_room and self._skips < most
+        return self._skips_now or self.baseline_due
+
+    # --- what was measured
+
+    def encoded(self, number: int, aim_ms: float, predicted_ms: float) -> None:
+        """Notes that a frame runs ``predicted_ms`` of the ``aim_ms`` that it could have run."""
+        skipped, self._skips_now = self._skips_now and not predicted_ms, False
+        expected = self.expected_ms if self._expected.is_known else None
+        before = self._skips, self._since_baseline
+        self._frames.append(
+            _Frame(
+                number, predicted_ms, self._elapsed_ms, self.room_ms, self._slow, expected,
+                skipped, before,
+            )
+        )  # fmt: skip
+        self._skips = self._skips + 1 if skipped else 0
+        if predicted_ms:
+            self._since_baseline += 1
+        elif not skipped:
+            self._since_baseline = 0
+        self._silent += 1
+        self.usual_ms += _SMOOTHED * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
+
+    def abandoned(self) -> None:
+        """Drops the frame that was encoded last, which never ran."""
+        if self._frames:
+            self._skips, self._since_baseline = self._frames.pop().before
+
+    def took(self, ms: float, number: int | None = None) -> None:
+        """Learns the total time of a frame, of the last one by default.
+
+        Times come in the order of the frames; those of skipped numbers do not come any more.
+        """
+        while self._frames:
+            frame = self._frames.popleft()
+            if not self._frames if number is None else frame.number == number:
+                self._learn(frame, ms)
+                return
+
+    def _learn(self, frame: _Frame, ms: float) -> None:
+        self._silent = 0
+        beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
+        if not self._reports_elapsed:
+            self._learn_late(frame, beyond)
+        elif frame.skipped:
+            self._expected.forget()
+        telling = frame.predicted_ms or not (frame.skipped or self._reports_elapsed)
+        if telling and frame.expected_ms is not None and frame.room_ms:
+            unforeseen = frame.predicted_ms + beyond - frame.expected_ms
+            self._margin.learn(frame.predicted_ms, max(0.0, unforeseen), frame.room_ms)
+            self._learned += 1
+        if frame.predicted_ms or not self._reports_elapsed:
+            self._expect(beyond)
+
+    def _expect(self, ms: float) -> None:
+        self._expected.add(ms)
+        usual, self._last_ms = self._expected.value, ms
+        room = max(0.0, self._target_ms - usual)
+        self._is_delayed = not self._reports_elapsed and ms - usual > _DELAYED * room
+
+    def _learn_late(self, frame: _Frame, beyond_ms: float) -> None:
+        late = beyond_ms > self._target_ms
+        if not frame.predicted_ms and not frame.skipped:
+            self._baseline.append(late)
+        if len(self._late) == _WINDOW:
+            self._late_count -= self._late[0]
+        self._late.append(late and frame.predicted_ms > 0)
+        self._late_count += self._late[-1]
+
+
+@dataclass(slots=True)
+class _Rendered:
+    """A frame whose render time and networks' time are collected."""
+
+    number: int
+    predicted_ms: float
+    #: True if the time of its networks will be known
+    timed: bool
+    render_ms: float | None = None
+    networks_ms: float | None = None
+
+
+class BudgetController:
+    """Converts budgets into planned milliseconds, with a controller for each kind of signal."""
+
+    def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
+        self._last = FrameController(share, reports_elapsed=True)
+        self._beside = FrameController(share, reports_elapsed=False)
+        self._rendered: deque[_Rendered] = deque(maxlen=MEDIAN_FRAMES)
+        #: True if the host reports whole frames, not only render times
+        self._whole_frames = False
+        #: the number of invalid times that were ignored
+        self.ignored = 0
+        #: True if the next frame runs no networks (set by a replay)
+        self.skips = False
+        self._frame_ms = frame_ms
+        self._timing_is_dear = executor.timing_is_dear and executor.clock_source != WALL_CLOCK
+        self._budget_ms = 0.0
+        #: the controller of the current frame
+        self._current = self._beside
+
+    def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
+        """Starts a frame, ``elapsed_ms`` of which have passed."""
+        known = None if elapsed_ms is None else self._valid(elapsed_ms)
+        if isinstance(budget, FixedBudget):
+            if is_ms(budget.ms):
+                self._budget_ms = float(budget.ms)
+            else:
+                self.ignored += 1
+        elif known is not None:
+            self._current = self._last
+            self._last.begin_frame(self._frame_ms, known)
+            return
+        unused = 0.0 if isinstance(budget, FixedBudget) or self._whole_frames else budget.headroom
+        self._current = self._beside
+        self._beside.begin_frame((1 - unused) * self._frame_ms)
+
+    def rate(self, aim_ms: float) -> float:
+        """Returns planned GPU milliseconds per millisecond of wall time.
+
+        ``aim_ms`` is the next frame's plan.
+        """
+        usual = (self._current is self._last and self._last.usual_ms) or aim_ms
+        return usual / self._frame_ms
+
+    def plan(
+        self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
+    ) -> tuple[float, float]:
+        """Returns the milliseconds that the next frame allows, and those to plan for.
+
+        A budget that is not a number is replaced by the last valid one.
+        """
+        if isinstance(budget, FixedBudget):
+            ms = float(budget.ms) if is_ms(budget.ms) else self._budget_ms
+            return ms, model.aim_ms(ms) / back_off if budget.aim_ms is None else budget.aim_ms
+        current = self._current
+        if not current.is_known:
+            return budget.floor_ms, model.aim_ms(budget.floor_ms) / back_off
+        return budget.clamp(current.room_ms), budget.clamp(current.aim_ms / back_off)
+
+    def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
+        """Returns True if slices of known steps are timed in the frame.
+
+        If the host reports whole frames, the budget is kept by these, and timings only follow
+        the costs of the steps.
+        """
+        whole = self._current is self._last or (self._whole_frames and self._beside.is_known)
+        by_frames = isinstance(budget, SpareBudget) and whole
+        return not (self._timing_is_dear and by_frames) or frame % _TIMED_EVERY == 0
+
+    def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
+        """Returns True if the next frame runs no networks, for lack of room or for a baseline."""
+        if self.skips or isinstance(budget, FixedBudget):
+            return self.skips
+        return self._current.is_known and self._current.skips(budget.floor_ms)
+
+    def encoded(self, report: FrameReport, aim_ms: float) -> None:
+        """Notes that the frame has been encoded, and that ``aim_ms`` could have been planned."""
+        self._current.encoded(report.frame, aim_ms, report.predicted_ms)
+        if self._current is self._beside:
+            timed = report.timed and report.predicted_ms > 0
+            self._rendered.append(_Rendered(report.frame, report.predicted_ms, timed))
+
+    def abandoned(self) -> None:
+        """Drops the frame that was encoded last, which never ran."""
+        self._current.abandoned()
+        if self._current is self._beside and self._rendered:
+            self._rendered.pop()
+
+    def render_took(self, ms: float) -> None:
+        """Takes the time given to :meth:`FrameScheduler.render_took`."""
+        known = self._valid(ms)
+        frame = next((f for f in self._rendered if f.render_ms is None), None)
+        if known is not None and frame is not None:
+            frame.render_ms = known
+
+    def frame_took(self, ms: float) -> None:
+        """Takes the time given to :meth:`FrameScheduler.frame_took`."""
+        known = self._valid(ms)
+        if known is not None:
+            self._whole_frames = self._whole_frames or self._current is self._beside
+            self._current.took(known)
+
+    def _valid(self, ms: float) -> float | None:
+        if not is_ms(ms):
+            self.ignored += 1
+            return None
+        return min(float(ms), _LONGEST * self._frame_ms)
+
+    def measured(self, frame: int, ms: float) -> None:
+        """Notes the measured time of a frame's networks."""
+        for entry in self._rendered:
+            if entry.number == frame:
+                entry.networks_ms = ms
+
+    def learn(self) -> None:
+        """Learns from the render times of frames whose networks' times have arrived too."""
+        while self._rendered and not self._whole_frames:
+            first = self._rendered[0]
+            ran = first.networks_ms
+            waits = first.timed and ran is None and len(self._rendered) <= _PATIENCE
+            if first.render_ms is None or waits:
+                return
+            self._rendered.popleft()
+            ran = first.predicted_ms if ran is None else ran
+            self._beside.took(first.render_ms + ran, first.number)
