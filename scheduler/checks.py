@@ -7,23 +7,11 @@ counted, because a game does not catch errors in its frame loop.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from cml_engine.errors import InputError
+from cml_engine.errors import InputError
 
 
-def refused(why: str) -> InputError:
-    """Returns the :class:`InputError` for an invalid argument.
-
-    Its module is imported here, because the scheduler itself must work without NumPy.
-    """
-    from cml_engine.errors import InputError
-
-    return InputError(why)
-
-
-def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -> float:
+def checked(name: str, value: object, *, least: float = 0.0, above: bool = False) -> float:
     """Returns the value as a finite number of at least ``least``; with ``above``, greater.
 
     Raises :class:`InputError` for anything else.
@@ -31,45 +19,38 @@ def checked(name: str, value: Any, *, least: float = 0.0, above: bool = False) -
     number = _number(value)
     if number is None or number < least or (above and number == least):
         wanted = f"greater than {least:g}" if above else f"of {least:g} or more"
-        raise refused(f"{name} is {value!r}: wanted a finite number {wanted}")
+        raise InputError(f"{name} is {value!r}: wanted a finite number {wanted}")
     return number
 
 
-def checked_count(name: str, value: Any) -> int:
+def checked_count(name: str, value: object) -> int:
     """Returns the value as a whole number of at least 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
-        raise refused(f"{name} is {value!r}: wanted a whole number of 1 or more")
+        raise InputError(f"{name} is {value!r}: wanted a whole number of 1 or more")
     return int(number)
 
 
-def checked_share(name: str, value: Any) -> float:
+def checked_share(name: str, value: object) -> float:
     """Returns the value as a number between 0 and 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or not 0 < number < 1:
-        raise refused(f"{name} is {value!r}: wanted a number between 0 and 1")
+        raise InputError(f"{name} is {value!r}: wanted a number between 0 and 1")
     return number
 
 
-def ranges() -> Any:
-    """Returns the module :mod:`cml_engine.errors.arguments`, which needs NumPy."""
-    from cml_engine.errors import arguments as found
-
-    return found
-
-
-def is_ms(value: Any) -> bool:
+def is_ms(value: object) -> bool:
     """Returns True if the value is a finite number of milliseconds that is not negative."""
     number = _number(value)
     return number is not None and number >= 0
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Returns the value as a finite number, or None if it is not one."""
     if isinstance(value, str | bytes | bool):
         return None
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]
     except Exception:  # whatever it is, it is no number
         return None
     return number if math.isfinite(number) else None

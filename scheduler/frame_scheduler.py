@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Literal, get_args
 
-from scheduler.checks import checked, checked_count, checked_share, is_ms, ranges, refused
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_callable, check_choice, check_instance, check_text
+from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
 from scheduler.executor import WALL_CLOCK, Executor, Timing
@@ -67,16 +69,16 @@ class FrameScheduler:
         max_frames_in_flight: int = 4,
     ) -> None:
         if not callable(getattr(gpu, "executor", None)):
-            raise refused(f"gpu: wanted a cml.Gpu, got {gpu!r}")
+            raise InputError(f"gpu: wanted a cml.Gpu, got {gpu!r}")
         self.frame_ms = frame_ms = checked("frame_ms", frame_ms, above=True)
         self.budget: FixedBudget | SpareBudget = (
             SpareBudget(frame_ms)
             if isinstance(budget_ms, str) and budget_ms == "spare"
             else FixedBudget(checked("budget_ms", budget_ms))
         )
-        self.policy: Policy[Any] = ranges().function(policy, "policy")
+        self.policy: Policy[Any] = check_callable(policy, "policy")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
-            raise refused(f"clock: wanted an object with now_ms(), got {clock!r}")
+            raise InputError(f"clock: wanted an object with now_ms(), got {clock!r}")
         self.clock = RealClock() if clock is None else clock
         self._steady = SteadyClock(self.clock)
         self.max_frames_in_flight = checked_count("max_frames_in_flight", max_frames_in_flight)
@@ -84,7 +86,7 @@ class FrameScheduler:
         self.executor: Executor = gpu.executor()
         if cost_model is None:
             cost_model = CostModel(share, FirstGuess.for_device(self.executor.name))
-        self.cost_model: CostModel = ranges().an_object(CostModel, cost_model, "cost_model")
+        self.cost_model: CostModel = check_instance(CostModel, cost_model, "cost_model")
         #: decides the slices of a frame; replaced for comparisons
         self.planner: Planner = plan_frame
         #: True if all slices are timed, even if that is expensive on the device
@@ -119,7 +121,7 @@ class FrameScheduler:
         again. Raises :class:`cml_engine.InputError` if the scheduler already has jobs.
         """
         if self.jobs:
-            raise refused(
+            raise InputError(
                 "a recording begins before the first job is submitted: call record() first"
             )
         recording = Recording(
@@ -146,9 +148,8 @@ class FrameScheduler:
 
         ``options`` are the options of the recording.
         """
-        options = ranges().an_object(Mapping, options, "the options of a recording")
         if missing := _RESUMED - options.keys():
-            raise refused(f"the options of a recording lack {', '.join(sorted(missing))}")
+            raise InputError(f"the options of a recording lack {', '.join(sorted(missing))}")
         self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
         for frame in options["tail"]:
             self.cost_model.tail.remember(*frame)
@@ -200,8 +201,8 @@ class FrameScheduler:
         priority = checked("priority", priority)
         for what, value in (("name", name), ("slot", slot)):
             if value is not None:
-                ranges().text(value, what)
-        ranges().one_of(get_args(Admission), admission, "admission")
+                check_text(value, what)
+        check_choice(get_args(Admission), admission, "admission")
         network = network_of(session)
         taken = accepted(self.executor, session, network, inputs)
         loads = tuple(self.executor.input_steps(network, taken))
@@ -241,9 +242,9 @@ class FrameScheduler:
         The period is the deadline of each run.
         """
         network_of(session)
-        ranges().function(make_inputs, "make_inputs")
+        check_callable(make_inputs, "make_inputs")
         if name is not None:
-            ranges().text(name, "name")
+            check_text(name, "name")
         period_ms = checked("period_ms", period_ms, above=True)
         options: dict[str, Any] = {
             "priority": checked("priority", priority),

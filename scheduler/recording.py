@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.json_files import read_json
 from scheduler.executor import StepCost, Timing
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
@@ -35,15 +37,11 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Writes the recording as JSON, atomically."""
-        from cml_engine.io.atomic_write import write_atomically
-
         write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Reads a file written by :meth:`save`; raises ``ValueError`` for any other file."""
-        from cml_engine.io.json_files import read_json
-
         try:
             data = read_json(path)
         except ValueError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.checks import ranges, refused
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_input_mapping
+from cml_engine.ir.textures import on_device
 from scheduler.executor import Executor, Network
 from scheduler.jobs.job import JobOutput
 
@@ -19,7 +21,7 @@ def network_of(session: Any) -> Network:
     if not hasattr(network, "step_costs"):
         backend = getattr(session, "backend", None)
         what = f"one on the {backend.upper()}" if isinstance(backend, str) else f"{session!r}"
-        raise refused(
+        raise InputError(
             f"a FrameScheduler runs sessions on a GPU; {what} is none: "
             "cml.Session(graph, gpu) makes one"
         )
@@ -34,7 +36,7 @@ def accepted(
 
     The session checks host arrays; the executor checks tensors on the device.
     """
-    ranges().inputs_by_name(inputs)
+    check_input_mapping(inputs)
     if network is not session:
         inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
     return executor.accept(network, dict(inputs))
@@ -42,6 +44,4 @@ def accepted(
 
 def _on_gpu(inputs: Mapping[str, Any]) -> frozenset[str]:
     """Returns the names of the inputs that are not host arrays."""
-    from cml_engine.ir.textures import on_device  # the scheduler comes without NumPy
-
     return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

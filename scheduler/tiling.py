@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.checks import ranges, refused
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_instance
+from cml_engine.runtime.session import Session
+from cml_engine.runtime.tiling import Tiles
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import ENDED, Job, State
 
@@ -19,7 +22,7 @@ class TiledJob:
     Call :meth:`advance` or :meth:`read` once in every frame.
     """
 
-    def __init__(self, scheduler: FrameScheduler, tiles: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, scheduler: FrameScheduler, tiles: Tiles, options: Mapping[str, Any]) -> None:
         self._scheduler, self._tiles, self._options = scheduler, tiles, options
         self._left = list(tiles)
         self._jobs: list[tuple[Any, Job]] = []
@@ -83,7 +86,7 @@ class TiledJob:
         self.advance()
         if self._state in ("failed", "cancelled"):
             said = f": {self.error}" if self.error else ""
-            raise refused(f"the tiles have no output '{name}', they are {self._state}{said}")
+            raise InputError(f"the tiles have no output '{name}', they are {self._state}{said}")
         return self._tiles.outputs[name] if self._state == "done" else None
 
     def cancel(self) -> None:
@@ -102,7 +105,7 @@ class TiledJob:
 
 def submit_tiled(
     scheduler: FrameScheduler,
-    session: Any,
+    session: Session,
     inputs: Mapping[str, Any],
     tile: int = 256,
     overlap: int = 16,
@@ -114,9 +117,6 @@ def submit_tiled(
 
     ``options`` are those of :meth:`FrameScheduler.submit` for each tile's job.
     """
-    from cml_engine.runtime.session import Session  # the scheduler comes without NumPy
-    from cml_engine.runtime.tiling import Tiles
-
-    ranges().an_object(FrameScheduler, scheduler, "scheduler")
-    ranges().an_object(Session, session, "session")
+    check_instance(FrameScheduler, scheduler, "scheduler")
+    check_instance(Session, session, "session")
     return TiledJob(scheduler, Tiles(session, inputs, tile, overlap, align), options)

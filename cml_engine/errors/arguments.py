@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from cml_engine.errors import InputError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "BUDGET_MS",
@@ -124,6 +125,13 @@ def check_instance(kind: type[T], value: Any, what: str) -> T:
     """Returns ``value`` if it is an instance of the class."""
     if not isinstance(value, kind):
         raise _wanted(f"a {kind.__name__}", repr(value), what)
+    return value
+
+
+def check_callable(value: F, what: str) -> F:
+    """Returns ``value`` if it can be called."""
+    if not callable(value):
+        raise _wanted("a function", repr(value), what)
     return value
 
 

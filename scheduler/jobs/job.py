@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from scheduler.checks import ranges, refused
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_text
 from scheduler.executor import Executor, Network, StepCost
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
@@ -134,7 +135,7 @@ class Job(Ranked):
 
     def output(self, name: str) -> JobOutput:
         """Returns the future output as an input for another job."""
-        return JobOutput(self, ranges().text(name, "an output's name"))
+        return JobOutput(self, check_text(name, "an output's name"))
 
     def tensor(self, name: str) -> Any:
         """Returns the output on the GPU, without a readback.
@@ -218,9 +219,9 @@ class Job(Ranked):
         """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
-            raise refused(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
+            raise InputError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
         if self.outputs.released or self.result is None:
-            raise refused(f"job '{self.name}': its outputs were released")
+            raise InputError(f"job '{self.name}': its outputs were released")
 
     def take_back_end(self) -> None:
         """Undoes the job's end, because the frame in which it ended is abandoned."""

@@ -9,8 +9,8 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
+from cml_engine.errors import InputError
 from scheduler.charges import Charges
-from scheduler.checks import refused
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.jobs.admission import Admission, admit
@@ -304,7 +304,7 @@ def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensor(value: JobOutput) -> Any:
     if value.job.state == "failed":  # a job of another scheduler, after it was done
-        raise refused(f"its input's job failed: {value.job.error}")
+        raise InputError(f"its input's job failed: {value.job.error}")
     if value.job.result is None:
-        raise refused(f"job '{value.job.name}' has no output '{value.name}' any more")
+        raise InputError(f"job '{value.job.name}' has no output '{value.name}' any more")
     return value.job.owner.executor.tensor(value.job.result, value.name)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.json_files import finite, read_json
 from scheduler.executor import StepCost
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.margin import TailMargin
@@ -317,8 +319,6 @@ class CostModel:
 
         Raises ``ValueError`` for anything else.
         """
-        from cml_engine.io.json_files import finite
-
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
         try:
@@ -333,8 +333,6 @@ class CostModel:
 
     def save(self, path: Path) -> None:
         """Writes the table to a file atomically."""
-        from cml_engine.io.atomic_write import write_atomically
-
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
@@ -343,8 +341,6 @@ class CostModel:
 
         Warns about a file that cannot be used.
         """
-        from cml_engine.io.json_files import read_json
-
         try:
             return cls.from_json(read_json(path), share)
         except (FileNotFoundError, NotADirectoryError):
@@ -359,8 +355,6 @@ class CostModel:
 
 
 def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
-    from cml_engine.io.json_files import finite
-
     curve = _Curve()
     for count, ms, samples, spread in rows:
         point = _Point(

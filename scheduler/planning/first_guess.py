@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cml_engine.io.json_files import finite
 from scheduler.executor import StepCost
 
 #: the least value of a divisor
@@ -60,8 +61,6 @@ class FirstGuess:
 
         Raises ``ValueError`` if numbers are missing.
         """
-        from cml_engine.io.json_files import finite
-
         try:
             return cls(
                 finite(data["flops_per_ms"], _LEAST),

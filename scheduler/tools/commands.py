@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cml_engine.cooked import DeviceGuess
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.cost_model import CostModel
@@ -178,8 +179,6 @@ def _teach(model: CostModel, step: SimStep) -> None:
 
 def cooked_guesses() -> list[Any]:
     """Returns the shipped first guesses in the format of a cooked file."""
-    from cml_engine.cooked import DeviceGuess
-
     return [
         DeviceGuess(words, g.flops_per_ms, g.bytes_per_ms, g.launch_ms, g.kernels)
         for words, g in FirstGuess.shipped_by_words()

@@ -15,7 +15,7 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
-from scheduler.checks import refused
+from cml_engine.errors import InputError
 from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
@@ -186,7 +186,9 @@ def measure_frames(
     timestamp queries.
     """
     if not session.program.step_costs():
-        raise refused(f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure")
+        raise InputError(
+            f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure"
+        )
     session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
     # the other types of frames have their own network: they must not touch the job's memory

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cml_engine.io.atomic_write import write_atomically
 from scheduler.reports import FrameReport
 
 _PID = 1
@@ -49,8 +50,6 @@ def write_trace(
     places: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the trace as one JSON object; ``about`` is stored in it for people."""
-    from cml_engine.io.atomic_write import write_atomically
-
     data = {
         "traceEvents": trace_events(reports, names, memory, places),
         "displayTimeUnit": "ms",

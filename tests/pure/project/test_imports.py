@@ -82,8 +82,7 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
     )
     brought = {statement: names & {"wgpu", "slangpy"} for statement, names in found.items()}
     assert not any(brought.values()), brought
-    assert "numpy" not in found["import scheduler"]
-    assert "numpy" in found["import cml_engine"], "and so it would be seen"
+    assert "numpy" in found["import scheduler"], "what is imported is seen"
 
 
 def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
