@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.planning.lower import PlanOptions
@@ -106,7 +106,7 @@ def evaluate(
     ``spread`` of the values that a GPU may turn into NaN is set to NaN.
     """
     if graph.integer:
-        graph = lowered(graph).graph
+        graph = lower_to_integers(graph).graph
     state = {name: graph.constants[name] for name, _ in graph.updates}
     runs = []
     for _ in range(_RUNS if graph.updates else 1):

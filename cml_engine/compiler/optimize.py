@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.passes.bypass import bypass
 from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
@@ -89,7 +89,7 @@ def _stages(
     graph: Graph, without: frozenset[str], retain: bool
 ) -> Iterator[tuple[str, str, Graph]]:
     if graph.integer:
-        graph, without = lowered(graph).graph, without | _OF_FLOATS
+        graph, without = lower_to_integers(graph).graph, without | _OF_FLOATS
         yield "integer", "the rule of integer networks, in whole numbers", graph
     if retain:
         graph = graph.with_(apart=boundaries(eliminate_dead_code(graph)))

@@ -102,7 +102,7 @@ class Step:
     #: the kernel variant and its tile, if the operator has several
     variant: str = ""
     #: the cooked kernel and parameters
-    finished: CookedStep | None = None
+    cooked: CookedStep | None = None
 
     @property
     def full_op(self) -> str:
@@ -151,13 +151,13 @@ class InputConversion:
 class TensorPlace:
     """The place of a tensor of the graph: its binding, its fact and its layout.
 
-    If an input has an ``entry``, the code that uploads it converts the numbers.
+    If an input has a ``conversion``, the code that uploads it converts the numbers.
     """
 
     binding: Binding
     fact: Fact
     layout: str
-    entry: InputConversion | None = None
+    conversion: InputConversion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ class BandedOperators:
 class Reuse:
     """The data for runs that skip steps whose inputs did not change.
 
-    ``sources`` has the sources of every step of a plan. ``held`` has the bytes of each tensor that
-    stays in memory between runs.
+    ``sources`` has the sources of every step of a plan. ``retained`` has the bytes of each tensor
+    that stays in memory between runs.
     """
 
     sources: tuple[Sources, ...]
-    held: Mapping[str, int]
+    retained: Mapping[str, int]
 
     def steps(self, given: Collection[str]) -> tuple[int, ...]:
         """Returns the steps of a run with these inputs if the memory holds the previous run."""
@@ -300,8 +300,8 @@ class Plan:
 
 def _step_cost(step: Step) -> StepWork:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
-    if step.finished is not None:
-        return StepWork(step.finished.cost_key, step.op, step.title, step.groups, flops, nbytes)
+    if step.cooked is not None:
+        return StepWork(step.cooked.cost_key, step.op, step.title, step.groups, flops, nbytes)
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
     key = f"{step.full_op} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"

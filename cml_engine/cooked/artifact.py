@@ -133,4 +133,4 @@ def _lacking(plan: CookedPlan, limits: Limits) -> str:
 def _finished(step: Step, key: ShaderKey, found: Cooked, plan: Plan) -> Step:
     kernel = found.kernel
     cost = replace(plan, steps=(step,)).step_costs()[0]
-    return replace(step, finished=CookedStep(kernel, step_params(step), cost.key))
+    return replace(step, cooked=CookedStep(kernel, step_params(step), cost.key))

@@ -16,7 +16,7 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, checked
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, check_decisions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden
@@ -74,7 +74,7 @@ def cook(
         raise InputError(f"'{graph.name}' is an integer network: 16 bits do not hold its words")
     optimized = optimize(graph)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
-    checked(decide)
+    check_decisions(decide)
     plans = [
         plan_graph(
             optimized,

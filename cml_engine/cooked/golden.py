@@ -8,7 +8,7 @@ from math import isfinite
 
 import numpy as np
 
-from cml_engine.compiler.integer.quant_params import lines_of
+from cml_engine.compiler.integer.quant_params import read_quant_params
 from cml_engine.cooked.reader import Container, damaged
 from cml_engine.cooked.schema import (
     DTYPES,
@@ -123,7 +123,11 @@ def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
     indices cover all positions. Other inputs are uniform in [0, 1), integers 0 to 9, or booleans.
     """
     generator = np.random.default_rng(seed)
-    lines, limits, made = lines_of(graph) if graph.integer else {}, _index_limits(graph), {}
+    lines, limits, made = (
+        read_quant_params(graph) if graph.integer else {},
+        _index_limits(graph),
+        {},
+    )
     for name in graph.inputs:
         fact = graph.facts[name]
         low, high = 0.0, 1.0

@@ -140,7 +140,7 @@ class CookedPlan:
             cost=Cost(row.flops * row.groups, row.nbytes * row.groups, 0.0),
             trusted=code.trusted,
             source=Source(file, row.line) if file else None,
-            finished=CookedStep(code, self._params(row, title), cost_key),
+            cooked=CookedStep(code, self._params(row, title), cost_key),
         )
 
     def _params(self, row: PlanStepRow, title: str) -> bytes:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cml_engine import nnef
-from cml_engine.compiler.integer.gas import within
+from cml_engine.compiler.integer.gas import limit_gas
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import run_node
@@ -125,7 +125,7 @@ def _maker(
                 "that out"
             )
         opened = _opened(format, model, ConverterOptions(constants or {}, random))
-        return within(gas_limit, _sliding(opened, sliders))
+        return limit_gas(gas_limit, _sliding(opened, sliders))
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
     declarations = {**_library(fragments), **_declared()}
@@ -141,7 +141,7 @@ def _maker(
             )
         return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
 
-    return within(gas_limit, _sliding(make, sliders))
+    return limit_gas(gas_limit, _sliding(make, sliders))
 
 
 def _sliding(

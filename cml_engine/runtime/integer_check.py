@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.lower_network import lowered
-from cml_engine.compiler.integer.quant_params import lines_of
-from cml_engine.compiler.integer.sum_bounds import broken_promise
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.compiler.integer.quant_params import read_quant_params
+from cml_engine.compiler.integer.sum_bounds import find_range_violation
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, lower
@@ -75,7 +75,7 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
 
     CpuProgram(optimized).run(inputs, watch)
     usual = GpuProgram(lower(optimized, gpu.limits, layouts, options), gpu).run(inputs)
-    whole = lowered(graph)
+    whole = lower_to_integers(graph)
     floats, compared = set(whole.floats), 0
     for node in optimized.nodes:
         if not floats.isdisjoint((*node.reads, *node.outputs)):
@@ -85,8 +85,8 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
             compared += 1
             got = inspect.read_tensor(program, plan.tensors[name])
             differing = _differing(name, got, values[name], optimized)
-            if not differing and name in whole.promised:
-                differing = broken_promise(name, got, whole.promised[name])
+            if not differing and name in whole.declared_ranges:
+                differing = find_range_violation(name, got, whole.declared_ranges[name])
             if differing:
                 place = f"{node.source}: " if node.source else ""
                 return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
@@ -117,7 +117,7 @@ def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
 def random_words(graph: Graph, seed: int) -> dict[str, Array]:
     """Returns random inputs that cover the range of the network's words and exceed it by 10 %."""
     generator = np.random.default_rng(seed)
-    lines, made = lines_of(graph), {}
+    lines, made = read_quant_params(graph), {}
     for name in graph.inputs:
         fact = graph.facts[name]
         if name in lines:
@@ -135,7 +135,7 @@ def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
     Inputs without any are left out.
     """
     found = {}
-    for name, line in lines_of(graph).items():
+    for name, line in read_quant_params(graph).items():
         if name in inputs:
             steps = np.asarray(inputs[name], np.float64) / float(line.scale)
             outside = (steps < line.range.low - 0.5) | (steps >= line.range.high + 0.5)

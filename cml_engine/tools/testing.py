@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.sum_bounds import Range, broken_promise
+from cml_engine.compiler.integer.sum_bounds import Range, find_range_violation
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.choose_storage import half_of, matrices_in_half
 from cml_engine.compiler.planning.lower import PlanOptions, lower
@@ -116,7 +116,7 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
         ]
         low, high = spec.bounds(node.attrs, *facts)
     for name, got in reference(graph, inputs).items():
-        if name in node.outputs and (wrong := broken_promise(name, got, Range(low, high))):
+        if name in node.outputs and (wrong := find_range_violation(name, got, Range(low, high))):
             raise AssertionError(f"{spec.name}, case {case.id}: {wrong}")
 
 

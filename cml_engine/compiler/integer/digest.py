@@ -39,13 +39,13 @@ def model_digest(graph: Graph) -> bytes:
     return found.digest()
 
 
-def not_identical(graph: Graph) -> tuple[str, ...]:
+def nonidentical_outputs(graph: Graph) -> tuple[str, ...]:
     """Returns the names of the outputs of an integer network that are computed in floats."""
     from cml_engine.compiler.integer.lowering.lower_network import (
-        lowered,  # which the passes import first
+        lower_to_integers,  # which the passes import first
     )
 
-    return lowered(graph).not_identical if graph.float_tail else ()
+    return lower_to_integers(graph).not_identical if graph.float_tail else ()
 
 
 def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
@@ -54,7 +54,7 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
 
     Outputs that are computed in floats are left out. Raises :class:`InputError` if all of them are.
     """
-    floats = not_identical(graph)
+    floats = nonidentical_outputs(graph)
     if floats and len(floats) == len(graph.outputs):
         raise InputError(
             f"'{graph.name}': all of its outputs are computed in floats and may differ from "

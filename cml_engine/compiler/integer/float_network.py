@@ -9,7 +9,7 @@ from cml_engine.ir.graph import Graph
 WHY = "of floats  because it has no integer form:"
 
 
-def of_floats(graph: Graph) -> InputError:
+def float_network_error(graph: Graph) -> InputError:
     """Returns an error that explains why the model is not an integer network and how to quantize
     it."""
     if graph.ready is not None:

@@ -35,7 +35,7 @@ def gas_of(graph: Graph) -> int:
     return sum(gas_by_node(graph).values())
 
 
-def within(limit: int | None, make: Callable[[Shapes], Graph]) -> Callable[[Shapes], Graph]:
+def limit_gas(limit: int | None, make: Callable[[Shapes], Graph]) -> Callable[[Shapes], Graph]:
     """Wraps ``make`` so that it raises :class:`ModelError` for graphs that cost more than ``limit``
     gas.
 

@@ -36,9 +36,9 @@ class QuantParams:
     table: tuple[int, ...] = ()
     source: Source | None = None
 
-    def wrong(self, what: str) -> ModelError:
+    def error(self, what: str) -> ModelError:
         """Returns an error about this line."""
-        error = _wrong(self.name, what)
+        error = _params_error(self.name, what)
         error.source = self.source
         return error
 
@@ -46,14 +46,14 @@ class QuantParams:
     def scale(self) -> Fraction:
         """The only scale of the tensor; raises :class:`ModelError` if it has several."""
         if len(self.scales) != 1:
-            raise self.wrong(f"{len(self.scales)} scales: wanted one, as all but weights")
+            raise self.error(f"{len(self.scales)} scales: wanted one, as all but weights")
         return self.scales[0]
 
     @property
     def range(self) -> Range:
         return word_range(self.bits, self.signed)
 
-    def along(self, shape: Sequence[int], axis: int) -> tuple[Fraction, ...]:
+    def scales_along(self, shape: Sequence[int], axis: int) -> tuple[Fraction, ...]:
         """Returns the ``scale`` attribute for one scale per index of an axis, nested to broadcast
         from the left.
 
@@ -64,7 +64,7 @@ class QuantParams:
             return self.scales * count
         wide = (*self.extents, *(1,) * (len(shape) - len(self.extents)))
         if prod(wide) != wide[axis] or wide[axis] != count:
-            raise self.wrong(
+            raise self.error(
                 f"scales of shape {list(self.extents)}; wanted one, or one for each of the "
                 f"{count} indices of axis {axis} of {list(shape)}"
             )
@@ -77,7 +77,7 @@ def word_range(bits: int, signed: bool) -> Range:
     return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
 
 
-def line_of(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
+def quant_attrs(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
     """Returns the attributes of a line as ``graph.quant`` stores them."""
     return Attrs(
         {
@@ -92,7 +92,7 @@ def line_of(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
     )
 
 
-def along(scales: Sequence[float], axis: int, rank: int) -> Any:
+def nest_scales(scales: Sequence[float], axis: int, rank: int) -> Any:
     """Scales of the indices of an axis as a line has them, broadcast from the left; one where all
     are alike."""
     if len(set(scales)) == 1:
@@ -103,65 +103,67 @@ def along(scales: Sequence[float], axis: int, rank: int) -> Any:
     return found
 
 
-def lines_of(graph: Graph) -> Mapping[str, QuantParams]:
+def read_quant_params(graph: Graph) -> Mapping[str, QuantParams]:
     """Returns the lines of the tensors that exist in the graph, by tensor name."""
     found = {}
     for name, attrs in graph.quantization.items():
         if name in graph.facts:
             source = place_of(attrs)
             with located(source):
-                found[name] = replace(_line(name, attrs), source=source)
+                found[name] = replace(_parse_params(name, attrs), source=source)
     return found
 
 
-def _line(name: str, attrs: Attrs) -> QuantParams:
+def _parse_params(name: str, attrs: Attrs) -> QuantParams:
     if attrs["op"] != OPERATOR:
-        raise _wrong(name, f"quantised by {attrs['op']}: integer networks want {OPERATOR}")
+        raise _params_error(name, f"quantised by {attrs['op']}: integer networks want {OPERATOR}")
     known = {"op", "zero_point", "scale", "bits", "signed", "symmetric", "table"}
     if unknown := set(attrs) - known:
-        raise _wrong(name, f"{OPERATOR} has no parameter '{min(unknown)}'")
+        raise _params_error(name, f"{OPERATOR} has no parameter '{min(unknown)}'")
     if attrs.get("zero_point", 0) != 0:
-        raise _wrong(name, f"zero_point {attrs['zero_point']}: wanted 0")
+        raise _params_error(name, f"zero_point {attrs['zero_point']}: wanted 0")
     bits, signed = attrs.get("bits"), attrs.get("signed", True)
     if bits not in _BITS or not isinstance(signed, bool):
-        raise _wrong(name, f"bits {bits}, signed {signed}: wanted 8, 16 or 32, and true or false")
+        raise _params_error(
+            name, f"bits {bits}, signed {signed}: wanted 8, 16 or 32, and true or false"
+        )
     if "scale" not in attrs:
-        raise _wrong(name, "has no scale: wanted scale = …")
-    values, extents = _flat(name, attrs["scale"])
+        raise _params_error(name, "has no scale: wanted scale = …")
+    values, extents = _flatten_scales(name, attrs["scale"])
     return QuantParams(
-        name, tuple(values), extents, bits, signed, _table(name, attrs.get("table", []))
+        name, tuple(values), extents, bits, signed, _parse_table(name, attrs.get("table", []))
     )
 
 
-def _flat(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:
+def _flatten_scales(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:
     """Returns all scales of a nested list in row-major order, and the shape of the list."""
     if not isinstance(scale, list):
-        return [_scale(name, scale)], ()
-    parts = [_flat(name, item) for item in scale]
+        return [_parse_scale(name, scale)], ()
+    parts = [_flatten_scales(name, item) for item in scale]
     if not parts or any(extents != parts[0][1] for _, extents in parts):
-        raise _wrong(name, "'scale' wants numbers in equal rows")
+        raise _params_error(name, "'scale' wants numbers in equal rows")
     return [value for values, _ in parts for value in values], (len(parts), *parts[0][1])
 
 
-def _scale(name: str, value: Any) -> Fraction:
+def _parse_scale(name: str, value: Any) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(name, f"scale {value!r}: wanted a number")
+        raise _params_error(name, f"scale {value!r}: wanted a number")
     try:
         found = fraction_of(value)
     except ValueError:
-        raise _wrong(name, f"scale {value!r}: wanted a finite number") from None
+        raise _params_error(name, f"scale {value!r}: wanted a finite number") from None
     if found <= 0:
-        raise _wrong(name, f"scale {value!r}: wanted one above 0")
+        raise _params_error(name, f"scale {value!r}: wanted one above 0")
     return found
 
 
-def _table(name: str, given: Any) -> tuple[int, ...]:
+def _parse_table(name: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list):
-        raise _wrong(name, f"table {given!r}: wanted whole numbers in brackets")
+        raise _params_error(name, f"table {given!r}: wanted whole numbers in brackets")
     if wrong := [v for v in given if isinstance(v, bool) or not isinstance(v, int)]:
-        raise _wrong(name, f"its table has {wrong[0]!r}: wanted whole numbers")
+        raise _params_error(name, f"its table has {wrong[0]!r}: wanted whole numbers")
     if given and len(given) not in (SMALL_TABLE, LARGE_TABLE):
-        raise _wrong(
+        raise _params_error(
             name,
             f"a table of {len(given)} entries: wanted {SMALL_TABLE} for words of 8 bits, "
             f"{LARGE_TABLE} points for words of 16",
@@ -173,8 +175,8 @@ def check_scale(name: str, scale: Fraction) -> None:
     """Raises :class:`ModelError` unless a scale is from 2^-40 to 2^40; float32 loses digits
     outside."""
     if not LEAST_SCALE <= scale <= MOST_SCALE:
-        raise _wrong(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
+        raise _params_error(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
 
 
-def _wrong(name: str, what: str) -> ModelError:
+def _params_error(name: str, what: str) -> ModelError:
     return ModelError(f"the line of '{name}' in graph.quant: {what}")

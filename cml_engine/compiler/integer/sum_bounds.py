@@ -30,11 +30,11 @@ class Range:
     high: int
 
     @property
-    def most(self) -> int:
+    def magnitude(self) -> int:
         """The largest absolute value."""
         return max(abs(self.low), abs(self.high))
 
-    def taken(self, take: str, bits: int) -> Range:
+    def part(self, take: str, bits: int) -> Range:
         """Returns the range of all bits of the words, or of their upper or lower part."""
         if take == "all":
             return self
@@ -70,7 +70,7 @@ class ExactSum:
     bits: int = 0
 
 
-def magnitudes(weights: Array) -> list[int]:
+def row_magnitudes(weights: Array) -> list[int]:
     """Returns the exact sum of the absolute values of each row."""
     rows = np.abs(weights.astype(np.int64)).reshape(len(weights), -1)
     return [int(total) for total in rows.sum(1)]
@@ -78,10 +78,12 @@ def magnitudes(weights: Array) -> list[int]:
 
 def bounds(weights: Array, bias: Sequence[int], words: Range) -> list[int]:
     """Returns the bound ``B`` of each channel; ``weights`` has one row per channel."""
-    return [abs(b) + words.most * w for b, w in zip(bias, magnitudes(weights), strict=True)]
+    return [
+        abs(b) + words.magnitude * w for b, w in zip(bias, row_magnitudes(weights), strict=True)
+    ]
 
 
-def carried(
+def plan_exact_sum(
     title: str,
     weights: Array,
     bias: Sequence[int],
@@ -102,10 +104,10 @@ def carried(
     if whole and bound < INT_BOUND:
         return ExactSum("int32", bound, (SumPass("all", weights, tuple(bias)),))
     if bound >= INT_BOUND:
-        raise too_large(title, totals.index(bound), bound, words, source)
-    for split, bits in product((_by_words, _by_weights), _LOW_BITS):
+        raise sum_overflow_error(title, totals.index(bound), bound, words, source)
+    for split, bits in product((_split_words, _split_weights), _LOW_BITS):
         parts = split(weights, bias, bits)
-        ranges = [words.taken(part.take, bits) for part in parts]
+        ranges = [words.part(part.take, bits) for part in parts]
         found = [max(bounds(p.weights, p.bias, r)) for p, r in zip(parts, ranges, strict=True)]
         if max(found) < FLOAT_BOUND:
             return ExactSum("int32", bound, parts, bits)
@@ -116,15 +118,15 @@ def carried(
     )
 
 
-def too_large(
+def sum_overflow_error(
     title: str, channel: int, bound: int, words: Range, source: Source | None = None
 ) -> RangeError:
     """Returns the error for a channel whose sum does not fit into 32 bits, with the possible
     changes."""
     return RangeError(
         f"{title}: channel {channel} sums to {bound:,} at most, wanted below 2^31 = {INT_BOUND:,}: "
-        f"its input has words up to {words.most}; quantize that with 8 bits, or make the weights' "
-        "scale larger",
+        f"its input has words up to {words.magnitude}; quantize that with 8 bits, or make the "
+        "weights' scale larger",
         source,
     )
 
@@ -143,23 +145,23 @@ def check_shift(
         )
 
 
-def _by_words(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
-    upper, lower = _halves(bias, bits)
+def _split_words(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
+    upper, lower = _split_bias(bias, bits)
     return SumPass("upper", weights, upper), SumPass("lower", weights, lower)
 
 
-def _by_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
+def _split_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
     wide, half = weights.astype(np.int64), 1 << (bits - 1)
     rest = ((wide + half) & ((1 << bits) - 1)) - half
-    upper, lower = _halves(bias, bits)
+    upper, lower = _split_bias(bias, bits)
     return SumPass("all", (wide - rest) >> bits, upper), SumPass("all", rest, lower)
 
 
-def _halves(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _split_bias(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(b >> bits for b in bias), tuple(b & ((1 << bits) - 1) for b in bias)
 
 
-def broken_promise(name: str, got: Array, wanted: Range) -> str:
+def find_range_violation(name: str, got: Array, wanted: Range) -> str:
     """Describes the first result of an exact operator that is no whole number or is out of range.
 
     Returns an empty string if all results are valid.

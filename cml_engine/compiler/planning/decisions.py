@@ -82,7 +82,7 @@ def _by_user(decision: Decision, overrides: Overrides) -> Decision:
 
 
 def _kernel(node: Node, choice: Choice, reason: Reason) -> Decision:
-    by: By = "user" if choice.asked else "table" if choice.tuned else "rule"
+    by: By = "user" if choice.requested else "table" if choice.tuned else "rule"
     why = {
         "user": _ASKED,
         "table": reason(choice) if choice.tuned else "",

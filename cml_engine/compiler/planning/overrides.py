@@ -47,7 +47,7 @@ class Overrides:
 NO_OVERRIDES = Overrides()
 
 
-def checked(decide: Any) -> Decisions:
+def check_decisions(decide: Any) -> Decisions:
     """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decisions`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
@@ -67,24 +67,24 @@ def checked(decide: Any) -> Decisions:
     return decide
 
 
-def from_file(data: Any) -> Decisions:
+def parse_decisions(data: Any) -> Decisions:
     """Returns the decisions in the data of a JSON file.
 
     The data is a :data:`Decisions`, or a list as ``cml info --decisions`` writes it. Decisions on
     views are ignored, because the plan derives views from the others.
     """
     if not isinstance(data, list):
-        return checked(data)
+        return check_decisions(data)
     found: dict[str, dict[str, str]] = {}
     for entry in data:
         if not isinstance(entry, Mapping) or not {"subject", "kind", "chosen"} <= set(entry):
             raise InputError(f"decide: wanted a decision with subject, kind, chosen; got {entry!r}")
         if entry["kind"] != "view":
             found.setdefault(entry["subject"], {})[entry["kind"]] = entry["chosen"]
-    return checked(found)
+    return check_decisions(found)
 
 
-def asked_for(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
+def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
     """Returns the decisions by the names of the optimized graph.
 
     A decision on an operator that was fused applies to the fused operator. Raises
@@ -94,7 +94,7 @@ def asked_for(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
     for name, kinds in decide.items():
         for kind, option in kinds.items():
             found: dict[str, str] = getattr(overrides, kind)
-            of = _of(kind, name, written, optimized)
+            of = _resolve_name(kind, name, written, optimized)
             if found.setdefault(of, option) != option:
                 raise InputError(
                     f"decide: '{name}': {kind} {option!r} and {found[of]!r} are asked for of what "
@@ -103,15 +103,15 @@ def asked_for(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
     return overrides
 
 
-def _of(kind: str, name: str, written: Graph, optimized: Graph) -> str:
+def _resolve_name(kind: str, name: str, written: Graph, optimized: Graph) -> str:
     """Returns the name of the decision's tensor in the optimized graph."""
     if kind == "parts" and name not in producers(written):
         return name  # an input, a constant or a packed tensor, which lowering checks
-    subject = _subject(name, written, optimized)
-    return _stored(subject, optimized) if kind == "storage" else subject
+    subject = _find_subject(name, written, optimized)
+    return _find_stored(subject, optimized) if kind == "storage" else subject
 
 
-def _subject(name: str, written: Graph, optimized: Graph) -> str:
+def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
     computed = producers(optimized)
     if name in computed or name in optimized.constants:
         return name
@@ -127,7 +127,7 @@ def _subject(name: str, written: Graph, optimized: Graph) -> str:
     )
 
 
-def _stored(subject: str, optimized: Graph) -> str:
+def _find_stored(subject: str, optimized: Graph) -> str:
     """Returns the tensor whose storage is decided: the weights of a matrix product, else
     ``subject``."""
     node = producers(optimized).get(subject)

@@ -20,10 +20,12 @@ class PackedInput:
     """The tensor of words that is stored in place of an input, and the conversion to it."""
 
     words: str
-    entry: InputConversion
+    conversion: InputConversion
 
 
-def entering(graph: Graph, layouts: Mapping[str, str], limits: Limits) -> dict[str, PackedInput]:
+def find_packed_inputs(
+    graph: Graph, layouts: Mapping[str, str], limits: Limits
+) -> dict[str, PackedInput]:
     """Returns, by name, the inputs that are converted to packed words during upload.
 
     These inputs have no other reader. An input that is too large for one binding is left out.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.bands.plan_in_bands import planned
+from cml_engine.compiler.planning.bands.plan_in_bands import plan_in_bands
 from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, drafted
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, asked_for
+from cml_engine.compiler.planning.lower import PlanOptions, draft_plan
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, resolve_overrides
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
@@ -31,11 +31,11 @@ def plan_graph(
 
     Decisions may use the names of the original graph ``written``. See :func:`lower` for the rest.
     """
-    overrides = asked_for(decide, written or graph, graph)
+    overrides = resolve_overrides(decide, written or graph, graph)
     layouts = (
         layouts_for(graph, storage, overrides.storage, overrides.layout) if blocked_layout else {}
     )
     options = replace(
         options, kernels=overrides.kernel, parts=overrides.parts, bands=overrides.bands
     )
-    return planned(drafted(graph, limits, layouts, options, sibling), sibling)
+    return plan_in_bands(draft_plan(graph, limits, layouts, options, sibling), sibling)

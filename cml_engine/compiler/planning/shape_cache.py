@@ -18,7 +18,7 @@ P = TypeVar("P")
 S = TypeVar("S")
 Key = tuple[tuple[str, tuple[int, ...]], ...]
 #: the most requested shapes for which the full shapes are remembered
-_MOST_WAYS = 1024
+_MAX_REQUESTS = 1024
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class ShapeCache(Generic[P, S]):
         self._most = most
         self._compile, self._session = compile, session
         self._lock = Lock()
-        self._lately: OrderedDict[Key, Compiled[P]] = OrderedDict()
+        self._recent: OrderedDict[Key, Compiled[P]] = OrderedDict()
         self._alive: WeakValueDictionary[Key, S] = WeakValueDictionary()
-        self._making: dict[Key, Future[S]] = {}
+        self._compiling: dict[Key, Future[S]] = {}
         #: the shapes of all inputs by the requested shapes
         self._full: dict[Key, Key] = {}
 
@@ -66,42 +66,42 @@ class ShapeCache(Generic[P, S]):
         asked = key_of(shapes)
         mine: Future[S] = Future()
         with self._lock:
-            found = self._found(self._full.get(asked, asked))
+            found = self._find(self._full.get(asked, asked))
             if found is not None:
                 return found
-            making = self._making.setdefault(asked, mine)
+            making = self._compiling.setdefault(asked, mine)
         if making is mine:
             try:
-                mine.set_result(self._make(asked, load()))
+                mine.set_result(self._compile_missing(asked, load()))
             except BaseException as error:
                 mine.set_exception(error)
             finally:
                 with self._lock:
-                    del self._making[asked]
+                    del self._compiling[asked]
         return making.result()
 
-    def _make(self, asked: Key, graph: Graph) -> S:
+    def _compile_missing(self, asked: Key, graph: Graph) -> S:
         key = key_of_inputs(graph)
         with self._lock:
-            if len(self._full) >= _MOST_WAYS:
+            if len(self._full) >= _MAX_REQUESTS:
                 self._full.clear()
             self._full[asked] = key
-            found = self._found(key)
+            found = self._find(key)
         if found is not None:
             return found
         compiled = self._compile(graph)
         with self._lock:
-            self._lately[key] = compiled
-            while len(self._lately) > self._most:
-                self._lately.popitem(last=False)
+            self._recent[key] = compiled
+            while len(self._recent) > self._most:
+                self._recent.popitem(last=False)
             return self._alive.setdefault(key, self._session(compiled, self))
 
-    def _found(self, key: Key) -> S | None:
+    def _find(self, key: Key) -> S | None:
         """Returns an existing session, or a new one of a compiled network; None if neither
         exists."""
-        compiled = self._lately.get(key)
+        compiled = self._recent.get(key)
         if compiled is not None:
-            self._lately.move_to_end(key)
+            self._recent.move_to_end(key)
         session = self._alive.get(key)
         if session is None and compiled is not None:
             session = self._alive[key] = self._session(compiled, self)

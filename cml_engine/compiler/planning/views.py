@@ -32,7 +32,7 @@ class PartPlace:
 Views = Mapping[str, PartPlace]
 
 
-def whole(views: Views, name: str) -> tuple[str, int]:
+def resolve_view(views: Views, name: str) -> tuple[str, int]:
     """Returns the tensor whose memory contains ``name``, and the offset of ``name`` in 32-bit
     words."""
     offset = 0
@@ -41,12 +41,12 @@ def whole(views: Views, name: str) -> tuple[str, int]:
     return name, offset
 
 
-def merged(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
+def merge_lifetimes(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
     """Returns the tensors with memory of their own, alive as long as any of their parts."""
     wholes: dict[str, Lifetime] = {}
     lives: dict[str, tuple[int, int]] = {}
     for item in items:
-        root, _ = whole(views, item.name)
+        root, _ = resolve_view(views, item.name)
         if root == item.name:
             wholes[root] = item
         first, last = lives.get(root, (item.first, item.last))
@@ -75,7 +75,7 @@ def find_views(
             if name not in views and 4 * view.offset % alignment == 0
         }
         together = views | found if found else views
-        if found and alive.joined([(name, whole(together, name)[0]) for name in found]):
+        if found and alive.try_join([(name, resolve_view(together, name)[0]) for name in found]):
             views = together
     return views
 
@@ -95,7 +95,7 @@ class _LiveBytes:
     def _add(self, item: Lifetime, sign: int) -> None:
         self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
 
-    def joined(self, pairs: Sequence[tuple[str, str]]) -> bool:
+    def try_join(self, pairs: Sequence[tuple[str, str]]) -> bool:
         """Moves each part into its whole unless the peak grows; returns True if the parts were
         moved."""
         before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}

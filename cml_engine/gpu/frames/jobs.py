@@ -185,7 +185,7 @@ def wants_kernels(network: GpuProgram, inputs: Mapping[str, Any]) -> bool:
 
     That is a texture, or a GPU tensor of real numbers that an integer network quantizes on input.
     """
-    entered = {name for name, place in network.plan.inputs.items() if place.entry is not None}
+    entered = {name for name, place in network.plan.inputs.items() if place.conversion is not None}
     return any(
         isinstance(value, TextureInput) or (name in entered and not is_array(value))
         for name, value in inputs.items()

@@ -14,8 +14,8 @@ from cml_engine.ops.common.integer_arrays import words_of
 
 def to_words(array: Array, place: TensorPlace) -> Array:
     """Returns the array as 32-bit words in the tensor's layout."""
-    if place.entry is not None:
-        entry = place.entry
+    if place.conversion is not None:
+        entry = place.conversion
         array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
     if place.layout in WHOLE:  # convert to the small type before elements are moved
         array = array.astype(STORED[place.layout])

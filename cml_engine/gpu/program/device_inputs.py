@@ -85,7 +85,7 @@ def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
         place = plan.inputs[name]
         if isinstance(value, TextureInput):
             loads.append(TextureLoad(gpu, name, place.fact, value))
-        if place.entry is not None and _waits(value):
+        if place.conversion is not None and _waits(value):
             loads.append(NumbersLoad(gpu, name, place))
     return loads
 
@@ -112,7 +112,7 @@ def take_over(
         place = program.plan.inputs[name]
         if not on_device(value) or (isinstance(value, GpuTensor) and not value.fact.size):
             continue
-        if place.entry is None:
+        if place.conversion is None:
             _bring(encoder, value, ways, program, place.binding)
         elif _waits(value):
             waiting = Waiting(program.gpu, program.plan.name, place.fact.nbytes)

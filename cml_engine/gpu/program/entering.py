@@ -42,11 +42,11 @@ class NumbersLoad:
     """A step before a network's own steps that quantizes the numbers of one input."""
 
     def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
-        assert place.entry is not None
+        assert place.conversion is not None
         self._gpu, self._place = gpu, place
         batch, channels, *spatial = place.fact.shape
         blocks = batch * -(-channels // 4) * prod(spatial)
-        entry = place.entry
+        entry = place.conversion
         self._params = Params(
             blocks,
             (channels, prod(spatial), 0, block_words(place.layout)),

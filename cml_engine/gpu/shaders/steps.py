@@ -17,9 +17,7 @@ def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) ->
     ``contents`` caches the digests of files that were read already.
     """
     contents = {} if contents is None else contents
-    return [
-        step.finished.kernel if step.finished else step_key(step, contents) for step in plan.steps
-    ]
+    return [step.cooked.kernel if step.cooked else step_key(step, contents) for step in plan.steps]
 
 
 def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
@@ -41,8 +39,8 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
 
 def step_params(step: Step) -> bytes:
     """Returns the step's packed parameter block."""
-    if step.finished is not None:
-        return step.finished.params
+    if step.cooked is not None:
+        return step.cooked.params
     try:
         return parse_params(step.params_layout).pack(step.params)
     except (

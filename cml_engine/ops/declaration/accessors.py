@@ -51,7 +51,7 @@ class KernelContext(Protocol):
     limits: Limits
     packed: dict[str, Array]
     scratch_words: dict[str, int]
-    asked_parts: Mapping[str, str]
+    requested_parts: Mapping[str, str]
 
     @property
     def attrs(self) -> Attrs: ...

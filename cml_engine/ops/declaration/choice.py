@@ -21,12 +21,12 @@ class Choice:
     default: str
     chosen: str
     #: whether the caller chose it
-    asked: bool = False
+    requested: bool = False
 
     @property
     def tuned(self) -> bool:
         """Returns True if a tuning table decided differently than the engine's rules."""
-        return self.chosen != self.default and not self.asked
+        return self.chosen != self.default and not self.requested
 
     def __str__(self) -> str:
         rest = f", by default {self.default}" if self.chosen != self.default else ""

@@ -59,9 +59,9 @@ class Lowering:
     variants: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
     #: the kernel that the caller wants of the node, with or without its tile
-    asked: str = ""
+    requested_kernel: str = ""
     #: the number of parts in which the caller requests each tensor to be bound
-    asked_parts: Mapping[str, str] = field(default_factory=dict)
+    requested_parts: Mapping[str, str] = field(default_factory=dict)
     #: the kernels that the node chose at other shapes, and the constants that it packed
     kept: list[str] = field(default_factory=list)
     known: Mapping[str, Array] = field(default_factory=dict)
@@ -180,20 +180,22 @@ class Lowering:
         chosen = self.kept.pop(0) if self.kept else ""
         if chosen not in options:
             chosen = self.variants.name_for(key, tuple(options), default)
-        if self.asked:
-            chosen = self._asked_of(options, chosen)
-        asked = bool(self.asked)
-        self.choices.append(Choice(self.node.title, key, tuple(options), default, chosen, asked))
+        if self.requested_kernel:
+            chosen = self._requested_option(options, chosen)
+        requested = bool(self.requested_kernel)
+        choice = Choice(self.node.title, key, tuple(options), default, chosen, requested)
+        self.choices.append(choice)
         self.chosen.append((chosen, options[chosen]))
         return options[chosen]
 
-    def _asked_of(self, options: Mapping[str, T], usual: str) -> str:
+    def _requested_option(self, options: Mapping[str, T], usual: str) -> str:
         """Returns the requested option; for a kernel without a tile, its default tile if
         possible."""
-        fits = [o for o in (usual, *options) if o == self.asked or o.startswith(f"{self.asked} ")]
+        wanted = self.requested_kernel
+        fits = [o for o in (usual, *options) if o == wanted or o.startswith(f"{wanted} ")]
         if not fits:
             raise InputError(
-                f"decide: {self.node.title} cannot have the kernel '{self.asked}': here it can be "
+                f"decide: {self.node.title} cannot have the kernel '{wanted}': here it can be "
                 f"{', '.join(options)}",
                 self.node.source,
             )

@@ -54,7 +54,7 @@ class Binder(Protocol):
 
     node: Node
     limits: Limits
-    asked_parts: Mapping[str, str]
+    requested_parts: Mapping[str, str]
 
     def nbytes(self, name: str) -> int: ...
 
@@ -62,7 +62,7 @@ class Binder(Protocol):
 def split_binding(op: Binder, name: str) -> SplitBinding:
     """Returns how the tensor is bound: in as few parts as the device allows, or as the caller
     requests."""
-    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.asked_parts
+    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
     align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
     longest = max(limit // align, 1) * align
     fewest = 1 if nbytes <= limit else -(-nbytes // longest)

@@ -148,7 +148,9 @@ class KernelFamily(Generic[N, T]):
         if not first.alone:
             for variant in possible:
                 options |= {variant.option(t): (variant, t) for t in variant.worth_a_try(node)}
-                if node.op.asked.startswith(variant.name):  # whether or not it is worth a try
+                if node.op.requested_kernel.startswith(
+                    variant.name
+                ):  # whether or not it is worth a try
                     tile = variant.usual(node)
                     options.setdefault(variant.option(tile), (variant, tile))
             named = {option: (option, *found) for option, found in options.items()}

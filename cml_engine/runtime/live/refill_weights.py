@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.compiler.plan import Binding, Plan, Step
-from cml_engine.compiler.planning.lower import Draft, PlanOptions, bound, lower_node, step_of
+from cml_engine.compiler.planning.lower import (
+    Draft,
+    PlanOptions,
+    aligned_bytes,
+    lower_node,
+    step_of,
+)
 from cml_engine.compiler.planning.overrides import NO_OVERRIDES, Overrides
 from cml_engine.compiler.planning.sibling import Sibling, is_same
 from cml_engine.ir.graph import Array, Graph
@@ -79,7 +85,9 @@ def _has_steps(plan: Plan, draft: Draft) -> bool:
     if any(by_title[node.title] for node, *_ in draft.dispatches):
         return False
     known = dict.fromkeys(plan.choices)
-    same_room = (whole[n].nbytes == bound(4 * w) for n, w in draft.scratch.items() if n in whole)
+    same_room = (
+        whole[n].nbytes == aligned_bytes(4 * w) for n, w in draft.scratch.items() if n in whole
+    )
     return all(choice in known for choice in draft.choices) and all(same_room)
 
 

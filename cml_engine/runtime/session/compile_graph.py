@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import asked_for
+from cml_engine.compiler.planning.overrides import resolve_overrides
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.planning.shape_cache import Compiled
 from cml_engine.compiler.planning.sibling import Sibling, share_constants
@@ -104,7 +104,7 @@ def _refilled(
     """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
     if graph.ready is not None or options.plan.stub:
         return None
-    overrides = asked_for(options.decide, graph, optimized)
+    overrides = resolve_overrides(options.decide, graph, optimized)
     return refill_plan(before, optimized, gpu.limits, _plan_options(gpu, options), overrides)
 
 

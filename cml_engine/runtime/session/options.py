@@ -8,7 +8,7 @@ from typing import get_args
 from cml_engine.compiler.optimize import NAMES
 from cml_engine.compiler.planning.choose_storage import Storage
 from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import Decisions, checked
+from cml_engine.compiler.planning.overrides import Decisions, check_decisions
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
@@ -57,7 +57,7 @@ class CompileOptions:
         check_flag(self.tuned, "tuned")
         check_instance(PlanOptions, self.plan, "plan")
         check_name_list(self.keep, "keep")
-        checked(self.decide)
+        check_decisions(self.decide)
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")
         of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())

@@ -125,7 +125,7 @@ def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
     nodes = {node.title: node for node in graph.nodes}
     users: dict[str, dict[str, Choice]] = {}
     for choice in plan.choices:
-        if len(choice.options) > 1 and not choice.asked:
+        if len(choice.options) > 1 and not choice.requested:
             users.setdefault(choice.key, {})[choice.node] = choice
     found = []
     for by_node in users.values():

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.overrides import Decisions, from_file
+from cml_engine.compiler.planning.overrides import Decisions, parse_decisions
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
@@ -186,7 +186,7 @@ def decided(a: argparse.Namespace) -> Decisions:
     if file is None:
         return {}
     try:
-        return from_file(read_json(Path(file)))
+        return parse_decisions(read_json(Path(file)))
     except OSError as error:
         raise InputError(f"--decide: cannot read '{file}': {error.strerror}") from None
     except ValueError as error:

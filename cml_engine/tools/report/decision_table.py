@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decision, decisions_of
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, asked_for
+from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, resolve_overrides
 from cml_engine.compiler.tuning_tables import Record, known
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import Choice
@@ -29,7 +29,7 @@ def decisions_on(
     def reason(choice: Choice) -> str:
         return _reason(records, choice)
 
-    return decisions_of(optimized, plan, reason, asked_for(decide, written, optimized))
+    return decisions_of(optimized, plan, reason, resolve_overrides(decide, written, optimized))
 
 
 def _reason(records: Mapping[str, Record], choice: Choice) -> str:

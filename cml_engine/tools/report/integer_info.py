@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from cml_engine.compiler.integer.float_network import of_floats
+from cml_engine.compiler.integer.float_network import float_network_error
 from cml_engine.compiler.integer.gas import gas_by_node
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import layouts_for
@@ -106,8 +106,8 @@ class IntegerInfo:
         first = ""
         if points:
             if not graph.integer:
-                raise of_floats(graph)
-            network = lowered(graph)
+                raise float_network_error(graph)
+            network = lower_to_integers(graph)
             floats, first = network.not_identical, network.first_float
             found = tuple(
                 PointInfo(

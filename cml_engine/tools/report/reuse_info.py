@@ -41,7 +41,7 @@ class ReuseInfo:
         for name in graph.inputs:
             steps = plan.reuse.steps([name])
             shares[name] = len(steps), sum(plan.steps[i].cost.flops for i in steps) / total
-        held = plan.reuse.held
+        held = plan.reuse.retained
         return cls(
             len(held),
             len(graph.inputs),

@@ -11,7 +11,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.ir.graph import Graph
 from cml_engine.tools import cli
 from tests.cpu.integer.test_quantize import samples_of
@@ -37,7 +37,7 @@ def test_the_end_may_be_of_floats(tmp_path: Path, capsys: Any) -> None:
     features, scores = graph.outputs
     assert report.ok and report.not_identical == (scores,)
     assert f"output '{scores}' is computed in floats: not identical" in str(report)
-    network = lowered(made)
+    network = lower_to_integers(made)
     assert network.first_float.startswith("softmax") and network.not_identical == (scores,)
     outputs = cml.Session(made, "cpu").run(samples[0])
     # the digest is of the words alone

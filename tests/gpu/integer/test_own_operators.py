@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
 from cml_engine.ir.graph import Graph
@@ -60,7 +60,7 @@ def test_words_stay_words() -> None:
     graph = one()
     x = np.arange(-5, 5, dtype=np.float32).reshape(2, 5) / 4
     np.testing.assert_array_equal(*cml.Session(graph, "cpu").run({"x": x}).values(), x[::-1, ::-1])
-    assert [point.title for point in lowered(graph).points] == ["input"]
+    assert [point.title for point in lower_to_integers(graph).points] == ["input"]
 
 
 def test_one_that_is_not_exact_is_refused_by_name() -> None:

@@ -17,7 +17,7 @@ class Op:
 
     table: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
-    asked: str = ""
+    requested_kernel: str = ""
 
     def choose(self, key, options, default):
         chosen = self.table.name_for(key, tuple(options), default)

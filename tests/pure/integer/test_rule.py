@@ -139,7 +139,7 @@ def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
     most = 127 if bits == 8 else 2000
     weights = random.integers(-most, most + 1, (3, data.draw(st.integers(1, 16))))
     bias = [int(b) for b in random.integers(-(2**20), 2**20, 3)]
-    found = sum_bounds.carried("conv 'c'", weights, bias, words)
+    found = sum_bounds.plan_exact_sum("conv 'c'", weights, bias, words)
     x = random.integers(words.low, words.high + 1, weights.shape[1])
     x[random.random(len(x)) < 0.5] = words.high
     exact = [sum(int(w) * int(v) for w, v in zip(row, x, strict=True)) for row in weights]
@@ -161,19 +161,21 @@ def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
 def test_carriers() -> None:
     words = Range(-127, 127)
     row = np.array([[127] * 1040])
-    assert sum_bounds.carried("c", row, [0], words).carrier == "float32"
+    assert sum_bounds.plan_exact_sum("c", row, [0], words).carrier == "float32"
     assert 127 * 127 * 1041 >= 2**24
-    halves = sum_bounds.carried("c", np.array([[127] * 1041]), [0], words)
+    halves = sum_bounds.plan_exact_sum("c", np.array([[127] * 1041]), [0], words)
     assert (halves.carrier, len(halves.parts), halves.bits) == ("int32", 2, 4)
     assert (
-        sum_bounds.carried("c", np.array([[127] * 500]), [0], Range(-32767, 32767)).carrier
+        sum_bounds.plan_exact_sum("c", np.array([[127] * 500]), [0], Range(-32767, 32767)).carrier
         == "int32"
     )
 
 
 def test_what_cannot_be_proven() -> None:
     with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
-        sum_bounds.carried("conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767))
+        sum_bounds.plan_exact_sum(
+            "conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767)
+        )
     with pytest.raises(RangeError, match="shifted left by 3 bits"):
         sum_bounds.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
     sum_bounds.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
@@ -206,7 +208,9 @@ def test_contraction_cannot_matter(seed: int) -> None:
     random = np.random.default_rng(seed)
     words = random.choice([Range(-127, 127), Range(0, 255), Range(-32767, 32767)])
     weights = random.integers(-127, 128, (1, 24))
-    found = sum_bounds.carried("conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words)
+    found = sum_bounds.plan_exact_sum(
+        "conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words
+    )
     x = random.choice([words.low, words.high, int(random.integers(words.low, words.high + 1))], 24)
     for part in found.parts:
         low = (1 << found.bits) - 1

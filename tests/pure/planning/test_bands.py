@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
-from cml_engine.compiler.planning.bands.graph_rows import chart_of
+from cml_engine.compiler.planning.bands.graph_rows import find_graph_rows
 from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
-from cml_engine.compiler.planning.bands.rewrite import in_bands
+from cml_engine.compiler.planning.bands.rewrite import rewrite_in_bands
 from cml_engine.compiler.planning.bands.run import OperatorRun
 from cml_engine.compiler.planning.bands.run_facts import RunFacts
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.decisions import decisions_of
-from cml_engine.compiler.planning.lower import PlanOptions, drafted
-from cml_engine.compiler.planning.overrides import asked_for
+from cml_engine.compiler.planning.lower import PlanOptions, draft_plan
+from cml_engine.compiler.planning.overrides import resolve_overrides
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.profiles import PROFILES
@@ -72,7 +72,7 @@ def planned(graph, limit=0, decide=(), **limits):
 
 def longest_runs(graph):
     """Returns runs of nodes that do not overlap, each as long as possible."""
-    chart, runs, first = chart_of(graph, {}, ()), [], 0
+    chart, runs, first = find_graph_rows(graph, {}, ()), [], 0
     while first < len(graph.nodes):
         ends = range(len(graph.nodes), first, -1)
         run = next((r for end in ends if (r := OperatorRun(chart, first, end)).possible), None)
@@ -83,7 +83,7 @@ def longest_runs(graph):
 
 def in_counts(graph, count):
     runs = [(run, min(count, run.most)) for run in longest_runs(graph)]
-    return in_bands(graph, runs).finished() if runs else None
+    return rewrite_in_bands(graph, runs).finished() if runs else None
 
 
 BANDED = [(n, c) for n, spec in registered().items() if spec.traits.rows for c in spec.cases]
@@ -143,10 +143,10 @@ def test_any_limit_is_held_or_refused_with_one_that_is_held(seed, share):
 @given(st.integers(0, 10_000))
 def test_runs_that_are_estimated_are_possible(seed):
     graph = optimize(random_maps(seed)[0])
-    whole = drafted(graph, Limits(), layouts_for(graph, "float"))
+    whole = draft_plan(graph, Limits(), layouts_for(graph, "float"))
     kernels = {title: picks[0][0] for title, picks in whole.draft.chosen.items() if picks}
     usage = MemoryUsage(whole, {})
-    facts = RunFacts(chart_of(graph, kernels, ()), usage, {})
+    facts = RunFacts(find_graph_rows(graph, kernels, ()), usage, {})
     for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():
         for i, column in np.argwhere(nbytes < inf):
             run = OperatorRun(facts.chart, begin, begin + 1 + int(i))
@@ -234,7 +234,7 @@ def test_bands_are_a_decision_and_may_be_decided(wide):
     decide = {found.subject: {"bands": "7"}}
     more = planned(wide, limit, decide)
     assert [run.count for run in more.bands if found.subject in run.results] == [7]
-    overrides = asked_for(decide, wide, wide)
+    overrides = resolve_overrides(decide, wide, wide)
     found_again = decisions_of(wide, more, overrides=overrides)
     assert {d.by for d in found_again if d.kind == "bands"} == {"user"}
     again = planned(wide, limit, {found.subject: {"bands": found.chosen}})

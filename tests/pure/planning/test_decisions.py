@@ -10,7 +10,11 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.decisions import decisions_of
 from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.compiler.planning.overrides import asked_for, checked, from_file
+from cml_engine.compiler.planning.overrides import (
+    check_decisions,
+    parse_decisions,
+    resolve_overrides,
+)
 from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random
@@ -46,7 +50,7 @@ def graph(tmp_path_factory):
 
 def planned(graph, decide=(), storage="float", table=None, **limits):
     optimized = optimize(graph)
-    asked = asked_for(dict(decide), graph, optimized)
+    asked = resolve_overrides(dict(decide), graph, optimized)
     layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
     options = PlanOptions(kernels=asked.kernel, parts=asked.parts, variants=table or VariantTable())
     plan = lower(optimized, Limits(**{"software": True, **limits}), layouts, options)
@@ -168,7 +172,7 @@ def test_what_cannot_be_is_refused_with_what_stands_against_it(graph, decide, wo
 )
 def test_what_is_no_decision_is_refused(decide):
     with pytest.raises(cml.InputError, match="^decide: "):
-        checked(decide)
+        check_decisions(decide)
     with pytest.raises(cml.InputError, match="^decide: "):
         cml.CompileOptions(decide=decide)
 
@@ -203,13 +207,13 @@ def test_every_promise_of_a_kernel_is_one_that_can_be_kept(option):
 @pytest.mark.parametrize("data", [7, [7], [{"subject": "a"}], [{"subject": 1, "kind": "kernel"}]])
 def test_what_is_no_file_of_decisions_is_refused(data):
     with pytest.raises(cml.InputError, match="^decide: "):
-        from_file(data)
+        parse_decisions(data)
 
 
 def test_decisions_that_were_written_give_the_same_plan(graph):
     asked = {"conv2": {"kernel": "winograd", "storage": "half"}, "both": {"parts": "3"}}
     plan, found = planned(graph, asked)
     data = json.loads(json.dumps([asdict(d) for d in found.values()]))
-    again, decided = planned(graph, from_file(data))
+    again, decided = planned(graph, parse_decisions(data))
     assert [str(step) for step in again.steps] == [str(step) for step in plan.steps]
     assert {d.by for d in decided.values() if d.kind != "view"} == {"user"}

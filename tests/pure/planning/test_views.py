@@ -10,7 +10,7 @@ from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.compiler.planning.lower import tensors as arena
 from cml_engine.compiler.planning.plan_memory import Lifetime, place_within
-from cml_engine.compiler.planning.views import PartPlace, find_views, is_view_copy, whole
+from cml_engine.compiler.planning.views import PartPlace, find_views, is_view_copy, resolve_view
 from cml_engine.ir.graph import Node
 from cml_engine.ir.layout import C4, PLAIN, words
 from cml_engine.ir.limits import Limits
@@ -102,7 +102,7 @@ def test_a_part_of_a_part_lies_in_the_whole():
     inner = net.op("concat", net.op("exp", "x"), net.op("neg", "x"), axis=1)
     outer = net.op("concat", net.op("abs", "x"), inner, axis=1)
     views = found(net.graph(net.op("tanh", outer)))
-    assert whole(views, "t1") == (outer, 256) and whole(views, "t0") == (outer, 128)
+    assert resolve_view(views, "t1") == (outer, 256) and resolve_view(views, "t0") == (outer, 128)
 
 
 def test_a_split_s_results_are_parts_of_its_operand():

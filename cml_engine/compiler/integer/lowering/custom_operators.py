@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.elementwise import same_scale
+from cml_engine.compiler.integer.lowering.elementwise import common_scale
 from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
 from cml_engine.compiler.integer.lowering.pending_values import PendingSum, QuantizedTensor, Value
 from cml_engine.compiler.integer.sum_bounds import Range
@@ -17,12 +17,12 @@ from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
-def exactly(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Value]:
+def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Value]:
     """Lowers a node to the same operator on words of one scale.
 
     The results are words, or pending sums if the operator declares ``bounds``.
     """
-    operands = _operands(builder, node)
+    operands = _find_operands(builder, node)
     words = [found for found in operands if isinstance(found, QuantizedTensor)]
     results = [builder.graph.facts[name] for name in node.outputs]
     if not words or any(fact.dtype != "scalar" for fact in results):
@@ -33,7 +33,7 @@ def exactly(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Valu
     inputs = tuple(found if isinstance(found, str) else found.name for found in operands)
     found = Range(low, high)
     if spec.bounds is None:
-        names = tuple(builder.result(node, i) for i in range(len(node.outputs)))
+        names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
         like = replace(
             words[0],
             bits=max(w.bits for w in words),
@@ -42,7 +42,7 @@ def exactly(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Valu
         )
         values: list[Value] = [replace(like, name=name) for name in names]
     else:
-        names = tuple(builder.fresh(f"{name}.sum") for name in node.outputs)
+        names = tuple(builder.unique_name(f"{name}.sum") for name in node.outputs)
         values = [
             PendingSum(
                 title=node.title,
@@ -51,17 +51,17 @@ def exactly(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Valu
                 bits=0,
                 scales=(words[0].scale,),
                 axis=1,
-                bound=found.most,
+                bound=found.magnitude,
                 carrier="float32",
             )
             for name in names
         ]
     builder.nodes.append(replace(node, inputs=inputs, outputs=names))
-    builder.promised.update(dict.fromkeys(names, found))
+    builder.declared_ranges.update(dict.fromkeys(names, found))
     return values
 
 
-def _operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor | str]:
+def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor | str]:
     """Returns words of one common scale for numeric operands, and names for operands of other
     types.
 
@@ -74,21 +74,23 @@ def _operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor 
         if facts[name].dtype == "scalar" and not builder.is_constant(name)
     ]
     if computed:
-        same_scale(node, computed)
+        common_scale(node, computed)
     found: list[QuantizedTensor | str] = []
     for name in node.inputs:
         if facts[name].dtype != "scalar":
             found.append(name)
         elif builder.is_constant(name) and computed:
-            found.append(_constant(builder, name, computed[0]))
+            found.append(_convert_constant(builder, name, computed[0]))
         else:
             found.append(builder.words(node, name))
     return found
 
 
-def _constant(builder: IntegerGraphBuilder, name: str, like: QuantizedTensor) -> QuantizedTensor:
+def _convert_constant(
+    builder: IntegerGraphBuilder, name: str, like: QuantizedTensor
+) -> QuantizedTensor:
     """Returns a constant as words in the scale of another operand, with halves rounded up."""
-    whole = [round_half_up(number / like.scale) for number in builder.real(name)]
+    whole = [round_half_up(number / like.scale) for number in builder.exact_values(name)]
     made = builder.constant(
         f"{name}.words", np.array(whole).reshape(builder.graph.facts[name].shape)
     )

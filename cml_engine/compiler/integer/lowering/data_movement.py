@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from cml_engine.compiler.integer.lowering.elementwise import same_scale
-from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, decimal
+from cml_engine.compiler.integer.lowering.elementwise import common_scale
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, exact_fraction
 from cml_engine.compiler.integer.lowering.pending_values import QuantizedTensor, Value
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError
@@ -26,21 +26,23 @@ _SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 def move(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a node to the same operator on words."""
-    return _moved(builder, node, node.attrs)
+    return _move_words(builder, node, node.attrs)
 
 
 def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a reshape; one that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node."""
-    found = _shuffled(builder, node)
+    found = _find_shuffle(builder, node)
     if found is None:
         return move(builder, node)
     source, factor = found
     words = builder.words(node, source)
-    name = builder.add(node, "pixel_shuffle", (words.name,), builder.result(node), factor=factor)
+    name = builder.add(
+        node, "pixel_shuffle", (words.name,), builder.result_name(node), factor=factor
+    )
     return [replace(words, name=name)]
 
 
-def _shuffled(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
+def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
     """Returns the source and the factor of the pixel shuffle that a reshape ends, or None.
 
     A pixel shuffle is a reshape, a transpose and a reshape that move channels to pixels. Each
@@ -48,7 +50,7 @@ def _shuffled(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | Non
     """
     facts = builder.graph.facts
     *_, before = _reshaped_from(builder, node.inputs[0])
-    transpose = builder.maker(before, "transpose")
+    transpose = builder.find_producer(before, "transpose")
     if transpose is None or list(transpose.attrs["axes"]) != _SHUFFLE:
         return None
     apart = facts[transpose.inputs[0]].shape
@@ -66,7 +68,7 @@ def _shuffled(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | Non
 def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
     """Yields the tensor, then its source before each preceding reshape, the nearest first."""
     yield name
-    while (node := builder.maker(name, "reshape")) is not None:
+    while (node := builder.find_producer(name, "reshape")) is not None:
         name = node.inputs[0]
         yield name
 
@@ -74,9 +76,9 @@ def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
 def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a pad; its border value is rounded and clamped to a word."""
     words = builder.words(node, node.inputs[0])
-    value = round_half_up(decimal(node.attrs["value"]) / words.scale)
+    value = round_half_up(exact_fraction(node.attrs["value"]) / words.scale)
     value = clamp(value, words.range.low, words.range.high)
-    return _moved(builder, node, Attrs({**node.attrs, "value": float(value)}))
+    return _move_words(builder, node, Attrs({**node.attrs, "value": float(value)}))
 
 
 def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -89,7 +91,7 @@ def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return move(builder, node)
 
 
-def _moved(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
+def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
     inputs, moved = [], []
     for name in node.inputs:
         if builder.graph.facts[name].dtype == "scalar":
@@ -101,7 +103,7 @@ def _moved(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
             raise ModelError(
                 f"{node.title}: '{name}' is computed, and no tensor of words", node.source
             )
-    scale = same_scale(node, moved)
+    scale = common_scale(node, moved)
     words = QuantizedTensor(
         "",
         scale,
@@ -109,13 +111,13 @@ def _moved(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
         any(w.signed for w in moved),
         Range(min(w.range.low for w in moved), max(w.range.high for w in moved)),
     )
-    if _brings_zeros(node):
+    if _has_zero_border(node):
         words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
-    names = tuple(builder.result(node, i) for i in range(len(node.outputs)))
+    names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
     builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
     return [replace(words, name=name) for name in names]
 
 
-def _brings_zeros(node: Node) -> bool:
+def _has_zero_border(node: Node) -> bool:
     """Returns True if the result may contain zeros that are not words of the operand."""
     return node.op == "max_pool"

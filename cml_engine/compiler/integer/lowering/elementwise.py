@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, decimal
+from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, exact_fraction
 from cml_engine.compiler.integer.lowering.pending_values import (
     PendingAddition,
     PendingFunction,
@@ -26,7 +26,7 @@ from cml_engine.ir.graph import Node
 from cml_engine.ir.integer_rule import round_half_up
 
 
-def function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None:
+def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None:
     """Returns the node as a function of one tensor of words, or None if it reads several."""
     bases: list[QuantizedTensor | None] = []
     for name in node.inputs:
@@ -45,9 +45,9 @@ def function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None
 def relu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     found = builder.value(node, node.inputs[0])
     if isinstance(found, PendingValue):
-        return [_bounded(node, found, Fraction(0), None)]
+        return [_clamp_value(node, found, Fraction(0), None)]
     range_ = Range(max(found.range.low, 0), max(found.range.high, 0))
-    name = builder.add(node, "relu", (found.name,), builder.result(node))
+    name = builder.add(node, "relu", (found.name,), builder.result_name(node))
     return [replace(found, name=name, range=range_)]
 
 
@@ -55,22 +55,22 @@ def clamp(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     found = builder.value(node, node.inputs[0])
     low, high = (_number(builder, node, name) for name in node.inputs[1:3])
     if isinstance(found, PendingValue):
-        return [_bounded(node, found, low, high)]
+        return [_clamp_value(node, found, low, high)]
     ends = [round_half_up(bound / found.scale) for bound in (low, high)]
     ends = [max(found.range.low, min(found.range.high, end)) for end in ends]
     bounds = [builder.constant(f"{node.outputs[0]}.bound", end) for end in ends]
-    name = builder.add(node, "clamp", (found.name, *bounds), builder.result(node))
+    name = builder.add(node, "clamp", (found.name, *bounds), builder.result_name(node))
     return [replace(found, name=name, range=Range(ends[0], max(ends)))]
 
 
-def _bounded(
+def _clamp_value(
     node: Node, found: PendingValue, low: Fraction | None, high: Fraction | None
 ) -> PendingValue:
-    return replace(found.bounded(low, high), title=f"{found.title}, {node.op}")
+    return replace(found.with_bounds(low, high), title=f"{found.title}, {node.op}")
 
 
 def leaky_relu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    return [_by_sign(builder, node, (decimal(node.attrs["alpha"]),))]
+    return [_by_sign(builder, node, (exact_fraction(node.attrs["alpha"]),))]
 
 
 def prelu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -82,7 +82,7 @@ def _by_sign(
 ) -> PendingValue:
     found = builder.value(node, node.inputs[0])
     if isinstance(found, QuantizedTensor):
-        found = builder.scaled(node, found, (Fraction(1),))
+        found = builder.scale_words(node, found, (Fraction(1),))
     if (
         not isinstance(found, PendingSum)
         or found.negative
@@ -102,7 +102,7 @@ def _by_sign(
 def _number(builder: IntegerGraphBuilder, node: Node, name: str) -> Fraction:
     if not builder.is_constant(name) or builder.graph.facts[name].size != 1:
         raise ModelError(f"{node.title}: '{name}' is no number that is known", node.source)
-    return builder.real(name)[0]
+    return builder.exact_values(name)[0]
 
 
 def _per_channel(builder: IntegerGraphBuilder, node: Node, name: str) -> tuple[Fraction, ...]:
@@ -117,21 +117,21 @@ def _per_channel(builder: IntegerGraphBuilder, node: Node, name: str) -> tuple[F
             f"{channels} channels",
             node.source,
         )
-    return tuple(builder.real(name))
+    return tuple(builder.exact_values(name))
 
 
 # -- two tensors ----------------------------------------------------------------------------------
 
 
 def add(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    return [_two(builder, node, 1)]
+    return [_add_or_subtract(builder, node, 1)]
 
 
 def sub(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    return [_two(builder, node, -1)]
+    return [_add_or_subtract(builder, node, -1)]
 
 
-def _two(builder: IntegerGraphBuilder, node: Node, sign: int) -> Value:
+def _add_or_subtract(builder: IntegerGraphBuilder, node: Node, sign: int) -> Value:
     a, b = (builder.words(node, name) for name in node.inputs)
     found = [builder.is_constant(name) for name in node.inputs]
     single = [builder.graph.facts[name].size == 1 for name in node.inputs]
@@ -148,7 +148,7 @@ def mul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         name, other = node.inputs[position], node.inputs[1 - position]
         if builder.is_constant(name) and _scales_channels(builder, node, name):
             factors = _per_channel(builder, node, name)
-            return [builder.scaled(node, builder.words(node, other), factors)]
+            return [builder.scale_words(node, builder.words(node, other), factors)]
     a, b = (builder.words(node, name) for name in node.inputs)
     base = a if a == b else None
     return [PendingProduct(title=node.title, source=node.source, a=a, b=b, base=base)]
@@ -165,7 +165,7 @@ def div(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     if not all(divisors):
         raise ModelError(f"{node.title}: '{name}' has a 0 to divide by", node.source)
     factors = tuple(1 / divisor for divisor in divisors)
-    return [builder.scaled(node, builder.words(node, node.inputs[0]), factors)]
+    return [builder.scale_words(node, builder.words(node, node.inputs[0]), factors)]
 
 
 def _scales_channels(builder: IntegerGraphBuilder, node: Node, name: str) -> bool:
@@ -180,18 +180,18 @@ def _scales_channels(builder: IntegerGraphBuilder, node: Node, name: str) -> boo
 
 def neg(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     found = builder.words(node, node.inputs[0])
-    name = builder.add(node, "neg", (found.name,), builder.result(node))
+    name = builder.add(node, "neg", (found.name,), builder.result_name(node))
     range_ = Range(-found.range.high, -found.range.low)
     return [replace(found, name=name, range=range_, signed=True)]
 
 
 def absolute(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     found = builder.words(node, node.inputs[0])
-    name = builder.add(node, "abs", (found.name,), builder.result(node))
-    return [replace(found, name=name, range=Range(0, found.range.most))]
+    name = builder.add(node, "abs", (found.name,), builder.result_name(node))
+    return [replace(found, name=name, range=Range(0, found.range.magnitude))]
 
 
-def same_scale(node: Node, words: Sequence[QuantizedTensor]) -> Fraction:
+def common_scale(node: Node, words: Sequence[QuantizedTensor]) -> Fraction:
     """Returns the common scale of tensors that are joined or compared.
 
     Raises :class:`ModelError` if their scales differ.

@@ -30,14 +30,14 @@ class FloatTail:
         """Returns True if the node reads a tensor that is computed in floats."""
         return not self.floats.isdisjoint(node.inputs)
 
-    def take(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         """Adds the node to the float tail, with its operands as real numbers.
 
         Raises :class:`ModelError` if one of its results has a line in ``graph.quant``.
         """
         self.first = self.first or node.title
         for name in node.outputs:
-            if name in self.builder.lines:
+            if name in self.builder.quant_params:
                 raise ModelError(
                     f"{node.title} is computed in floats, and graph.quant has a line for '{name}': "
                     "what is behind the float tail is not rounded, take the line out",
@@ -54,13 +54,13 @@ class FloatTail:
         if name in builder.values:
             if name not in self._numbers:
                 words = builder.words(node, name)
-                numbers = builder.fresh(f"{name}.numbers")
+                numbers = builder.unique_name(f"{name}.numbers")
                 scale = float(words.scale)
                 builder.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
                 self._numbers[name] = numbers
             return self._numbers[name]
         array = builder.graph.constants.get(name)
-        if array is not None and name in builder.lines and array.dtype.kind in "iu":
-            values = np.array([float(v) for v in builder.real(name)]).reshape(array.shape)
+        if array is not None and name in builder.quant_params and array.dtype.kind in "iu":
+            values = np.array([float(v) for v in builder.exact_values(name)]).reshape(array.shape)
             return builder.constant(f"{name}.numbers", values)
         return name

@@ -32,22 +32,22 @@ class IntegerGraphBuilder:
     """The values lowered so far, and the nodes and constants of the new graph."""
 
     graph: Graph
-    lines: Mapping[str, QuantParams]
+    quant_params: Mapping[str, QuantParams]
     values: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    used_names: set[str] = field(default_factory=set)
     points: list[RoundingPoint] = field(default_factory=list)
     #: the result ranges that a game's operators declare
-    promised: dict[str, Range] = field(default_factory=dict)
+    declared_ranges: dict[str, Range] = field(default_factory=dict)
     _parts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     _constant_words: dict[str, QuantizedTensor] = field(default_factory=dict)
 
     # -- names and nodes ------------------------------------------------------------------------
 
-    def fresh(self, name: str) -> str:
-        name = unused_name(name, self.taken, self.graph.facts)
-        self.taken.add(name)
+    def unique_name(self, name: str) -> str:
+        name = unused_name(name, self.used_names, self.graph.facts)
+        self.used_names.add(name)
         return name
 
     def words_name(self, name: str) -> str:
@@ -57,13 +57,15 @@ class IntegerGraphBuilder:
         their own names stand for real numbers.
         """
         if name in self.graph.lasting or name in self.graph.inputs:
-            return self.fresh(f"{name}.words")
+            return self.unique_name(f"{name}.words")
         return name
 
-    def result(self, node: Node, i: int = 0) -> str:
+    def result_name(self, node: Node, i: int = 0) -> str:
         """Returns the name for a node's result before the rounding point, if the result has one."""
         name = node.outputs[i]
-        return self.fresh(f"{name}.sum") if name in self.lines else self.words_name(name)
+        return (
+            self.unique_name(f"{name}.sum") if name in self.quant_params else self.words_name(name)
+        )
 
     def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
         """Adds one node to the new graph with the source position of ``node``; returns its
@@ -76,7 +78,7 @@ class IntegerGraphBuilder:
 
         Whole numbers are stored as float32 unless they are too large for it.
         """
-        name = self.fresh(name)
+        name = self.unique_name(name)
         self.constants[name] = np.asarray(value, dtype)
         return name
 
@@ -87,7 +89,7 @@ class IntegerGraphBuilder:
         if name in self.values:
             return self.values[name]
         if name in self.graph.constants:
-            return self._words_of_constant(node, name)
+            return self._find_constant_words(node, name)
         raise ModelError(
             f"{node.title}: '{name}' is no tensor of numbers, which integer networks are of",
             node.source,
@@ -106,30 +108,32 @@ class IntegerGraphBuilder:
     def is_constant(self, name: str) -> bool:
         return name in self.graph.constants and name not in self.values
 
-    def maker(self, name: str, op: str) -> Node | None:
+    def find_producer(self, name: str, op: str) -> Node | None:
         """Returns the node that computes a tensor if its operator is ``op`` and the tensor is
         not rounded."""
-        node = self._makers.get(name)
-        return node if node is not None and node.op == op and name not in self.lines else None
+        node = self._producers.get(name)
+        return (
+            node if node is not None and node.op == op and name not in self.quant_params else None
+        )
 
     @cached_property
-    def _makers(self) -> dict[str, Node]:
+    def _producers(self) -> dict[str, Node]:
         return {name: node for node in self.graph.nodes for name in node.outputs}
 
-    def stored(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
+    def integer_constant(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
         """Returns the integers of a weight as int64, and its line.
 
         Raises :class:`ModelError` if the weight is computed or is not stored as integers.
         """
-        array, line = self.graph.constants.get(name), self.lines.get(name)
+        array, line = self.graph.constants.get(name), self.quant_params.get(name)
         if array is None or line is None or array.dtype.kind not in "iu":
             state = "is computed" if array is None else "has no integers with a line in graph.quant"
             raise ModelError(f"{node.title}: its {what} '{name}' {state}", node.source)
         return array.astype(np.int64), line
 
-    def real(self, name: str) -> list[Fraction]:
+    def exact_values(self, name: str) -> list[Fraction]:
         """Returns the exact values of a constant in row-major order."""
-        array, line = self.graph.constants[name], self.lines.get(name)
+        array, line = self.graph.constants[name], self.quant_params.get(name)
         if line is not None and array.dtype.kind in "iu":
             scales = np.empty(len(line.scales), object)
             scales[:] = line.scales
@@ -137,19 +141,19 @@ class IntegerGraphBuilder:
             return list((array.astype(object) * scales.reshape(lying or ())).reshape(-1))
         return [Fraction(float(value)) for value in array.reshape(-1)]
 
-    def _words_of_constant(self, node: Node, name: str) -> QuantizedTensor:
+    def _find_constant_words(self, node: Node, name: str) -> QuantizedTensor:
         if name not in self._constant_words:
-            self._constant_words[name] = self._made_constant(node, name)
+            self._constant_words[name] = self._quantize_constant(node, name)
         return self._constant_words[name]
 
-    def _made_constant(self, node: Node, name: str) -> QuantizedTensor:
-        array, line = self.graph.constants[name], self.lines.get(name)
+    def _quantize_constant(self, node: Node, name: str) -> QuantizedTensor:
+        array, line = self.graph.constants[name], self.quant_params.get(name)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ModelError(f"{node.title}: '{name}' is not finite", node.source)
         if line is not None and array.dtype.kind in "iu":
             whole, scale, bits = array.astype(np.int64), line.scale, line.bits
         else:
-            numbers = self.real(name)
+            numbers = self.exact_values(name)
             largest = max(map(abs, numbers), default=Fraction(0))
             scale, bits = (largest or Fraction(_CONSTANT_WORD)) / _CONSTANT_WORD, 16
             words = [round_half_up(number / scale) for number in numbers]
@@ -159,7 +163,7 @@ class IntegerGraphBuilder:
 
     # -- parts of words -------------------------------------------------------------------------
 
-    def taken_part(self, node: Node, words: QuantizedTensor, take: str, bits: int) -> str:
+    def split_words(self, node: Node, words: QuantizedTensor, take: str, bits: int) -> str:
         """Returns the name of the tensor that holds all bits of the words, or the upper or lower
         ones.
 
@@ -172,16 +176,18 @@ class IntegerGraphBuilder:
         if key not in self._parts:
             step = self.constant(f"{words.name}.step", 2.0**-bits)
             back = self.constant(f"{words.name}.back", 2.0**bits)
-            names = [self.fresh(f"{words.name}.{part}") for part in ("scaled", "upper", "lifted")]
+            names = [
+                self.unique_name(f"{words.name}.{part}") for part in ("scaled", "upper", "lifted")
+            ]
             self.add(node, "mul", (words.name, step), names[0])
             self.add(node, "floor", (names[0],), names[1])
             self.add(node, "mul", (names[1], back), names[2])
-            lower = self.fresh(f"{words.name}.lower")
+            lower = self.unique_name(f"{words.name}.lower")
             self.add(node, "sub", (words.name, names[2]), lower)
             self._parts[key] = names[1], lower
         return self._parts[key][take == "lower"]
 
-    def scaled(
+    def scale_words(
         self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...], axis: int = 1
     ) -> PendingSum:
         """Returns words multiplied by one number, or by one number for each channel, as a
@@ -194,13 +200,13 @@ class IntegerGraphBuilder:
             bits=0,
             scales=tuple(words.scale * factor for factor in by),
             axis=axis,
-            bound=words.range.most,
+            bound=words.range.magnitude,
             carrier="float32",
         )
 
-    def input(self, name: str) -> QuantizedTensor:
+    def add_input(self, name: str) -> QuantizedTensor:
         """Adds the conversion of an input's real numbers to words, and returns the words."""
-        line = self.lines.get(name)
+        line = self.quant_params.get(name)
         if line is None:
             raise ModelError(
                 f"input '{name}' has no line in graph.quant: an integer network wants its scale",
@@ -210,7 +216,7 @@ class IntegerGraphBuilder:
             check_scale(name, line.scale)
         place = Node("external", (), (name,), source=self.graph.sources.get(name))
         words = QuantizedTensor(
-            self.fresh(f"{name}.words"), line.scale, line.bits, line.signed, line.range
+            self.unique_name(f"{name}.words"), line.scale, line.bits, line.signed, line.range
         )
         self.add(
             place,
@@ -227,7 +233,7 @@ class IntegerGraphBuilder:
         )
         return words
 
-    def output(self, name: str) -> None:
+    def add_output(self, name: str) -> None:
         """Adds the conversion of an output's words to real numbers.
 
         Raises :class:`ModelError` if the output is not rounded.
@@ -242,7 +248,7 @@ class IntegerGraphBuilder:
         place = Node("copy", (), (name,))
         self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
 
-    def finished(self) -> Graph:
+    def build(self) -> Graph:
         """Returns the new graph; the facts of its computed tensors are not inferred yet."""
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
@@ -266,7 +272,7 @@ class IntegerGraphBuilder:
         )
 
 
-def decimal(value: float) -> Fraction:
+def exact_fraction(value: float) -> Fraction:
     """Returns an attribute's number as the exact fraction that its shortest decimal form
     denotes."""
     return fraction_of(float(value))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cml_engine.compiler.integer.lowering import data_movement, elementwise, products
-from cml_engine.compiler.integer.lowering.custom_operators import exactly
+from cml_engine.compiler.integer.lowering.custom_operators import lower_exact
 from cml_engine.compiler.integer.lowering.float_tail import FloatTail
 from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
 from cml_engine.compiler.integer.lowering.pending_values import PendingValue, RoundingPoint, Value
-from cml_engine.compiler.integer.lowering.rounding import of_words, rounded
-from cml_engine.compiler.integer.quant_params import QuantParams, lines_of
+from cml_engine.compiler.integer.lowering.rounding import pending_of_words, round_value
+from cml_engine.compiler.integer.quant_params import QuantParams, read_quant_params
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import ModelError
@@ -29,8 +29,8 @@ _HANDLERS: Mapping[str, Handler] = {
     "deconv": products.deconv,
     "linear": products.linear,
     "matmul": products.matmul,
-    "sum_reduce": products.reduced,
-    "mean_reduce": products.reduced,
+    "sum_reduce": products.reduce_sum,
+    "mean_reduce": products.reduce_sum,
     "box": products.box,
     "avg_pool": products.box,
     "area_downsample": products.area_downsample,
@@ -51,7 +51,7 @@ _HANDLERS: Mapping[str, Handler] = {
     "reshape": data_movement.reshape,
 }
 #: operators that may follow a sum before it is rounded
-_OF_PENDING = frozenset("relu clamp leaky_relu prelu".split())
+_TAKES_PENDING = frozenset("relu clamp leaky_relu prelu".split())
 #: operators that have an integer form
 INTEGER_OPERATORS = frozenset(_HANDLERS)
 
@@ -66,7 +66,7 @@ class LoweredNetwork:
     floats: frozenset[str] = frozenset()
     first_float: str = ""
     #: the result ranges that a game's operators declare
-    promised: Mapping[str, Range] = field(default_factory=dict)
+    declared_ranges: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def not_identical(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class NoIntegerForm(ModelError):
     """The error for an operator that can be computed in floats only."""
 
 
-def lowered(graph: Graph) -> LoweredNetwork:
+def lower_to_integers(graph: Graph) -> LoweredNetwork:
     """Lowers the network to engine operators on whole numbers and proves that every sum fits.
 
     Raises :class:`RangeError` if a sum does not fit, and :class:`ModelError` if an operator has no
@@ -90,49 +90,49 @@ def lowered(graph: Graph) -> LoweredNetwork:
             "cannot: keep it outside, as an input and an output"
         )
     graph = infer_facts(graph)
-    builder = IntegerGraphBuilder(graph, lines_of(graph))
+    builder = IntegerGraphBuilder(graph, read_quant_params(graph))
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
-            builder.values[name] = builder.input(name)
+            builder.values[name] = builder.add_input(name)
     tail = FloatTail(builder)
     for node in graph.nodes:
         if tail.reaches(node):
-            tail.take(node)
+            tail.add(node)
             continue
         try:
-            values = _values(builder, node)
+            values = _lower_node(builder, node)
         except NoIntegerForm:
             if not graph.float_tail:
                 raise
-            tail.take(node)
+            tail.add(node)
             continue
         for name, value in zip(node.outputs, values, strict=True):
-            builder.values[name] = _settled(builder, node, name, value)
+            builder.values[name] = _round_if_point(builder, node, name, value)
     for name in dict.fromkeys(graph.lasting):
         if name in tail.floats:
             continue
         if name not in builder.values:
             raise ModelError(f"'{name}' is read after a run, and is no tensor of words")
-        builder.output(name)
-    _check_own(builder, tail)
+        builder.add_output(name)
+    _check_custom_operators(builder, tail)
     return LoweredNetwork(
-        infer_facts(builder.finished()),
+        infer_facts(builder.build()),
         tuple(builder.points),
         frozenset(tail.floats),
         tail.first,
-        builder.promised,
+        builder.declared_ranges,
     )
 
 
-def _check_own(builder: IntegerGraphBuilder, tail: FloatTail) -> None:
+def _check_custom_operators(builder: IntegerGraphBuilder, tail: FloatTail) -> None:
     """Raises :class:`NoIntegerForm` if a game's operator outside the float tail is not exact."""
     for node in builder.nodes:
         spec = lookup(node.op)
         if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
-            raise _not_exact(node)
+            raise _not_exact_error(node)
 
 
-def _not_exact(node: Node) -> NoIntegerForm:
+def _not_exact_error(node: Node) -> NoIntegerForm:
     return NoIntegerForm(
         f"{node.title} has no integer form: it is a game's own operator, and does not say that of "
         "whole numbers it computes whole numbers. Register it with exact=True if it does "
@@ -142,26 +142,26 @@ def _not_exact(node: Node) -> NoIntegerForm:
     )
 
 
-def _values(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     spec = lookup(node.op)
     if spec.exact:
-        return exactly(builder, node, spec)
-    line = builder.lines.get(node.outputs[0])
+        return lower_exact(builder, node, spec)
+    line = builder.quant_params.get(node.outputs[0])
     if line is not None and line.table and formula_of(node.op) is not None:
-        found = elementwise.function(builder, node)
+        found = elementwise.lower_function(builder, node)
         if found is not None:
             return [found]
     handler = None if spec.from_game else _HANDLERS.get(node.op)
     elementwise_ = formula_of(node.op) is not None
     pending = any(isinstance(builder.values.get(name), PendingValue) for name in node.inputs)
-    as_function = elementwise_ and (handler is None or (pending and node.op not in _OF_PENDING))
-    if as_function and (found := elementwise.function(builder, node)) is not None:
+    as_function = elementwise_ and (handler is None or (pending and node.op not in _TAKES_PENDING))
+    if as_function and (found := elementwise.lower_function(builder, node)) is not None:
         return [found]
     if handler is None:
         for name in node.inputs:  # an operand that is not rounded is reported first
             builder.words(node, name)
         if spec.from_game:
-            raise _not_exact(node)
+            raise _not_exact_error(node)
         raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
             "more than one place. Leave it outside of the network, write it with operators of "
@@ -171,17 +171,17 @@ def _values(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return handler(builder, node)
 
 
-def _settled(builder: IntegerGraphBuilder, node: Node, name: str, value: Value) -> Value:
+def _round_if_point(builder: IntegerGraphBuilder, node: Node, name: str, value: Value) -> Value:
     """Returns the value that readers of a tensor use: rounded words if it has a line, else
     ``value``."""
-    line = builder.lines.get(name)
+    line = builder.quant_params.get(name)
     if line is None:
         return value
     if not isinstance(value, PendingValue):
         if _is_same(value.scale, value.range.low, value.range.high, line):
             return value
-        value = of_words(builder, node, value)
-    return rounded(builder, node, name, value, line)
+        value = pending_of_words(builder, node, value)
+    return round_value(builder, node, name, value, line)
 
 
 def _is_same(scale: object, low: int, high: int, line: QuantParams) -> bool:

@@ -40,7 +40,7 @@ class PendingValue:
     high: Fraction | None = None
     base: QuantizedTensor | None = None
 
-    def bounded(self, low: Fraction | None, high: Fraction | None) -> PendingValue:
+    def with_bounds(self, low: Fraction | None, high: Fraction | None) -> PendingValue:
         """Returns the value with these bounds in addition to its own."""
         lows = [b for b in (self.low, low) if b is not None]
         highs = [b for b in (self.high, high) if b is not None]

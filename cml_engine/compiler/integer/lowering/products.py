@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
 from cml_engine.compiler.integer.lowering.pending_values import PendingSum, QuantizedTensor, Value
-from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, carried
+from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, Node
 from cml_engine.ops.common.window import window_of
@@ -26,7 +26,7 @@ from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 Emit = Callable[[str, SumPass, str], None]
 
 
-def _sum(
+def _emit_sum(
     builder: IntegerGraphBuilder,
     node: Node,
     words: QuantizedTensor,
@@ -38,8 +38,8 @@ def _sum(
     """Emits one node per pass of ``found``, and returns their pending sum."""
     names = []
     for part in found.parts:
-        name = builder.fresh(f"{node.outputs[0]}.sum")
-        emit(builder.taken_part(node, words, part.take, found.bits), part, name)
+        name = builder.unique_name(f"{node.outputs[0]}.sum")
+        emit(builder.split_words(node, words, part.take, found.bits), part, name)
         names.append(name)
     return PendingSum(
         title=node.title,
@@ -61,9 +61,9 @@ def _bias(
     Raises :class:`ModelError` if its scales are not those of the sums.
     """
     array = builder.graph.constants.get(name)
-    if array is not None and name not in builder.lines and not array.any():
+    if array is not None and name not in builder.quant_params and not array.any():
         return [0] * len(scales)
-    whole, line = builder.stored(node, name, "bias")
+    whole, line = builder.integer_constant(node, name, "bias")
     given = [*line.scales] * (len(scales) if len(line.scales) == 1 else 1)
     if given != list(scales):
         wrong = next((i for i, (a, b) in enumerate(zip(given, scales, strict=False)) if a != b), 0)
@@ -79,7 +79,7 @@ def _bias(
 def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     facts = [builder.graph.facts[name] for name in node.inputs]
     shape = conv_shape(node.attrs, *facts)
-    return [_conv(builder, node, shape, 0, lambda f: f, lambda f: f)]
+    return [_emit_conv(builder, node, shape, 0, lambda f: f, lambda f: f)]
 
 
 def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -96,10 +96,10 @@ def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         turned = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
         return turned.swapaxes(1, 2).reshape(extents)
 
-    return [_conv(builder, node, shape, 1, rows, back)]
+    return [_emit_conv(builder, node, shape, 1, rows, back)]
 
 
-def _conv(
+def _emit_conv(
     builder: IntegerGraphBuilder,
     node: Node,
     shape: ConvShape,
@@ -112,14 +112,14 @@ def _conv(
     ``rows`` permutes a filter so that its output channels come first; ``back`` is the inverse.
     """
     words = builder.words(node, node.inputs[0])
-    filter, line = builder.stored(node, node.inputs[1], "filter")
-    scales = line.along(filter.shape, axis)
+    filter, line = builder.integer_constant(node, node.inputs[1], "filter")
+    scales = line.scales_along(filter.shape, axis)
     if len(scales) != shape.out_channels:  # of a deconv: all groups share the scales
         scales = scales * shape.groups
     scales = tuple(words.scale * scale for scale in scales)
     bias = _bias(builder, node, node.inputs[2], scales)
     whole = node.op == "conv"
-    found = carried(node.title, rows(filter), bias, words.range, node.source, whole)
+    found = plan_exact_sum(node.title, rows(filter), bias, words.range, node.source, whole)
     attrs = {**node.attrs, "exact": True}
     if whole and found.carrier == "int32":
         return PendingSum(
@@ -131,7 +131,7 @@ def _conv(
             axis=1,
             bound=found.bound,
             carrier=found.carrier,
-            made_by=_whole_conv(builder, node, words, filter, bias),
+            made_by=_integer_conv(builder, node, words, filter, bias),
         )
 
     def emit(x: str, part: SumPass, out: str) -> None:
@@ -139,10 +139,10 @@ def _conv(
         bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
         builder.add(node, node.op, (x, filter_, bias_), out, **attrs)
 
-    return _sum(builder, node, words, found, scales, 1, emit)
+    return _emit_sum(builder, node, words, found, scales, 1, emit)
 
 
-def _whole_conv(
+def _integer_conv(
     builder: IntegerGraphBuilder,
     node: Node,
     words: QuantizedTensor,
@@ -160,60 +160,60 @@ def _whole_conv(
 
 def linear(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     words = builder.words(node, node.inputs[0])
-    filter, line = builder.stored(node, node.inputs[1], "filter")
-    scales = tuple(words.scale * scale for scale in line.along(filter.shape, 0))
+    filter, line = builder.integer_constant(node, node.inputs[1], "filter")
+    scales = tuple(words.scale * scale for scale in line.scales_along(filter.shape, 0))
     bias = _bias(builder, node, node.inputs[2], scales)
-    found = carried(node.title, filter, bias, words.range, node.source)
+    found = plan_exact_sum(node.title, filter, bias, words.range, node.source)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         filter_ = builder.constant(f"{node.inputs[1]}.words", part.weights)
         bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
         builder.add(node, "linear", (x, filter_, bias_), out, **node.attrs)
 
-    return [_sum(builder, node, words, found, scales, 1, emit)]
+    return [_emit_sum(builder, node, words, found, scales, 1, emit)]
 
 
 def matmul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     a, b = node.inputs
     if builder.is_constant(b):
-        return [_by_constant(builder, node, a, b)]
+        return [_multiply_by_constant(builder, node, a, b)]
     left, right = builder.words(node, a), builder.words(node, b)
     rank = builder.graph.facts[a].rank
     inner = builder.graph.facts[a].shape[-2 if node.attrs["transposeA"] else -1]
-    found = _counted(node, left, inner * right.range.most)
+    found = _plan_count(node, left, inner * right.range.magnitude)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         builder.add(node, "matmul", (x, right.name), out, **node.attrs)
 
-    return [_sum(builder, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
+    return [_emit_sum(builder, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
 
 
-def _by_constant(builder: IntegerGraphBuilder, node: Node, a: str, b: str) -> PendingSum:
+def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, a: str, b: str) -> PendingSum:
     words = builder.words(node, a)
-    matrix, line = builder.stored(node, b, "matrix")
+    matrix, line = builder.integer_constant(node, b, "matrix")
     axis = matrix.ndim - (2 if node.attrs["transposeB"] else 1)
     if prod(matrix.shape[:-2]) != 1:
         raise ModelError(
             f"{node.title}: its matrix '{b}' is {matrix.shape[:-2]} matrices, wanted one",
             node.source,
         )
-    scales = tuple(words.scale * scale for scale in line.along(matrix.shape, axis))
+    scales = tuple(words.scale * scale for scale in line.scales_along(matrix.shape, axis))
     rows = np.moveaxis(matrix, axis, 0)
-    found = carried(node.title, rows, [0] * len(scales), words.range, node.source)
+    found = plan_exact_sum(node.title, rows, [0] * len(scales), words.range, node.source)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         values = np.moveaxis(part.weights, 0, axis)
         builder.add(node, "matmul", (x, builder.constant(f"{b}.words", values)), out, **node.attrs)
 
-    return _sum(builder, node, words, found, scales, matrix.ndim - 1, emit)
+    return _emit_sum(builder, node, words, found, scales, matrix.ndim - 1, emit)
 
 
-def _counted(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
+def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
     """Returns the passes for sums of words whose absolute weights add up to ``count``.
 
     Raises :class:`RangeError` if the words cannot be split into two parts whose sums fit.
     """
-    found = carried(node.title, np.array([[count]]), [0], words.range, node.source)
+    found = plan_exact_sum(node.title, np.array([[count]]), [0], words.range, node.source)
     if len(found.parts) == 2 and found.parts[0].take == "all":
         raise RangeError(
             f"{node.title}: sums of up to {found.bound:,} cannot be carried in two parts: quantize "
@@ -223,28 +223,28 @@ def _counted(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
     return found
 
 
-def _plain_sum(
+def _emit_plain_sum(
     builder: IntegerGraphBuilder, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
 ) -> PendingSum:
     """Lowers a sum of ``count`` words to an operator that takes no weights; a mean divides its
     scale."""
     words = builder.words(node, node.inputs[0])
-    found = _counted(node, words, count)
+    found = _plan_count(node, words, count)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         builder.add(node, op, (x,), out, **attrs)
 
     scale = words.scale / count if mean else words.scale
-    return _sum(builder, node, words, found, (scale,), 1, emit)
+    return _emit_sum(builder, node, words, found, (scale,), 1, emit)
 
 
-def reduced(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+def reduce_sum(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers ``sum_reduce`` and ``mean_reduce``."""
     shape = builder.graph.facts[node.inputs[0]].shape
     count = prod(shape[axis] for axis in node.attrs["axes"])
     mean = node.op == "mean_reduce" or bool(node.attrs.get("normalize", False))
     attrs = {"axes": node.attrs["axes"], "normalize": False}
-    return [_plain_sum(builder, node, count, "sum_reduce", attrs, mean)]
+    return [_emit_plain_sum(builder, node, count, "sum_reduce", attrs, mean)]
 
 
 def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -261,7 +261,7 @@ def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
             node.source,
         )
     attrs = {**node.attrs, "normalize": False}
-    return [_plain_sum(builder, node, prod(node.attrs["size"]), "box", attrs, mean)]
+    return [_emit_plain_sum(builder, node, prod(node.attrs["size"]), "box", attrs, mean)]
 
 
 def area_downsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -274,7 +274,7 @@ def area_downsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         "border": "constant",
         "normalize": False,
     }
-    return [_plain_sum(builder, node, prod(block), "box", attrs, True)]
+    return [_emit_plain_sum(builder, node, prod(block), "box", attrs, True)]
 
 
 def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -291,7 +291,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
     kernels = [_tent(f, method) for f in factors]
     steps = prod(sum(taps) // f for taps, f in zip(kernels, factors, strict=True))
     channels = builder.graph.facts[node.inputs[0]].shape[1]
-    found = _counted(node, words, steps)
+    found = _plan_count(node, words, steps)
     whole = reduce(np.multiply.outer, [np.array(taps) for taps in kernels])
     filter_ = np.broadcast_to(whole, (channels, 1, *whole.shape))
     around = [(0, 0), (0, 0)] + [(1, 1)] * len(factors)
@@ -302,7 +302,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
         cropped.append((before, factor + len(taps) - before))
 
     def emit(x: str, part: SumPass, out: str) -> None:
-        padded = builder.fresh(f"{out}.padded")
+        padded = builder.unique_name(f"{out}.padded")
         builder.add(node, "pad", (x,), padded, padding=around, border=attrs["border"], value=0.0)
         weights = builder.constant(f"{out}.filter", filter_)
         builder.add(
@@ -319,7 +319,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
             exact=True,
         )
 
-    return [_sum(builder, node, words, found, (words.scale / steps,), 1, emit)]
+    return [_emit_sum(builder, node, words, found, (words.scale / steps,), 1, emit)]
 
 
 def _tent(factor: int, method: str) -> list[int]:

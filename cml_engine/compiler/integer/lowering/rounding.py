@@ -31,27 +31,27 @@ from cml_engine.ir.integer_rule import (
 )
 
 
-def rounded(
+def round_value(
     builder: IntegerGraphBuilder, node: Node, name: str, pending: PendingValue, line: QuantParams
 ) -> QuantizedTensor:
     """Adds the rounding point ``name`` to the new graph, and returns the words of ``pending``."""
     with located(line.source):
         check_scale(name, line.scale)
     if line.bits == 32:
-        raise line.wrong("bits 32 are for a bias; wanted 8 or 16")
-    low, high = _ends(pending, line)
+        raise line.error("bits 32 are for a bias; wanted 8 or 16")
+    low, high = _word_limits(pending, line)
     words = QuantizedTensor(
         builder.words_name(name), line.scale, line.bits, line.signed, Range(low, high)
     )
     ends = {"low": float(low), "high": float(high)}
     if line.table:
-        bound, carrier = _by_table(builder, node, pending, line, words), "table"
+        bound, carrier = _round_by_table(builder, node, pending, line, words), "table"
     elif isinstance(pending, PendingSum):
-        bound, carrier = _sum(builder, node, pending, words, ends), pending.carrier
+        bound, carrier = _round_sum(builder, node, pending, words, ends), pending.carrier
     elif isinstance(pending, PendingAddition):
-        bound, carrier = _two(builder, node, pending, words, ends), "int32"
+        bound, carrier = _round_addition(builder, node, pending, words, ends), "int32"
     elif isinstance(pending, PendingProduct):
-        bound, carrier = _product(builder, node, pending, words, ends), "int32"
+        bound, carrier = _round_product(builder, node, pending, words, ends), "int32"
     else:
         raise ModelError(
             f"{pending.title}: a function of one tensor wants a table, and the line of '{name}' in "
@@ -67,7 +67,7 @@ def rounded(
     return words
 
 
-def _ends(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
+def _word_limits(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
     """Returns the least and the largest word of a rounding point."""
     low, high = line.range.low, line.range.high
     if pending.low is not None:
@@ -77,7 +77,7 @@ def _ends(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
     return low, high
 
 
-def _sum(
+def _round_sum(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingSum,
@@ -87,7 +87,7 @@ def _sum(
     factors = [[scale / words.scale for scale in pending.scales]]
     if pending.negative:
         count = max(len(pending.scales), len(pending.negative))
-        scales, slopes = (_repeated(v, count) for v in (pending.scales, pending.negative))
+        scales, slopes = (_repeat(v, count) for v in (pending.scales, pending.negative))
         factors = [
             [scale / words.scale for scale in scales],
             [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
@@ -106,7 +106,7 @@ def _sum(
     return pending.bound
 
 
-def _repeated(values: Sequence[Fraction], count: int) -> list[Fraction]:
+def _repeat(values: Sequence[Fraction], count: int) -> list[Fraction]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
@@ -134,7 +134,7 @@ def _multiplier(pending: PendingValue, ratio: Fraction) -> Multiplier:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
 
 
-def _two(
+def _round_addition(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingAddition,
@@ -144,7 +144,7 @@ def _two(
     a, b = pending.a, pending.b
     ratios = a.scale / words.scale, pending.sign * b.scale / words.scale
     try:
-        by = pair(*ratios, (a.range.most, b.range.most))
+        by = pair(*ratios, (a.range.magnitude, b.range.magnitude))
     except RangeError as error:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
     numbers = [
@@ -152,11 +152,11 @@ def _two(
         for what, value in (("first", by.first), ("second", by.second), ("shift", by.shift))
     ]
     builder.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
-    most = abs(by.first) * a.range.most + abs(by.second) * b.range.most
+    most = abs(by.first) * a.range.magnitude + abs(by.second) * b.range.magnitude
     return most + (1 << (by.shift - 1))
 
 
-def _product(
+def _round_product(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingProduct,
@@ -164,11 +164,11 @@ def _product(
     ends: dict[str, float],
 ) -> int:
     a, b = pending.a, pending.b
-    bound = a.range.most * b.range.most
+    bound = a.range.magnitude * b.range.magnitude
     if bound >= INT_BOUND:
         raise RangeError(
-            f"{pending.title}: products of words up to {a.range.most} and {b.range.most} do not "
-            "fit into 32 bits: quantize one of them as signed, or with 8 bits",
+            f"{pending.title}: products of words up to {a.range.magnitude} and {b.range.magnitude} "
+            "do not fit into 32 bits: quantize one of them as signed, or with 8 bits",
             pending.source,
         )
     by = _multiplier(pending, a.scale * b.scale / words.scale)
@@ -178,7 +178,7 @@ def _product(
     return bound
 
 
-def _by_table(
+def _round_by_table(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingValue,
@@ -207,7 +207,7 @@ def _by_table(
             pending.source,
         )
     if not all(line.range.low <= entry <= line.range.high for entry in line.table):
-        raise line.wrong(
+        raise line.error(
             f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
             f"{line.range.low} to {line.range.high}"
         )
@@ -216,6 +216,8 @@ def _by_table(
     return max(map(abs, line.table))
 
 
-def of_words(builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor) -> PendingValue:
+def pending_of_words(
+    builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor
+) -> PendingValue:
     """Returns words as a pending value, so that they can be rounded to another scale."""
-    return builder.scaled(node, words, (Fraction(1),))
+    return builder.scale_words(node, words, (Fraction(1),))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.quant_params import along, line_of, word_range
-from cml_engine.compiler.integer.quantizer.lookup_tables import table_of, words_of_table
+from cml_engine.compiler.integer.quant_params import nest_scales, quant_attrs, word_range
+from cml_engine.compiler.integer.quantizer.lookup_tables import table_words, tabulate
 from cml_engine.compiler.integer.quantizer.placement import Placement
-from cml_engine.compiler.integer.quantizer.ranges import Scale
-from cml_engine.compiler.integer.quantizer.weights import quantized_bias, quantized_weights
+from cml_engine.compiler.integer.quantizer.ranges import QuantScale
+from cml_engine.compiler.integer.quantizer.weights import quantize_bias, quantize_weights
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import RULE_VERSION
@@ -26,7 +26,7 @@ class QuantizedGraphBuilder:
     graph: Graph
     placement: Placement
     #: the scale of each group of tensors, by the group's root
-    scales: Mapping[str, Scale]
+    scales: Mapping[str, QuantScale]
     #: the bits of each node's weights, by the node's first result
     weight_bits: Mapping[str, int]
     nodes: list[Node] = field(default_factory=list)
@@ -34,7 +34,7 @@ class QuantizedGraphBuilder:
     lines: dict[str, Attrs] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
-    def scale(self, name: str) -> Scale:
+    def scale(self, name: str) -> QuantScale:
         return self.scales[self.placement.root(name)]
 
     def build(self) -> Graph:
@@ -43,11 +43,11 @@ class QuantizedGraphBuilder:
         floats = [node for node in graph.nodes if node.outputs[0] in self.placement.floats]
         self.used.update(name for node in floats for name in node.inputs)
         for node in graph.nodes:
-            self.nodes.append(node if node in floats else self._weighted(node))
+            self.nodes.append(node if node in floats else self._quantize_weights(node))
         for name, role in self.placement.points.items():
             table = self._table(name) if role == "function" else {}
             of = self.scale(name)
-            self.lines[name] = line_of(of.scale, of.bits, of.signed, **table)
+            self.lines[name] = quant_attrs(of.scale, of.bits, of.signed, **table)
         read = {name for node in self.nodes for name in node.inputs}
         kept = {n: a for n, a in self.constants.items() if n in read}
         facts = {n: f for n, f in graph.facts.items() if n not in graph.constants or n in kept}
@@ -66,34 +66,34 @@ class QuantizedGraphBuilder:
     def _table(self, name: str) -> dict[str, Any]:
         base = self.placement.bases[name]
         of, to = self.scale(base), self.scale(name)
-        numbers = words_of_table(of.bits, of.signed) * of.scale
-        return {"table": table_of(self.graph, base, name, numbers, to)}
+        numbers = table_words(of.bits, of.signed) * of.scale
+        return {"table": tabulate(self.graph, base, name, numbers, to)}
 
     # -- weights --------------------------------------------------------------------------------
 
-    def _weighted(self, node: Node) -> Node:
+    def _quantize_weights(self, node: Node) -> Node:
         if node.op in ("conv", "linear"):
-            return self._products(node, lambda w: w, lambda w: w, 0)
+            return self._quantize_product(node, lambda w: w, lambda w: w, 0)
         if node.op == "deconv":
             facts = [self.graph.facts[n] for n in node.inputs]
             shape = deconv_shape(node.attrs, *facts)
             if shape.groups == 1:
-                return self._products(node, _swapped, _swapped, 1)
-            return self._products(node, lambda w: w[None], lambda w: w[0], None)
+                return self._quantize_product(node, _swap_axes, _swap_axes, 1)
+            return self._quantize_product(node, lambda w: w[None], lambda w: w[0], None)
         if node.op == "matmul" and node.inputs[1] in self.graph.constants:
             axis = -2 if node.attrs["transposeB"] else -1
-            return self._products(
+            return self._quantize_product(
                 node, lambda w: np.moveaxis(w, axis, 0), lambda w: np.moveaxis(w, 0, axis), axis
             )
         return node
 
-    def _products(self, node: Node, rows: Any, back: Any, axis: int | None) -> Node:
+    def _quantize_product(self, node: Node, rows: Any, back: Any, axis: int | None) -> Node:
         """Returns the node with integer weights and bias.
 
         The weights have one scale for each index of ``axis``, or one scale if ``axis`` is None.
         """
-        weights = self._constant(node, node.inputs[1])
-        bias = self._constant(node, node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
+        weights = self._weight_constant(node, node.inputs[1])
+        bias = self._weight_constant(node, node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
         given = self.scale(node.inputs[0])
         words = word_range(given.bits, given.signed)
         lying = rows(weights)
@@ -101,21 +101,21 @@ class QuantizedGraphBuilder:
         per_row = flat if axis is not None else np.abs(flat).max(keepdims=True)
         per_row = np.broadcast_to(per_row, (len(lying),))
         bits = self.weight_bits.get(node.outputs[0], 8)
-        whole, scales = quantized_weights(lying, per_row, words, given.scale, bits)
-        filter_ = self._named(node.inputs[1], back(whole))
-        self.lines[filter_] = line_of(
-            scales[0] if axis is None else along(scales, axis, weights.ndim), bits
+        whole, scales = quantize_weights(lying, per_row, words, given.scale, bits)
+        filter_ = self._add_constant(node.inputs[1], back(whole))
+        self.lines[filter_] = quant_attrs(
+            scales[0] if axis is None else nest_scales(scales, axis, weights.ndim), bits
         )
         inputs = [node.inputs[0], filter_, *node.inputs[2:]]
         if bias.any():
             if axis is None:
                 scales = scales * self.graph.facts[node.outputs[0]].shape[1]
-            integers, products = quantized_bias(bias, given.scale, scales)
-            inputs[2] = self._named(node.inputs[2], integers)
-            self.lines[inputs[2]] = line_of([products], 32)
+            integers, products = quantize_bias(bias, given.scale, scales)
+            inputs[2] = self._add_constant(node.inputs[2], integers)
+            self.lines[inputs[2]] = quant_attrs([products], 32)
         return replace(node, inputs=tuple(inputs))
 
-    def _constant(self, node: Node, name: str) -> Array:
+    def _weight_constant(self, node: Node, name: str) -> Array:
         found = self.graph.constants.get(name)
         if found is None:
             raise ModelError(
@@ -126,7 +126,7 @@ class QuantizedGraphBuilder:
             raise ModelError(f"{node.title}: its weights '{name}' are not finite", node.source)
         return found
 
-    def _named(self, name: str, value: Array) -> str:
+    def _add_constant(self, name: str, value: Array) -> str:
         """Stores a constant under its name, or under an unused one if another node has it
         already."""
         if not (name[0].isalpha() or name[0] == "_") or name in self.used:
@@ -137,5 +137,5 @@ class QuantizedGraphBuilder:
         return name
 
 
-def _swapped(weights: Array) -> Array:
+def _swap_axes(weights: Array) -> Array:
     return weights.swapaxes(0, 1)

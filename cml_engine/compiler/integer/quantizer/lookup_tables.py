@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import word_range
-from cml_engine.compiler.integer.quantizer.ranges import Scale
+from cml_engine.compiler.integer.quantizer.ranges import QuantScale
 from cml_engine.cpu.cpu_program import run_node
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.integer_rule import LARGE_TABLE, SMALL_TABLE
 
 
-def words_of_table(bits: int, signed: bool) -> Array:
+def table_words(bits: int, signed: bool) -> Array:
     """Returns the word of each table entry: every word of 8 bits, every 64th word of 16 bits."""
     first = -(1 << (bits - 1)) if signed else 0
     if bits == 16:
@@ -19,10 +19,10 @@ def words_of_table(bits: int, signed: bool) -> Array:
     return first + np.arange(SMALL_TABLE)
 
 
-def table_of(graph: Graph, base: str, name: str, numbers: Array, to: Scale) -> list[int]:
+def tabulate(graph: Graph, base: str, name: str, numbers: Array, to: QuantScale) -> list[int]:
     """Returns the words of tensor ``name``, a function of ``base``, if ``base`` has these
     numbers."""
-    values = _computed(graph, base, name, numbers.astype(np.float32))
+    values = _evaluate(graph, base, name, numbers.astype(np.float32))
     ends = word_range(to.bits, to.signed)
     with np.errstate(invalid="ignore"):
         steps = np.floor(values.astype(np.float64) / to.scale + 0.5)
@@ -30,7 +30,7 @@ def table_of(graph: Graph, base: str, name: str, numbers: Array, to: Scale) -> l
     return [int(v) for v in whole]
 
 
-def _computed(graph: Graph, base: str, name: str, numbers: Array) -> Array:
+def _evaluate(graph: Graph, base: str, name: str, numbers: Array) -> Array:
     values: dict[str, Array] = {base: numbers}
     for node in nodes_between(graph, base, name):
         operands = [

@@ -19,7 +19,7 @@ _BOUNDS = frozenset({"relu", "clamp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """The type of a tensor: words, or a pending result.
 
     ``role`` is ``"words"``, ``"sum"``, ``"two"``, ``"product"`` or ``"function"``. ``base`` is the
@@ -44,7 +44,7 @@ class Placement:
     """
 
     points: dict[str, str] = field(default_factory=dict)
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, ValueKind] = field(default_factory=dict)
     parent: dict[str, str] = field(default_factory=dict)
     #: tensors that are computed in floats
     floats: set[str] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Placement:
         return found
 
 
-def placed(graph: Graph, float_tail: bool = False) -> Placement:
+def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
     """Returns the rounding points of a network.
 
     Raises :class:`ModelError` for an operator that has no integer form. With ``float_tail`` that
@@ -79,7 +79,7 @@ def placed(graph: Graph, float_tail: bool = False) -> Placement:
     for name in graph.inputs:
         if graph.facts[name].dtype == "scalar":
             placement.points[name] = "input"
-            placement.kinds[name] = Kind("words", name)
+            placement.kinds[name] = ValueKind("words", name)
     for node in graph.nodes:
         kind = _kind(graph, node, placement, float_tail)
         if kind is None:
@@ -87,7 +87,7 @@ def placed(graph: Graph, float_tail: bool = False) -> Placement:
             continue
         for name in node.outputs:
             if not kind.pending:
-                placement.kinds[name] = Kind("words", name)
+                placement.kinds[name] = ValueKind("words", name)
                 for other in node.inputs:
                     if other in placement.kinds:
                         placement.join(other, name)
@@ -95,13 +95,13 @@ def placed(graph: Graph, float_tail: bool = False) -> Placement:
                 placement.kinds[name] = kind
             else:
                 placement.points[name] = kind.role
-                placement.kinds[name] = Kind("words", name)
+                placement.kinds[name] = ValueKind("words", name)
                 if kind.base is not None:
                     placement.bases[name] = kind.base
     return placement
 
 
-def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> Kind | None:
+def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> ValueKind | None:
     """Returns the type of a node's results, or None if they are computed in floats."""
     if not placement.floats.isdisjoint(node.inputs):
         return None
@@ -113,34 +113,34 @@ def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> K
         return None
 
 
-def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
+def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     """Returns the type of a node's results.
 
     Raises :class:`ModelError` if the node has no integer form.
     """
     spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     if spec.from_game:
-        return _of_game(graph, node, placement, spec)
+        return _custom_kind(graph, node, placement, spec)
     pending = [kind for kind in given if kind.pending]
     if given and not pending and node.op in _OF_WORDS:
-        return Kind("words")
+        return ValueKind("words")
     if node.op in _BOUNDS and pending and node.inputs[0] in placement.kinds:
-        return Kind(pending[0].role, pending[0].base, True)
+        return ValueKind(pending[0].role, pending[0].base, True)
     if node.op in _BY_SIGN and given:
         if not pending:
-            return Kind("sum", given[0].base if _one_number(graph, node) else None, True)
+            return ValueKind("sum", given[0].base if _one_number(graph, node) else None, True)
         if pending[0].role == "sum" and not pending[0].activated:
-            return Kind("sum", None, True)
+            return ValueKind("sum", None, True)
     base = _base(graph, node, placement)
     is_other = node.op not in INTEGER_OPERATORS or bool(pending)
     if formula_of(node.op) is not None and base is not None and is_other:
-        return Kind("function", base)
+        return ValueKind("function", base)
     if node.op in INTEGER_OPERATORS and given and not pending:
         role = {"add": "two", "sub": "two"}.get(node.op, "sum")
         is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None
         if node.op == "mul" and len(given) == 2:
             role = "product"
-        return Kind(role, base if is_scaling else None)
+        return ValueKind(role, base if is_scaling else None)
     raise ModelError(
         f"{node.title} has no integer form: leave it outside of the network, write it with "
         "operators that docs/integer.md names, or let the network end in floats (--float-tail)",
@@ -148,7 +148,7 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> Kind:
     )
 
 
-def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Kind:
+def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> ValueKind:
     """Returns the type of the results of a game's operator.
 
     An exact operator gives words or sums; any other must be a function of one tensor.
@@ -157,7 +157,7 @@ def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Ki
     if spec.exact and read and not any(placement.kinds[n].pending for n in read):
         for name in read[1:]:
             placement.join(read[0], name)
-        return Kind("words" if spec.bounds is None else "sum")
+        return ValueKind("words" if spec.bounds is None else "sum")
     base = _base(graph, node, placement)
     if spec.exact or spec.formula is None or base is None:
         raise ModelError(
@@ -166,7 +166,7 @@ def _of_game(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> Ki
             "leave it outside of the network, or let the network end in floats (--float-tail)",
             node.source,
         )
-    return Kind("function", base)
+    return ValueKind("function", base)
 
 
 def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
@@ -184,7 +184,7 @@ def _one_number(graph: Graph, node: Node) -> bool:
 
 
 def _is_deferred(
-    graph: Graph, name: str, kind: Kind, placement: Placement, readers: list[Node]
+    graph: Graph, name: str, kind: ValueKind, placement: Placement, readers: list[Node]
 ) -> bool:
     """Returns True if all readers of a tensor join its rounding, so that it needs no point of
     its own."""
@@ -193,7 +193,7 @@ def _is_deferred(
     return all(_joins(graph, reader, name, kind, placement) for reader in readers)
 
 
-def _joins(graph: Graph, reader: Node, name: str, kind: Kind, placement: Placement) -> bool:
+def _joins(graph: Graph, reader: Node, name: str, kind: ValueKind, placement: Placement) -> bool:
     if lookup(reader.op).exact:
         return False
     if reader.op in _BOUNDS and reader.inputs[0] == name:

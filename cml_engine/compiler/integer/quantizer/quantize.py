@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.lower_network import lowered
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import check_scale
 from cml_engine.compiler.integer.quantizer.build_graph import QuantizedGraphBuilder
-from cml_engine.compiler.integer.quantizer.placement import Placement, placed
-from cml_engine.compiler.integer.quantizer.ranges import ObservedValues, Scale, scale_of, seen_of
+from cml_engine.compiler.integer.quantizer.placement import Placement, place_rounding_points
+from cml_engine.compiler.integer.quantizer.ranges import (
+    ObservedValues,
+    QuantScale,
+    choose_scale,
+    observe_values,
+)
 from cml_engine.compiler.integer.quantizer.report import NodeReport, QuantizeReport
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -28,7 +33,7 @@ _TRIED = 4
 #: the share of the requested error allowed on those: the other samples have slightly more
 _TRIED_SHARE = 0.9
 #: the default error, a share of the outputs' RMS
-_USUAL_ERROR = 0.01
+_DEFAULT_ERROR = 0.01
 #: stages that run after quantization: they fuse nodes, or apply a game's own rules
 _LATER = frozenset({"rules", "fuse", "chains"})
 
@@ -55,20 +60,20 @@ def quantize(
     """
     work = _Quantizer.of(graph, samples, max_error, float_tail)
     for name, scale in (scales or {}).items():
-        work.given[work.group_of(name, "scales")] = _given(name, scale)
+        work.fixed_scales[work.group_of(name, "scales")] = _check_scale(name, scale)
     if bits not in (8, 16):
         raise InputError(f"bits {bits}: wanted 8 or 16")
     if bits == 16 and sixteen != "auto":
         raise InputError("sixteen names tensors among those of 8 bits: leave it out, or bits=16")
     if bits == 16:
-        chosen = work.able
+        chosen = work.eligible
     elif sixteen == "auto":
-        chosen = work.chosen()
+        chosen = work.choose_sixteen()
     elif isinstance(sixteen, str):
         raise InputError(f"sixteen '{sixteen}': wanted \"auto\" or names of tensors")
     else:
         chosen = frozenset(map(work.group_of, sixteen))
-    made = work.made(chosen)
+    made = work.build(chosen)
     return made, work.report(made)
 
 
@@ -78,13 +83,13 @@ class _Quantizer:
 
     graph: Graph
     samples: Samples
-    wanted: float
+    max_error: float
     placement: Placement
-    seen: Mapping[str, ObservedValues]
+    observed: Mapping[str, ObservedValues]
     outputs: list[dict[str, Array]]
     alone: dict[str, float] = field(default_factory=dict)
     #: scales fixed by the caller, by group
-    given: dict[str, float] = field(default_factory=dict)
+    fixed_scales: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -99,15 +104,15 @@ class _Quantizer:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
-        given = _checked(graph, samples)
-        folded = _folded(graph)
-        placement = placed(folded, float_tail)
+        given = _check_samples(graph, samples)
+        folded = _fold_graph(graph)
+        placement = place_rounding_points(folded, float_tail)
         names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
                                       for n in node.outputs)}  # fmt: skip
-        seen = seen_of(folded, given, names)
+        seen = observe_values(folded, given, names)
         program = CpuProgram(folded)
         outputs = [program.run(sample) for sample in given]
-        wanted = _USUAL_ERROR if max_error is None else float(max_error)
+        wanted = _DEFAULT_ERROR if max_error is None else float(max_error)
         return cls(folded, given, wanted, placement, seen, outputs)
 
     @property
@@ -115,7 +120,7 @@ class _Quantizer:
         return self.placement.groups
 
     @property
-    def able(self) -> frozenset[str]:
+    def eligible(self) -> frozenset[str]:
         """The groups that may have 16 bits.
 
         The second operand of a product of two computed matrices is excluded: its sums would not
@@ -139,21 +144,21 @@ class _Quantizer:
         near = ", ".join(list(self.placement.points)[:8])
         raise InputError(f"{where}: '{name}' is no tensor that is rounded; some are {near}")
 
-    def scales(self, sixteen: frozenset[str]) -> dict[str, Scale]:
+    def scales(self, sixteen: frozenset[str]) -> dict[str, QuantScale]:
         return {
             root: self._scale(root, points, 16 if root in sixteen else 8)
             for root, points in self.groups.items()
         }
 
-    def _scale(self, root: str, points: Sequence[str], bits: int) -> Scale:
-        seen, given = self._joined(root, points), self.given.get(root)
+    def _scale(self, root: str, points: Sequence[str], bits: int) -> QuantScale:
+        seen, given = self._joined(root, points), self.fixed_scales.get(root)
         unseen = [name for name in points if name in self.graph.inputs]
         if unseen and given is None and not seen.low < seen.high:
             raise InputError(
                 f"input '{unseen[0]}' is 0 in all samples, and its range is taken from them: give "
                 "samples as the network will meet them"
             )
-        found = scale_of(seen, bits, given)
+        found = choose_scale(seen, bits, given)
         try:
             check_scale(root, fraction_of(found.scale))
         except (ModelError, ValueError):
@@ -165,10 +170,10 @@ class _Quantizer:
         return found
 
     def _joined(self, root: str, points: Sequence[str]) -> ObservedValues:
-        members = [n for n in self.seen if n in points or self.placement.root(n) == root]
-        return ObservedValues().joined(self.seen[n] for n in members)
+        members = [n for n in self.observed if n in points or self.placement.root(n) == root]
+        return ObservedValues().joined(self.observed[n] for n in members)
 
-    def made(self, sixteen: frozenset[str]) -> Graph:
+    def build(self, sixteen: frozenset[str]) -> Graph:
         """Returns the integer network in which these groups and the weights that produce them
         have 16 bits."""
         weights = {
@@ -182,19 +187,19 @@ class _Quantizer:
 
     # -- bits -----------------------------------------------------------------------------------
 
-    def chosen(self) -> frozenset[str]:
+    def choose_sixteen(self) -> frozenset[str]:
         """Returns the groups that need 16 bits to reach the requested error.
 
         Groups whose 8 bits alone cause the largest error are taken first.
         """
-        every = self.able
+        every = self.eligible
         for root in every:
             self.alone[root] = self.error(every - {root})
         order = sorted(every, key=lambda root: (-self.alone[root], root))
         low, high = 0, len(order)
         while low < high:
             middle = (low + high) // 2
-            if self.error(frozenset(order[:middle])) <= _TRIED_SHARE * self.wanted:
+            if self.error(frozenset(order[:middle])) <= _TRIED_SHARE * self.max_error:
                 high = middle
             else:
                 low = middle + 1
@@ -202,7 +207,7 @@ class _Quantizer:
 
     def error(self, sixteen: frozenset[str]) -> float:
         """Returns the error of the outputs on some of the samples if these groups have 16 bits."""
-        program = CpuProgram(lowered(self.made(sixteen)).graph)
+        program = CpuProgram(lower_to_integers(self.build(sixteen)).graph)
         step = max(1, len(self.samples) // _TRIED)
         return self._error(
             [program.run(sample) for sample in self.samples[::step]], self.outputs[::step]
@@ -223,7 +228,7 @@ class _Quantizer:
     # -- report ---------------------------------------------------------------------------------
 
     def report(self, made: Graph) -> QuantizeReport:
-        network = lowered(made)
+        network = lower_to_integers(made)
         program = CpuProgram(network.graph)
         points = {_words(network.graph, p.name): p for p in network.points}
         errors: dict[str, list[float]] = {p.name: [0.0, 0.0, 0.0] for p in network.points}
@@ -249,7 +254,7 @@ class _Quantizer:
             got.append(program.run(sample, watch))
         nodes = []
         for point in network.points:
-            scale = Scale(float(point.scale), point.bits, point.signed)
+            scale = QuantScale(float(point.scale), point.bits, point.signed)
             largest, squares, count = errors[point.name]
             nodes.append(
                 NodeReport(
@@ -261,7 +266,7 @@ class _Quantizer:
                     largest,
                     float(np.sqrt(squares / max(count, 1))),
                     self.alone.get(self.placement.root(point.name), 0.0),
-                    scale.clipped(self.seen[point.name].all),
+                    scale.clipped(self.observed[point.name].all),
                     point.carrier,
                     point.bound,
                 )
@@ -271,13 +276,13 @@ class _Quantizer:
             self.graph.name,
             len(self.samples),
             error,
-            self.wanted,
+            self.max_error,
             tuple(nodes),
             network.not_identical,
         )
 
 
-def _given(name: str, scale: float) -> float:
+def _check_scale(name: str, scale: float) -> float:
     try:
         check_scale(name, fraction_of(scale))
     except (ModelError, ValueError, TypeError):
@@ -304,7 +309,7 @@ def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _folded(graph: Graph) -> Graph:
+def _fold_graph(graph: Graph) -> Graph:
     """Returns the graph after the passes that fold into weights, which work on floats only."""
     for name, stage, _ in STAGES:
         if name not in _LATER:
@@ -312,7 +317,7 @@ def _folded(graph: Graph) -> Graph:
     return graph
 
 
-def _checked(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
+def _check_samples(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
     if isinstance(samples, Mapping) or not isinstance(samples, Sequence):
         raise InputError("samples: wanted a list of {name: array}")
     if len(samples) < _LEAST_SAMPLES:
@@ -320,10 +325,10 @@ def _checked(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
             f"{len(samples)} sample{'' if len(samples) == 1 else 's'}: wanted at least "
             f"{_LEAST_SAMPLES}, as the network will meet them; ranges are taken from them"
         )
-    return [_sample(graph, i, sample) for i, sample in enumerate(samples)]
+    return [_check_sample(graph, i, sample) for i, sample in enumerate(samples)]
 
 
-def _sample(graph: Graph, i: int, sample: Any) -> dict[str, Array]:
+def _check_sample(graph: Graph, i: int, sample: Any) -> dict[str, Array]:
     if not isinstance(sample, Mapping) or set(sample) != set(graph.inputs):
         got = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
         raise InputError(f"sample {i}: wanted the inputs {list(graph.inputs)}, got {got}")

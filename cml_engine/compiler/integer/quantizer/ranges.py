@@ -54,7 +54,7 @@ class ObservedValues:
         return np.concatenate(self.values) if self.values else np.zeros(1)
 
 
-def seen_of(
+def observe_values(
     graph: Graph, samples: Sequence[Mapping[str, Array]], names: Iterable[str]
 ) -> dict[str, ObservedValues]:
     """Runs the float network on all samples, and returns the ranges of the named tensors.
@@ -81,13 +81,13 @@ def seen_of(
     return found
 
 
-def decimal(value: float) -> float:
+def round_digits(value: float) -> float:
     """Returns a number rounded to ``_DIGITS`` significant digits."""
     return float(f"{value:.{_DIGITS}g}")
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class QuantScale:
     """The scale, size and signedness of a tensor's words."""
 
     scale: float
@@ -101,27 +101,27 @@ class Scale:
         return float(np.mean((words < ends.low) | (words > ends.high)))
 
 
-def scale_of(seen: ObservedValues, bits: int, given: float | None = None) -> Scale:
+def choose_scale(seen: ObservedValues, bits: int, given: float | None = None) -> QuantScale:
     """Returns ``given`` as the scale, or the scale with the least squared error.
 
     With 8 bits the best scale may clip rare large values.
     """
     signed = seen.low < 0 or bits == 16
     if given is not None:
-        return Scale(given, bits, signed)
+        return QuantScale(given, bits, signed)
     most = word_range(bits, signed).high
     largest = max(abs(seen.low), abs(seen.high))
     if not largest:
-        return Scale(1.0, bits, signed)
+        return QuantScale(1.0, bits, signed)
     if bits == 16:
-        return Scale(decimal(largest * _HEADROOM / most), bits, signed)
+        return QuantScale(round_digits(largest * _HEADROOM / most), bits, signed)
     values = seen.all
     tops = [*(largest * _SHARES), float(np.percentile(np.abs(values), _QUANTILE))]
-    scales = [Scale(decimal(top / most), bits, signed) for top in tops if top > 0]
+    scales = [QuantScale(round_digits(top / most), bits, signed) for top in tops if top > 0]
     return min(scales, key=lambda scale: _squares(values, scale))
 
 
-def _squares(values: Array, scale: Scale) -> float:
+def _squares(values: Array, scale: QuantScale) -> float:
     ends = word_range(scale.bits, scale.signed)
     words = np.floor(values / scale.scale + 0.5).clip(ends.low, ends.high)
     return float(np.mean((words * scale.scale - values) ** 2))

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.compiler.integer.quantizer.ranges import round_digits
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.ir.graph import Array
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
@@ -18,7 +18,7 @@ _MARGIN = 0.45
 _MOST_WEIGHT = {True: 60_000, False: 900_000}
 
 
-def quantized_weights(
+def quantize_weights(
     rows: Array, bias: Array, words: Range, scale: float, bits: int
 ) -> tuple[Array, list[float]]:
     """Returns the integer weights and the scale of each row, which is one output channel.
@@ -27,7 +27,7 @@ def quantized_weights(
     """
     most = (1 << (bits - 1)) - 1
     flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
-    total = min(_MARGIN * INT_BOUND / max(words.most, 1), _MOST_WEIGHT[words.most > 255])
+    total = min(_MARGIN * INT_BOUND / max(words.magnitude, 1), _MOST_WEIGHT[words.magnitude > 255])
     steps = np.maximum.reduce(
         [
             flat.max(1, initial=0.0) / most,
@@ -35,12 +35,12 @@ def quantized_weights(
             np.abs(bias) / (scale * _MARGIN * INT_BOUND),
         ]
     )
-    scales = [decimal(step * 1.0000005) if step > 0 else 1.0 for step in steps]
+    scales = [round_digits(step * 1.0000005) if step > 0 else 1.0 for step in steps]
     whole = np.floor(rows / np.array(scales).reshape(-1, *[1] * (rows.ndim - 1)) + 0.5)
     return whole.clip(-most, most).astype(_TYPES[bits]), scales
 
 
-def quantized_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
+def quantize_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
     """Returns the bias as int32, and its scales: the exact products of the two scales."""
     exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
     values = np.broadcast_to(bias.reshape(-1), (len(scales),))

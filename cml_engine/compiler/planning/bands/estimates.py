@@ -67,7 +67,7 @@ class Estimates:
             limits.setdefault(first, k)
         for begin in range(len(self.nodes) - 1, -1, -1):
             end = min(end, limits.get(begin, end))
-            if begin in facts.asked:
+            if begin in facts.requested:
                 end = begin + 1
             self._shift()
             if begin + self.size < len(self.nodes):

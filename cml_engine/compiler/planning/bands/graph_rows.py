@@ -88,7 +88,7 @@ class GraphRows:
         return fact.rank > axis and fact.shape[axis] > 1
 
 
-def chart_of(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
+def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
     """Returns the row rules of a graph.
 
     ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never

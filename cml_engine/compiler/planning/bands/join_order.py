@@ -12,7 +12,7 @@ from cml_engine.ops.declaration.spec import Dispatch
 L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
 
 
-def joined_early(
+def move_joins_early(
     launches: Sequence[L], joins: Collection[str], alias: Mapping[str, str]
 ) -> list[L]:
     """Returns the dispatches with copies into ``joins`` moved directly after their part is

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from cml_engine.compiler.planning.lower import CompleteDraft
 from cml_engine.compiler.planning.plan_memory import rounded_up
-from cml_engine.compiler.planning.views import Views, merged
+from cml_engine.compiler.planning.views import Views, merge_lifetimes
 from cml_engine.ir.layout import PLAIN, words
 
 #: the number of operations that take as long as one byte of memory traffic
@@ -20,7 +20,7 @@ class MemoryUsage:
     def __init__(self, drafted: CompleteDraft, views: Views) -> None:
         self.drafted, self.graph, self.views = drafted, drafted.graph, views
         self.align = drafted.limits.storage_offset_alignment
-        self.items = rounded_up(merged(drafted.items, views), self.align)
+        self.items = rounded_up(merge_lifetimes(drafted.items, views), self.align)
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:

@@ -9,13 +9,19 @@ from math import ceil, inf
 
 from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.bands.estimates import Bounds
-from cml_engine.compiler.planning.bands.graph_rows import chart_of
+from cml_engine.compiler.planning.bands.graph_rows import find_graph_rows
 from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
-from cml_engine.compiler.planning.bands.rewrite import BandRewriter, in_bands
+from cml_engine.compiler.planning.bands.rewrite import BandRewriter, rewrite_in_bands
 from cml_engine.compiler.planning.bands.run import OperatorRun
 from cml_engine.compiler.planning.bands.run_facts import COUNTS, RunFacts
 from cml_engine.compiler.planning.bands.search import BandPath, BandSearch, ChosenRun
-from cml_engine.compiler.planning.lower import CompleteDraft, Draft, drafted, placed, views_of
+from cml_engine.compiler.planning.lower import (
+    CompleteDraft,
+    Draft,
+    draft_plan,
+    place_draft,
+    views_of,
+)
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.ir.graph import Node
@@ -31,7 +37,7 @@ _HOPELESS, _QUICK = 1.5, 1000
 Code = tuple[str, frozenset[tuple[str, int | str]]]
 
 
-def planned(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
+def plan_in_bands(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
 
     Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
@@ -44,7 +50,7 @@ def planned(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     limit = options.arena_limit or inf
     bands = {name: int(count) for name, count in options.bands.items()}
     if fits and not any(count > 1 for count in bands.values()):
-        plan = placed(whole, sibling)
+        plan = place_draft(whole, sibling)
         if plan.memory.peak <= limit:
             return plan
     return _BandPlanner(whole, sibling, Bounds(limit, most), bands).plan()
@@ -58,15 +64,17 @@ class _BandPlanner:
         whole: CompleteDraft,
         sibling: Sibling | None,
         bounds: Bounds,
-        asked: Mapping[str, int],
+        requested: Mapping[str, int],
     ) -> None:
-        self.whole, self.sibling, self.bounds, self.asked = whole, sibling, bounds, asked
+        self.whole, self.sibling, self.bounds, self.requested = whole, sibling, bounds, requested
         graph = whole.graph
         chosen = whole.draft.chosen
         self.kernels = {title: picks[0][0] for title, picks in chosen.items() if picks}
-        self.chart = chart_of(graph, self.kernels, [n for n, count in asked.items() if count == 1])
+        self.chart = find_graph_rows(
+            graph, self.kernels, [n for n, count in requested.items() if count == 1]
+        )
         numbers = {name: k for k, node in enumerate(graph.nodes) for name in node.outputs}
-        self.numbers = {numbers[name]: count for name, count in asked.items() if count > 1}
+        self.numbers = {numbers[name]: count for name, count in requested.items() if count > 1}
         # bands may allow other views than the graph without bands
         views = views_of(whole)
         self.usage = MemoryUsage(whole, views)
@@ -79,24 +87,24 @@ class _BandPlanner:
 
     def plan(self) -> Plan:
         limit = self.bounds.total
-        plan = self._within(limit, self._searches()[:2])
+        plan = self._plan_within(limit, self._searches()[:2])
         if plan is not None:
             return plan
         reached = [path for s in self._searches() if (path := s.smallest(self.bounds)) is not None]
         if not reached:
-            raise self._refused()
+            raise self._refusal_error()
         fewest = min(reached, key=lambda path: path.nbytes)
         is_quick = self._dispatches(fewest) <= _QUICK
         if fewest.nbytes > _HOPELESS * limit and not is_quick:
-            raise self._too_small(ceil(fewest.nbytes), "by estimate ")
-        least = self._least(is_quick)
+            raise self._limit_error(ceil(fewest.nbytes), "by estimate ")
+        least = self._plan_least_memory(is_quick)
         if least is None:
-            raise self._refused()
+            raise self._refusal_error()
         if least.memory.peak <= limit:
             return least
-        raise self._too_small(least.memory.peak)
+        raise self._limit_error(least.memory.peak)
 
-    def _within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
+    def _plan_within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
         """Returns a plan of at most ``limit`` bytes, or None if the searches find none."""
         bounds = replace(self.bounds, total=limit)
         for _ in range(_TRIES):
@@ -120,7 +128,7 @@ class _BandPlanner:
     def _searches(self) -> list[BandSearch]:
         return [BandSearch(*known) for known in self.known]
 
-    def _least(self, is_quick: bool) -> Plan | None:
+    def _plan_least_memory(self, is_quick: bool) -> Plan | None:
         """Returns the plan with the fewest bytes that bands can reach; it does not depend on the
         limit."""
         found, searches = None, self._searches()
@@ -135,7 +143,7 @@ class _BandPlanner:
                     found = min(found or plan, plan, key=lambda p: p.memory.peak)
                     break
         while is_quick and found is not None:  # plans smaller than the estimate may exist
-            smaller = self._within(found.memory.peak - 1, self._searches())
+            smaller = self._plan_within(found.memory.peak - 1, self._searches())
             if smaller is None:
                 break
             found = smaller
@@ -148,7 +156,7 @@ class _BandPlanner:
         learn that.
         """
         whole = self.whole
-        made = in_bands(whole.graph, [(c.run, c.count) for c in chosen])
+        made = rewrite_in_bands(whole.graph, [(c.run, c.count) for c in chosen])
         graph = made.finished()
         pinned = {new: whole.draft.chosen.get(title, []) for new, title in made.titles.items()}
         untouched = {node.title for node in graph.nodes} & whole.draft.chosen.keys()
@@ -158,7 +166,9 @@ class _BandPlanner:
         options = replace(whole.options, kernels={})
         layouts = made.layouts(whole.layouts)
         try:
-            found = drafted(graph, whole.limits, layouts, options, self.sibling, draft, made.joins)
+            found = draft_plan(
+                graph, whole.limits, layouts, options, self.sibling, draft, made.joins
+            )
         except CmlError:
             banded = [node for node in graph.nodes if node.title in made.titles]
             left = [n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias]
@@ -174,12 +184,12 @@ class _BandPlanner:
         if thin:
             self._learn(thin, made, searches)
             return None
-        plan = placed(found, self.sibling)
+        plan = place_draft(found, self.sibling)
         flops: dict[str, float] = {}
         for step in plan.steps:
             title = made.titles.get(step.title, "")
             flops[title] = flops.get(title, 0.0) + step.cost.flops
-        bands = tuple(self._described(c, plan, flops) for c in chosen)
+        bands = tuple(self._describe(c, plan, flops) for c in chosen)
         choices = tuple(whole.draft.choices)
         return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
 
@@ -220,7 +230,7 @@ class _BandPlanner:
             found[node.title] = found.get(node.title, 0.0) + cost.flops
         return found
 
-    def _described(
+    def _describe(
         self, chosen: ChosenRun, plan: Plan, in_bands: Mapping[str, float]
     ) -> BandedOperators:
         run = chosen.run
@@ -235,7 +245,7 @@ class _BandPlanner:
             min(int(chosen.nbytes), plan.memory.peak),
         )  # fmt: skip
 
-    def _too_small(self, enough: int, estimated: str = "") -> InputError:
+    def _limit_error(self, enough: int, estimated: str = "") -> InputError:
         """Returns the error for an ``arena_limit`` below the least possible memory, ``enough``
         bytes."""
         graph = self.whole.graph
@@ -253,18 +263,18 @@ class _BandPlanner:
 
     def _obstacle(self) -> str:
         """Names the first operator that exceeds the bounds and cannot be computed in bands."""
-        for k in self._searches()[0].too_much(self.bounds):
+        for k in self._searches()[0].find_excess(self.bounds):
             if self.chart.rules[k] is None:
                 return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
         return ""
 
-    def _refused(self) -> CmlError:
+    def _refusal_error(self) -> CmlError:
         """Returns the error for requested bands that are impossible, or a tensor larger than a
         buffer."""
         graph = self.whole.graph
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
-            name = next(name for name in self.asked if name in node.outputs)
+            name = next(name for name in self.requested if name in node.outputs)
             most = OperatorRun(self.chart, k, k + 1).most if rule is not None else 0
             why = "no run of operators that ends with it has these kernels in so many bands"
             if rule is None:
@@ -274,7 +284,7 @@ class _BandPlanner:
             said = f"decide: '{name}' cannot be computed in {count} bands: {why}"
             return InputError(said, node.source)
         try:
-            placed(self.whole, self.sibling)
+            place_draft(self.whole, self.sibling)
         except CmlError as error:
             return error
         return InternalError(f"'{graph.name}' fits, and has no plan")

@@ -123,7 +123,7 @@ class BandRewriter:
         return {**layouts, **parts}
 
 
-def in_bands(graph: Graph, runs: Iterable[tuple[OperatorRun, int]]) -> BandRewriter:
+def rewrite_in_bands(graph: Graph, runs: Iterable[tuple[OperatorRun, int]]) -> BandRewriter:
     """Returns the graph with each of these runs, which must not overlap, in its number of bands."""
     found = BandRewriter(graph)
     done = 0

@@ -12,7 +12,7 @@ import numpy as np
 from cml_engine.compiler.planning.bands.graph_rows import GraphRows, RowRule
 from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
 from cml_engine.compiler.planning.plan_memory import Lifetime
-from cml_engine.compiler.planning.views import whole
+from cml_engine.compiler.planning.views import resolve_view
 from cml_engine.ir.graph import Array
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.declaration.registry import lookup
@@ -62,22 +62,23 @@ class LiveItem:
 class RunFacts:
     """The nodes by number, the rows that they read, and the tensors that they use.
 
-    ``asked`` maps the last node of a run to the number of bands that the caller requested for it.
+    ``requested`` maps the last node of a run to the number of bands that the caller requested for
+    it.
     """
 
     chart: GraphRows
     usage: MemoryUsage
-    asked: Mapping[int, int]
+    requested: Mapping[int, int]
 
     @cached_property
     def counts(self) -> Array:
-        return np.array(sorted({*COUNTS, *self.asked.values()}), np.float64)
+        return np.array(sorted({*COUNTS, *self.requested.values()}), np.float64)
 
     @cached_property
     def allowed(self) -> Array:
         """The allowed numbers of bands, as a mask for each last node of a run."""
         found = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
-        for k, count in self.asked.items():
+        for k, count in self.requested.items():
             found[k] = self.counts == count
         return found
 
@@ -163,7 +164,7 @@ class RunFacts:
         launches = usage.drafted.draft.dispatches
         for step, (_, _, dispatch, _) in enumerate(launches):
             for name in dict.fromkeys(dispatch.tensors):
-                root, _ = whole(usage.views, alias.get(name, name))
+                root, _ = resolve_view(usage.views, alias.get(name, name))
                 if root in lives and (not touched.get(root) or touched[root][-1] != step):
                     touched.setdefault(root, []).append(step)
         rounds = self.rounds

@@ -76,14 +76,14 @@ class BandSearch:
                 dispatches += ceil((end - first) / facts.rounds[k])
         return max(_FEWEST, _MOST_DISPATCHES / max(dispatches, 1))
 
-    def too_much(self, bounds: Bounds) -> list[int]:
+    def find_excess(self, bounds: Bounds) -> list[int]:
         """Returns the nodes that exceed the bounds, or that the caller wants in bands."""
         return [k for k in range(len(self.facts.chart.graph.nodes)) if not self._holds(k, bounds)]
 
     def _holds(self, k: int, bounds: Bounds) -> bool:
         plain = self.plain
         held = plain.of_node(k) <= bounds.total and plain.largest_of_node(k) <= bounds.tensor
-        return held and k not in self.facts.asked
+        return held and k not in self.facts.requested
 
     def _best(
         self,
@@ -97,7 +97,7 @@ class BandSearch:
         ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
         """
         few = (self.facts.counts <= most) | np.isin(
-            self.facts.counts, list(self.facts.asked.values())
+            self.facts.counts, list(self.facts.requested.values())
         )
         count = len(self.facts.chart.graph.nodes)
         best = np.full(count + 1, inf)

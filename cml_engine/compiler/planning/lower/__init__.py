@@ -3,21 +3,21 @@
 from cml_engine.compiler.planning.lower.dispatches import lower_node, node_cost
 from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft
 from cml_engine.compiler.planning.lower.options import PlanOptions
-from cml_engine.compiler.planning.lower.stages import drafted, lower, placed
+from cml_engine.compiler.planning.lower.stages import draft_plan, lower, place_draft
 from cml_engine.compiler.planning.lower.steps import step_of
 from cml_engine.compiler.planning.lower.tensors import views_of
-from cml_engine.compiler.planning.lower.weights import bound
+from cml_engine.compiler.planning.lower.weights import aligned_bytes
 
 __all__ = [
     "Draft",
     "CompleteDraft",
     "PlanOptions",
-    "bound",
-    "drafted",
+    "aligned_bytes",
+    "draft_plan",
     "lower",
     "lower_node",
     "node_cost",
-    "placed",
+    "place_draft",
     "step_of",
     "views_of",
 ]

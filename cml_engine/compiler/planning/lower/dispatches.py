@@ -130,11 +130,14 @@ def lower_node(
         )
     op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
     op.pinned = list(draft.pinned.get(node.title, ()))
-    op.asked, op.asked_parts = options.kernels.get(node.outputs[0], ""), options.parts
+    op.requested_kernel, op.requested_parts = (
+        options.kernels.get(node.outputs[0], ""),
+        options.parts,
+    )
     if sibling is not None:
         op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
     dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
-    _check_asked(op, dispatches, spec.kernel)
+    _check_requests(op, dispatches, spec.kernel)
     total = sum(d.groups for d in dispatches if d.cost is None)
     cost = node_cost(spec, node, graph, layouts)
     for dispatch in dispatches:
@@ -163,14 +166,14 @@ def _with_parts(
     return replace(dispatch, defines={**dispatch.defines, **defines})
 
 
-def _check_asked(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
+def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
     """Raises :class:`InputError` if a requested kernel is not among those of an operator without
     choices."""
     there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
-    if op.asked and not op.choices and op.asked not in there:
+    if op.requested_kernel and not op.choices and op.requested_kernel not in there:
         raise InputError(
-            f"decide: {op.node.title} cannot have the kernel '{op.asked}': there is nothing to "
-            f"choose, it has {', '.join(sorted(there)) or 'none'}",
+            f"decide: {op.node.title} cannot have the kernel '{op.requested_kernel}': there is "
+            f"nothing to choose, it has {', '.join(sorted(there)) or 'none'}",
             op.node.source,
         )
 

@@ -61,5 +61,5 @@ class CompleteDraft:
     draft: Draft
     alias: Mapping[str, str]
     entries: Mapping[str, PackedInput]
-    held: Mapping[str, str]
+    retained: Mapping[str, str]
     items: list[Lifetime]

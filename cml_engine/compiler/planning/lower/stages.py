@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from cml_engine.compiler.plan import Plan, Reuse
-from cml_engine.compiler.planning.bands.join_order import joined_early
+from cml_engine.compiler.planning.bands.join_order import move_joins_early
 from cml_engine.compiler.planning.lower.dispatches import add_dispatches
 from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft, Launch
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.steps import (
     Locator,
     check_limits,
-    given_place,
+    input_place,
     readable_places,
     step_of,
     updates_of,
 )
 from cml_engine.compiler.planning.lower.tensors import (
     aliases_of,
-    held_tensors,
     lifetimes_of,
     passed_on_names,
     place_arena,
+    retained_tensors,
 )
 from cml_engine.compiler.planning.lower.weights import place_weights
-from cml_engine.compiler.planning.packed_inputs import entering
+from cml_engine.compiler.planning.packed_inputs import find_packed_inputs
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Graph
@@ -45,10 +45,10 @@ def lower(
     Equal arguments give equal plans. With a ``sibling`` the plan uses its kernels and packed
     weights if they are valid.
     """
-    return placed(drafted(graph, limits, layouts, options, sibling), sibling)
+    return place_draft(draft_plan(graph, limits, layouts, options, sibling), sibling)
 
 
-def drafted(
+def draft_plan(
     graph: Graph,
     limits: Limits,
     layouts: Mapping[str, str] | None = None,
@@ -68,23 +68,27 @@ def drafted(
         )
     chosen = dict(layouts or {})
     alias = aliases_of(graph)
-    entries = entering(graph, chosen, limits) if options.packed_inputs and not options.keep else {}
+    entries = (
+        find_packed_inputs(graph, chosen, limits)
+        if options.packed_inputs and not options.keep
+        else {}
+    )
     alias |= {name: found.words for name, found in entries.items()}
     draft = begun or Draft()
     uploaded = {found.words for found in entries.values()}
     add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
-    draft.dispatches = joined_early(draft.dispatches, joins, alias)
+    draft.dispatches = move_joins_early(draft.dispatches, joins, alias)
     draft.passed_on = passed_on_names(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
-    held = held_tensors(graph, alias) if options.retain else {}
+    held = retained_tensors(graph, alias) if options.retain else {}
     items = lifetimes_of(graph, draft, alias, chosen, options, held.values())
     return CompleteDraft(graph, limits, chosen, options, draft, alias, entries, held, items)
 
 
-def placed(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
+def place_draft(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     """Returns the plan of a draft, with a place for every tensor."""
     graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
-    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.held
+    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.retained
     places, memory, kept = place_arena(drafted)
     weights = place_weights(graph, draft, alias, limits, sibling)
     locate = Locator(graph, chosen, alias, places, weights, draft)
@@ -96,7 +100,7 @@ def placed(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     return Plan(
         name=graph.name,
         steps=steps,
-        inputs={name: given_place(locate, name, entries.get(name)) for name in graph.inputs},
+        inputs={name: input_place(locate, name, entries.get(name)) for name in graph.inputs},
         outputs={name: locate.place(name) for name in graph.outputs},
         tensors=readable_places(graph, locate, options),
         taps={name: locate.place(name) for name in graph.kept},

@@ -10,7 +10,7 @@ from cml_engine.compiler.plan import Binding, Step, TensorPlace
 from cml_engine.compiler.planning.lower.draft import Draft
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.tensors import tensor_bytes
-from cml_engine.compiler.planning.lower.weights import PackedWeights, bound
+from cml_engine.compiler.planning.lower.weights import PackedWeights, aligned_bytes
 from cml_engine.compiler.planning.packed_inputs import PackedInput
 from cml_engine.errors import DeviceError, InternalError
 from cml_engine.ir.graph import Graph, Node
@@ -51,14 +51,14 @@ class Locator:
         found = self.weights.find(root)
         if found is not None:
             space, offset, array = found
-            return Binding(name, space, offset, bound(stored_bytes(array)))
+            return Binding(name, space, offset, aligned_bytes(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
         if root in self.draft.scratch:
             size = 4 * self.draft.scratch[root]
         else:
             size = tensor_bytes(self.graph, self.layouts, root)
-        return Binding(name, "arena", self.arena[root], bound(size))
+        return Binding(name, "arena", self.arena[root], aligned_bytes(size))
 
     def place(self, name: str) -> TensorPlace:
         layout = self.layouts.get(name, PLAIN)
@@ -105,12 +105,12 @@ def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
     ]
 
 
-def given_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
+def input_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
     """Returns the place of an input, or of the integers that are made of it."""
     place = locate.place(name)
     if found is None:
         return place
-    return replace(place, layout=locate.layouts[found.words], entry=found.entry)
+    return replace(place, layout=locate.layouts[found.words], conversion=found.conversion)
 
 
 def readable_places(graph: Graph, locate: Locator, options: PlanOptions) -> dict[str, TensorPlace]:

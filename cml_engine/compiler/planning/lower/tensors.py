@@ -9,7 +9,13 @@ from cml_engine.compiler.planning.lower.draft import CompleteDraft, Draft, Launc
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.lower.weights import MIN_BYTES
 from cml_engine.compiler.planning.plan_memory import Lifetime, place_within
-from cml_engine.compiler.planning.views import Views, find_views, is_view_copy, merged, whole
+from cml_engine.compiler.planning.views import (
+    Views,
+    find_views,
+    is_view_copy,
+    merge_lifetimes,
+    resolve_view,
+)
 from cml_engine.errors import DeviceError
 from cml_engine.ir.graph import Graph, unused_name
 from cml_engine.ir.layout import PLAIN, words
@@ -56,7 +62,7 @@ def lifetimes_of(
 ) -> list[Lifetime]:
     """Returns the size and the lifetime of every tensor in the arena, if none is a view.
 
-    Tensors in ``held`` stay in memory between runs, so all steps need them.
+    Tensors in ``retained`` stay in memory between runs, so all steps need them.
     """
     last_step = len(draft.dispatches)
     given = [alias.get(name, name) for name in graph.inputs]
@@ -88,7 +94,7 @@ def lifetimes_of(
     return items
 
 
-def held_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+def retained_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
     """Maps the tensors that stay in memory between runs to the tensors whose memory they use."""
     names = [*graph.inputs, *boundaries(graph)]
     return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
@@ -118,7 +124,7 @@ def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[La
     offsets, memory = place_within(items, align, most)
     views = views_of(drafted)
     if views:
-        with_views, smaller = place_within(merged(items, views), align, most)
+        with_views, smaller = place_within(merge_lifetimes(items, views), align, most)
         within = smaller.segment == memory.segment or smaller.peak <= most
         if within and smaller.peak <= memory.peak:
             offsets, memory = with_views, smaller
@@ -126,7 +132,7 @@ def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[La
             views = {}
     places = {name: offset + options.guard for name, offset in offsets.items()}
     for name in views:
-        root, words_before = whole(views, name)
+        root, words_before = resolve_view(views, name)
         places[name] = places[root] + 4 * words_before
     kept = [
         (node, kernel, dispatch, cost)

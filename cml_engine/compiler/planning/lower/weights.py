@@ -73,5 +73,5 @@ def place_weights(
     return PackedWeights(shared, own, frozenset(used))
 
 
-def bound(nbytes: int) -> int:
+def aligned_bytes(nbytes: int) -> int:
     return -(-max(nbytes, 1) // MIN_BYTES) * MIN_BYTES

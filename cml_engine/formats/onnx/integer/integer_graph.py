@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.lower_network import lowered
-from cml_engine.compiler.integer.quant_params import line_of
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.compiler.integer.quant_params import quant_attrs
 from cml_engine.compiler.integer.quantizer.lookup_tables import (
     nodes_between,
-    table_of,
-    words_of_table,
+    table_words,
+    tabulate,
 )
-from cml_engine.compiler.integer.quantizer.placement import Kind, Placement, kind_of
-from cml_engine.compiler.integer.quantizer.ranges import Scale
+from cml_engine.compiler.integer.quantizer.placement import Placement, ValueKind, kind_of
+from cml_engine.compiler.integer.quantizer.ranges import QuantScale
 from cml_engine.errors import ModelError
 from cml_engine.formats.builder import renamed
 from cml_engine.formats.onnx.integer.qdq_reader import WORDS
@@ -49,7 +49,7 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     for node in graph.nodes:
         work.take(renamed(node, work.names))
     made = work.finished()
-    points = lowered(made).points  # raises if a sum could overflow
+    points = lower_to_integers(made).points  # raises if a sum could overflow
     note = (
         f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
     )
@@ -89,13 +89,13 @@ class _IntegerGraphImport:
                 self.constants.operand(name)
         self.nodes.append(node)
         for name in node.outputs:
-            self.placement.kinds[name] = kind if kind.pending else Kind("words", name)
+            self.placement.kinds[name] = kind if kind.pending else ValueKind("words", name)
             if not kind.pending:
                 self.words[name] = next(self.words[n] for n in node.inputs if n in self.words)
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _kind(self, node: Node) -> Kind:
+    def _kind(self, node: Node) -> ValueKind:
         kinds = self.placement.kinds
         for name in node.inputs:
             if name in self.graph.inputs and name not in kinds:
@@ -197,7 +197,7 @@ class _IntegerGraphImport:
         self._is_words(out, words)
 
     def _round_sums(
-        self, node: Node, kind: Kind, name: str, out: str, words: QuantizedType
+        self, node: Node, kind: ValueKind, name: str, out: str, words: QuantizedType
     ) -> None:
         """Rounds sums that are not yet rounded to the given integers, by a table for a function."""
         table = {}
@@ -210,7 +210,7 @@ class _IntegerGraphImport:
             return
         self.nodes = [renamed(made, {name: out}) for made in self.nodes]
         self.names[name] = out
-        self.lines[out] = line_of(words.scale, words.bits, words.signed, **table)
+        self.lines[out] = quant_attrs(words.scale, words.bits, words.signed, **table)
         self._is_words(out, words)
 
     def _table(self, base: str, name: str, words: QuantizedType) -> list[int]:
@@ -224,9 +224,9 @@ class _IntegerGraphImport:
                 renamed(n, {base: back}) if n.outputs[0] in between else n for n in self.nodes
             ]
         else:
-            numbers = words_of_table(of.bits, of.signed) * of.scale
-        to = Scale(words.scale, words.bits, words.signed)
-        found = table_of(now, base, name, numbers, to)
+            numbers = table_words(of.bits, of.signed) * of.scale
+        to = QuantScale(words.scale, words.bits, words.signed)
+        found = tabulate(now, base, name, numbers, to)
         return [max(words.low, min(words.high, entry)) for entry in found]
 
     def _from_zero(self, base: str, of: QuantizedType, before: set[str]) -> str:
@@ -242,7 +242,7 @@ class _IntegerGraphImport:
                 Node("add", (base, start), (moved,), source=self.nodes[at].source),
                 Node("sub", (moved, start), (back,), source=self.nodes[at].source),
             ]
-            self.lines[moved] = line_of(of.scale, 8, False)
+            self.lines[moved] = quant_attrs(of.scale, 8, False)
             self.shifted[base] = back
         return self.shifted[base]
 
@@ -250,7 +250,7 @@ class _IntegerGraphImport:
 
     def _is_words(self, name: str, words: QuantizedType) -> None:
         self.words[name] = words
-        self.placement.kinds[name] = Kind("words", name)
+        self.placement.kinds[name] = ValueKind("words", name)
 
     def _clamp(self, name: str, out: str, words: QuantizedType, node: Node) -> None:
         ends = [self._literal(end * words.scale) for end in (words.low, words.high)]
@@ -292,4 +292,4 @@ class _IntegerGraphImport:
 
 
 def _line(words: QuantizedType) -> Attrs:
-    return line_of(words.scale, words.bits, words.signed)
+    return quant_attrs(words.scale, words.bits, words.signed)

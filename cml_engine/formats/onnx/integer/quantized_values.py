@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import word_range
-from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.compiler.integer.quantizer.ranges import round_digits
 from cml_engine.errors import ModelError
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
@@ -88,7 +88,9 @@ def quantized_type(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]
             "(weights may have one for each channel)"
         )
     limits, at = np.iinfo(dtype), int(start.reshape(()))
-    found = QuantizedType(decimal(float(scale.array.reshape(()))), limits.min - at, limits.max - at)
+    found = QuantizedType(
+        round_digits(float(scale.array.reshape(()))), limits.min - at, limits.max - at
+    )
     most = 65535 if not found.signed else 32767
     if -found.low > 32768 or found.high > most:
         raise NotIntegerError(

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.quant_params import along, line_of
-from cml_engine.compiler.integer.quantizer.ranges import decimal
+from cml_engine.compiler.integer.quant_params import nest_scales, quant_attrs
+from cml_engine.compiler.integer.quantizer.ranges import round_digits
 from cml_engine.formats.onnx.integer.quantized_values import NotIntegerError, QuantizedConstant
 from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up
@@ -47,8 +47,8 @@ class WordConstants:
                 f"{len(found.scales)} scales that are not those of its outputs",
                 node.source,
             )
-        scales = [decimal(scale) for scale in found.scales]
-        self._keep(name, whole, along(scales, axis, whole.ndim))
+        scales = [round_digits(scale) for scale in found.scales]
+        self._keep(name, whole, nest_scales(scales, axis, whole.ndim))
         return scales
 
     def bias(self, node: Node, of_x: float, scales: Sequence[float], channels: int) -> str:
@@ -74,7 +74,7 @@ class WordConstants:
             raise NotIntegerError(f"{node.title}: its bias does not fit into 32 bits", node.source)
         new = unused_name(f"{node.outputs[0]}_bias", self.graph.facts, self.values)
         self.values[new] = np.array(whole, np.int32).reshape(1, -1)
-        self.lines[new] = line_of([[float(of) for of in of_sums]], 32)
+        self.lines[new] = quant_attrs([[float(of) for of in of_sums]], 32)
         return new
 
     def operand(self, name: str) -> None:
@@ -83,7 +83,7 @@ class WordConstants:
         if found is not None and len(found.scales) == 1 and name not in self.values:
             whole = self._whole(name, found, 0)
             if whole is not None:
-                self._keep(name, whole, decimal(found.scales[0]))
+                self._keep(name, whole, round_digits(found.scales[0]))
 
     def _found(self, name: str) -> QuantizedConstant | None:
         """Returns the integers that were read for a constant, or None.
@@ -109,7 +109,7 @@ class WordConstants:
     def _keep(self, name: str, whole: Array, scale: Any) -> None:
         is_small = np.abs(whole).max(initial=0) <= 127
         self.values[name] = whole.astype(np.int8 if is_small else np.int16)
-        self.lines[name] = line_of(scale, 8 if is_small else 16)
+        self.lines[name] = quant_attrs(scale, 8 if is_small else 16)
 
 
 def _in_steps(given: float, step: float, of_sums: Fraction) -> int:

@@ -175,11 +175,11 @@ def _tell_of_words(
         for name, count in saturated(graph, arrays).items():
             print(f"input '{name}': {count} of {arrays[name].size} values outside of its range")
     if digest:
-        from cml_engine.compiler.integer.digest import not_identical, run_digest
+        from cml_engine.compiler.integer.digest import nonidentical_outputs, run_digest
 
         if not graph.integer and graph.ready is None:
             print(f"'{graph.name}' is a network of floats: another machine may have another digest")
-        for name in not_identical(graph):
+        for name in nonidentical_outputs(graph):
             print(f"{name}: computed in floats, not identical on all machines: not in the digest")
         print(run_digest(graph, results))
 

@@ -79,7 +79,7 @@ def _check_passes(a: argparse.Namespace) -> int:
 
 
 def _check_bits(a: argparse.Namespace) -> int:
-    from cml_engine.compiler.integer.float_network import of_floats
+    from cml_engine.compiler.integer.float_network import float_network_error
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.integer_check import check_bits, random_words
 
@@ -90,7 +90,7 @@ def _check_bits(a: argparse.Namespace) -> int:
         )
     graph = load_for_inputs(a)
     if not graph.integer:
-        raise of_floats(graph)
+        raise float_network_error(graph)
     report = check_bits(graph, Gpu(), _inputs(graph, a, random_words(graph, a.seed)))
     print(report)
     return 0 if report.ok else 1

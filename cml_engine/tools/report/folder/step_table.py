@@ -105,7 +105,7 @@ def _row(
         number=step.index,
         title="+".join((step.title, *step.fused)),
         place=str(step.source) if step.source else "",
-        kernel=str(step.path) if step.finished is None else step.finished.kernel.label,
+        kernel=str(step.path) if step.cooked is None else step.cooked.kernel.label,
         variant=step.variant,
         groups=step.groups,
         gflop=step.cost.flops / 1e9,
