@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from cml_engine import nnef
 from cml_engine.compiler.integer.gas import limit_gas
@@ -28,6 +32,9 @@ from cml_engine.nnef.files.sources import is_archive
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.ops import is_registered, load_families, registered
+
+#: the tensors that a warning names
+_NAMED = 3
 
 
 def load(
@@ -85,7 +92,39 @@ def load(
         make = _maker(
             model, constants, fragments, fake_quantize, weights, random_weights, sliders, gas_limit
         )
-        return Origin(_bounded(make, limits)).at(by_name)
+        return _with_warning(Origin(_bounded(make, limits)).at(by_name))
+
+
+def _with_warning(graph: Graph) -> Graph:
+    """Warns of weights that are NaN or infinite, once, and returns the graph with that note."""
+    found = {name: array for name, array in graph.constants.items() if _is_broken(array)}
+    if not found:
+        return graph
+    counts = (f"{_not_finite(array)} of '{name}'" for name, array in found.items())
+    more = f", and those of {len(found) - _NAMED} more tensors" if len(found) > _NAMED else ""
+    said = (
+        f"'{graph.name}' has weights that are NaN or infinite: {', '.join(islice(counts, _NAMED))}"
+        f"{more}. Export the model again from a checkpoint without them"
+    )
+    warnings.warn(said, RuntimeWarning, stacklevel=3)
+    return graph.with_(notes=(*graph.notes, f"warning    {said}"), origin=graph.origin)
+
+
+def _is_broken(array: Array) -> bool:
+    """Returns True if an array has values that are not finite and is not a mask.
+
+    A mask has no other values than 0, 1 and infinities.
+    """
+    if array.dtype.kind != "f":
+        return False
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        if np.isfinite(array.sum(dtype=np.float64)):
+            return False
+    return not (np.isinf(array) | (array == 0) | (array == 1)).all()
+
+
+def _not_finite(array: Array) -> str:
+    return f"{array.size - np.count_nonzero(np.isfinite(array))} of the {array.size} values"
 
 
 def _bounded(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:

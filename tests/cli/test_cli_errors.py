@@ -125,7 +125,7 @@ def test_every_number_of_every_command_is_checked(model, capsys):
     options = list(numeric_options())
     assert len(options) >= 24
     for command, option in options:
-        is_seed = option in ("--seed", "--random-weights", "--overlap")
+        is_seed = option in ("--seed", "--random-weights", "--random-inputs", "--overlap")
         hostile = [text for text in HOSTILE if not (is_seed and text == "0")]
         for text in hostile:
             code, out, err = end(capsys, [*arguments(command, model), f"{option}={text}"])

@@ -98,7 +98,7 @@ def test_textures(tmp_path, capsys, monkeypatch):
     assert main([*map(str, command), "--layout", "nhwc", "--rgba"]) == 0
     assert cml.load(made).facts["out"].shape == (1, 4, 4, 4)
     assert "is not empty" in error_of(capsys, *command, "--layout", "nhwc")
-    assert "--rgba wants --layout nhwc" in error_of(capsys, *command, "--rgba")
+    assert "--rgba needs --layout nhwc" in error_of(capsys, *command, "--rgba")
     with pytest.raises(SystemExit):
         main([*map(str, command), "--layout", "nchw"])
     capsys.readouterr()
@@ -116,7 +116,7 @@ def test_convert_says_what_it_does_not_take(tmp_path, capsys):
     assert "'m.param': weights cannot be given for ncnn" in err
     more = ("--placeholders", "--weights", "w.safetensors")
     err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
-    assert "leave them out for placeholders" in err
+    assert "--placeholders cannot be combined with" in err
     assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 from cml_engine.errors import UnsupportedOp
@@ -137,6 +139,13 @@ def signature_of(fragment: Fragment, source: SourceText) -> Signature:
     return Signature(
         fragment.name, params, fragment.results, fragment.generic, fragment.default_dtype
     )
+
+
+def comment_above(fragment: Fragment, source: SourceText) -> str:
+    """Returns the comment above a declaration, which says what the operator does; "" if none."""
+    before = source.text[: fragment.pos].splitlines()[:-1]
+    lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(before))
+    return " ".join(line[2:] for line in reversed([*lines]))
 
 
 def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:

@@ -256,6 +256,8 @@ class OpSpec:
     alias : the result is the first input's memory with another shape; no kernel runs.
     signature : an NNEF fragment declaration, ``"fragment cross(a: tensor<scalar>, …) -> (…);"``.
         Models then need not declare the operator, and its kernel uses these names.
+    doc : a sentence or two that say what it computes, for ``cml ops NAME``. Those of the engine's
+        operators are the comments above their declarations in ``cml_engine/nnef/*.nnef``.
     custom : True if it is not an operator of NNEF.
     folder : the base of relative kernel paths; :func:`register` sets it for a game's operators.
     prepare : ``prepare(attrs, facts, constants, scratch)`` returns a function that a CPU session
@@ -288,6 +290,7 @@ class OpSpec:
     bounds: Callable[..., tuple[int, int]] | None = None
     formula: Formula | None = None
     traits: Traits = NO_TRAITS
+    doc: str = ""
 
     @property
     def from_game(self) -> bool:

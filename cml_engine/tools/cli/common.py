@@ -323,8 +323,10 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
     if arena_limit_of(a) and a.backend == "cpu":
         raise InputError("--arena-limit-mib is of a GPU's memory: leave --backend cpu out")
     debug = getattr(a, "debug_kernels", False)
+    if a.adapter and a.backend == "cpu":
+        raise InputError("--adapter names a GPU: leave --backend cpu out")
     if not (a.dump_kernels or debug):
-        return str(a.backend)
+        return "gpu" if a.adapter else str(a.backend)
     if a.backend == "cpu":
         option = "--debug-kernels" if debug else "--dump-kernels"
         raise InputError(f"{option} wants the GPU: leave --backend cpu out")

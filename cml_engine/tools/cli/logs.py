@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import sys
 from collections.abc import Iterator
 
 from cml_engine.tools.cli.exit_codes import escaped
+from cml_engine.tools.cli.options import GENERAL, CommandParser
 
 _PACKAGES = ("cml_engine", "scheduler")
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -22,14 +22,14 @@ class _ToStderr(logging.Handler):
         print(escaped(said), file=sys.stderr)
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
+def add_option(parser: CommandParser) -> None:
     """Adds ``-v`` to a command."""
-    parser.add_argument(
+    parser.group(GENERAL).add_argument(
         "-v",
         "--verbose",
         action="count",
         default=0,
-        help="say what is loaded, built and evicted; -vv says it of every kernel",
+        help="log what is loaded, built and evicted; -vv also logs every kernel",
     )
 
 

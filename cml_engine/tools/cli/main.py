@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import walk_packages
+from types import ModuleType
 from typing import Any
 
 from cml_engine import __version__
@@ -18,7 +18,13 @@ from cml_engine.io import load_limits
 from cml_engine.tools.cli import commands
 from cml_engine.tools.cli.exit_codes import escaped, exit_code
 from cml_engine.tools.cli.logs import add_option, logged
-from cml_engine.tools.cli.options import CommandParser
+from cml_engine.tools.cli.options import GENERAL, CommandParser
+
+_ABOUT = """\
+usage: cml COMMAND [options]
+
+Neural networks inside the frame of a running game: NNEF, ONNX and ncnn, on the GPU or the CPU.\
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,26 +33,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _started(argv))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Returns the parser of the command line.
 
     Every module in ``commands/`` and its subpackages is a command of its name.
     """
-    made = CommandParser(
-        prog="cml",
-        description="Run, rank and check networks in NNEF and ONNX on the GPU or the CPU.",
-    )
-    made.add_argument("--version", action="version", version=f"cml {__version__}")
-    names = made.add_subparsers(required=True, metavar="COMMAND")
+    made = CommandParser(prog="cml")
+    made.group(GENERAL).add_argument("--version", action="version", version=f"cml {__version__}")
+    names = made.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     found = walk_packages(commands.__path__, f"{commands.__name__}.")
     modules = {m.name.rpartition(".")[2]: m.name for m in found if not m.ispkg}
-    for name, module in sorted(modules.items()):
-        command = import_module(module)
-        sub = names.add_parser(name, help=command.__doc__, description=command.__doc__)
+    loaded = {name: import_module(module) for name, module in sorted(modules.items())}
+    for name, command in loaded.items():
+        example = f"example:\n  {command.EXAMPLE}"
+        sub = names.add_parser(name, description=command.__doc__, epilog=example)
         sub.set_defaults(command=command.run, command_name=name)
         command.options(sub)
         add_option(sub)
+        places = [
+            f"[{a.metavar}]" if a.nargs == "?" else str(a.metavar)
+            for a in sub._get_positional_actions()
+        ]
+        sub.usage = " ".join([sub.prog, *places, "[options]"])
+    made.overview = _overview(loaded)
     return made
+
+
+def _overview(loaded: Mapping[str, ModuleType]) -> str:
+    """Returns the text of ``cml --help``: the commands by group, with a line each."""
+    lines = [_ABOUT]
+    for group in commands.GROUPS:
+        rows = [f"  {n:9s} {c.__doc__}" for n, c in loaded.items() if group == c.GROUP]
+        lines += [f"\n{group}:", *rows]
+    lines.append(f"\nexample:\n  {loaded['info'].EXAMPLE}\n")
+    lines.append("'cml COMMAND --help' shows a command's options, 'cml docs' the documentation,")
+    lines.append("'cml --version' the version.\n")
+    return "\n".join(lines)
 
 
 def _started(argv: Sequence[str] | None) -> int:
@@ -55,28 +77,29 @@ def _started(argv: Sequence[str] | None) -> int:
     if unknown:
         made.prog += f" {a.command_name}"
         made.error(f"unrecognized arguments: {' '.join(unknown)}")
-    for file in getattr(a, "ops", ()):
-        load_file(file)
-    with logged(a.verbose), _limited(getattr(a, "load_limits", None)):
+    limits = getattr(a, "load_limits", None)
+    if limits is not None:
+        load_limits.LoadLimits.parse(limits)
+    variables = {load_limits.VARIABLE: limits, "CML_ADAPTER": getattr(a, "adapter", None)}
+    with logged(a.verbose), _environment(variables):
+        for file in getattr(a, "ops", ()):
+            load_file(file)
         return int(a.command(a) or 0)
 
 
 @contextlib.contextmanager
-def _limited(limits: str | None) -> Iterator[None]:
-    """Sets the limits for all loads of a command, also in its worker processes."""
-    if limits is None:
-        yield
-        return
-    load_limits.LoadLimits.parse(limits)
-    before = os.environ.get(load_limits.VARIABLE)
-    os.environ[load_limits.VARIABLE] = limits
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets environment variables for a command and its worker processes; None changes nothing."""
+    given = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[load_limits.VARIABLE]
-        else:
-            os.environ[load_limits.VARIABLE] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _notice(message: Warning | str, *_: Any, **__: Any) -> None:

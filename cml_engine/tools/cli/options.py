@@ -1,144 +1,222 @@
-"""Options that several commands of ``cml`` share."""
+"""The parser of commands, and the options that several of them share.
+
+The help of a command lists its options in the groups of :data:`GROUPS`.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED
 
+#: the groups of a command's options, in the order of its help
+MODEL, INPUTS, GPU, CLUSTER, OUTPUT, GENERAL = GROUPS = (
+    "model", "inputs", "GPU", "workers", "output", "general",
+)  # fmt: skip
+
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that reports errors in one line."""
+    """An argument parser with titled groups of options, whose errors take one line.
+
+    ``overview`` is the help of a command line with commands, instead of a list of arguments.
+    """
+
+    overview = ""
+
+    def __init__(self, **settings: Any) -> None:
+        shown = argparse.RawDescriptionHelpFormatter
+        super().__init__(add_help=False, formatter_class=shown, **settings)
+        self._titled = {title: self.add_argument_group(title) for title in GROUPS}
+        self.group(GENERAL).add_argument("-h", "--help", action="help", help="show this help")
+
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        """Returns the group of options with one of the titles of :data:`GROUPS`."""
+        return self._titled[title]
+
+    def format_help(self) -> str:
+        return self.overview or super().format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"cml: error: {message}; see '{self.prog} --help'\n")
 
 
-#: options that several commands share: name or flags, and arguments of add_argument
-_SHARED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (
-        ("model",),
-        {"help": "NNEF folder, graph.nnef inside one, .tgz of one, .onnx, .param or cooked .cml"},
+@dataclass(frozen=True)
+class SharedOption:
+    """An option of several commands: its group, its flags, and arguments of ``add_argument``."""
+
+    group: str
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def _option(group: str, *flags: str, **settings: Any) -> SharedOption:
+    return SharedOption(group, flags, settings)
+
+
+_SHARED = {
+    "model": _option(
+        MODEL,
+        "model",
+        metavar="MODEL",
+        help="an .onnx file; an NNEF folder, its graph.nnef or a .tgz of it; an ncnn .param; a "
+        "cooked .cml",
     ),
-    "backend": (("--backend",), {"choices": ("auto", "gpu", "cpu"), "default": "auto"}),
-    "inputs": (("-i", "--input"), {"action": "append", "default": [], "metavar": "NAME=FILE"}),
-    "overwrite": (
-        ("--overwrite",),
-        {"action": "store_true", "help": "replace what is there; other files in a folder stay"},
+    "shape": _option(
+        MODEL,
+        "--shape",
+        action="append",
+        default=[],
+        metavar="[NAME=]1,3,64,64",
+        help="the shape of an input, where the model leaves it open or another one is wanted; "
+        "repeatable",
     ),
-    "json": (("--json",), {"action": "store_true"}),
-    "half": (
-        ("--half",),
-        {
-            "action": "store_true",
-            "help": "keep feature maps and weights in 16 bits on the GPU (docs/faster.md)",
-        },
+    "constant": _option(
+        MODEL,
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE|FILE",
+        help="an input of an ONNX model that is the same in every run: a number, [1,2] or a .npy "
+        "file; repeatable",
     ),
-    "budget": (("--budget-ms",), {"type": BUDGET_MS, "default": 4.0, "metavar": "MS"}),
-    "frame": (("--frame-ms",), {"type": FRAME_MS, "default": 1000 / 60, "metavar": "MS"}),
-    "ops": (
-        ("--ops",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "FILE.py",
-            "help": "a Python file that registers operators; may be given again",
-        },
+    "weights": _option(
+        MODEL,
+        "--weights",
+        metavar="FILE.safetensors",
+        help="the values of an NNEF model's variables by label, instead of its tensor files",
     ),
-    "fragments": (
-        ("--fragments",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "FILE.nnef",
-            "help": "a library of NNEF fragments that the model calls; may be given again",
-        },
+    "random": _option(
+        MODEL,
+        "--random-weights",
+        type=SEED,
+        nargs="?",
+        const=0,
+        metavar="SEED",
+        help="make up missing weights: a network's cost does not depend on them",
     ),
-    "shape": (
-        ("--shape",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "[NAME=]1,3,64,64",
-            "help": "an input's shape instead of the model's; of several inputs say which",
-        },
+    "ops": _option(
+        MODEL,
+        "--ops",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file that registers operators (cml docs custom_operators); repeatable",
     ),
-    "constant": (
-        ("--constant",),
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "NAME=VALUE|FILE",
-            "help": "an input of an ONNX model that is the same in every run: a number, [1,2] or "
-            "a .npy file; may be given again",
-        },
+    "fragments": _option(
+        MODEL,
+        "--fragments",
+        action="append",
+        default=[],
+        metavar="FILE.nnef",
+        help="a library of NNEF fragments that the model calls; repeatable",
     ),
-    "limits": (
-        ("--load-limits",),
-        {
-            "metavar": "memory=8G,nodes=N,steps=N",
-            "help": "memory and work that one load may take (docs/your_model.md)",
-        },
+    "limits": _option(
+        MODEL,
+        "--load-limits",
+        metavar="memory=8G,nodes=N,steps=N",
+        help="the most memory and work that a load may take (cml docs your_model)",
     ),
-    "weights": (
-        ("--weights",),
-        {
-            "metavar": "FILE.safetensors",
-            "help": "the NNEF model's values by their labels, instead of tensor files",
-        },
+    "trusted": _option(
+        MODEL,
+        "--trusted",
+        action="store_true",
+        help="MODEL is a cooked file of your own: run its kernels without run-time checks "
+        "(cml docs ship_it)",
     ),
-    "trusted": (
-        ("--trusted",),
-        {
-            "action": "store_true",
-            "help": "MODEL is a cooked file of your own: run its kernels without run-time checks "
-            "(docs/ship_it.md)",
-        },
+    "inputs": _option(
+        INPUTS,
+        "-i",
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="the value of an input: a .npy, .npz, .png, .tif or .exr file; repeatable",
     ),
-    "random": (
-        ("--random-weights",),
-        {
-            "type": SEED,
-            "nargs": "?",
-            "const": 0,
-            "metavar": "SEED",
-            "help": "make up the weights that are missing: what does it cost before it is trained?",
-        },
+    "backend": _option(
+        GPU,
+        "--backend",
+        choices=("auto", "gpu", "cpu"),
+        default="auto",
+        help="where to run; auto (the default) is a GPU if there is one",
     ),
-    "arena": (
-        ("--arena-limit-mib",),
-        {
-            "type": ARENA_LIMIT_MIB,
-            "metavar": "MIB",
-            "help": "what activations may take on the GPU: operators are computed in bands of rows "
-            "where they would take more (docs/faster.md)",
-        },
+    "adapter": _option(
+        GPU,
+        "--adapter",
+        metavar="NAME",
+        help="a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
-    "decide": (
-        ("--decide",),
-        {
-            "metavar": "FILE.json",
-            "help": "kernels, layouts, storage, parts, bands that you decide (docs/see_inside.md)",
-        },
+    "half": _option(
+        GPU,
+        "--half",
+        action="store_true",
+        help="store feature maps and weights in 16 bits (cml docs faster)",
     ),
-    "decisions": (
-        ("--decisions",),
-        {"metavar": "FILE.json", "help": "write what this device's plan decides, and why"},
+    "arena": _option(
+        GPU,
+        "--arena-limit-mib",
+        type=ARENA_LIMIT_MIB,
+        metavar="MIB",
+        help="the most memory for activations; larger operators are computed in bands of rows "
+        "(cml docs faster)",
     ),
-    "dump": (
-        ("--dump-kernels",),
-        {"metavar": "DIR", "help": "write every kernel: its HLSL, SPIR-V and translations"},
+    "decide": _option(
+        GPU,
+        "--decide",
+        metavar="FILE.json",
+        help="your own choices of kernels, layouts, storage, parts and bands (cml docs see_inside)",
     ),
+    "decisions": _option(
+        GPU,
+        "--decisions",
+        metavar="FILE.json",
+        help="write what the plan decides on this device, and why",
+    ),
+    "dump": _option(
+        GPU,
+        "--dump-kernels",
+        metavar="DIR",
+        help="write every kernel: its HLSL, SPIR-V and translations",
+    ),
+    "budget": _option(
+        GPU,
+        "--budget-ms",
+        type=BUDGET_MS,
+        default=4.0,
+        metavar="MS",
+        help="milliseconds of every frame for the network (default: %(default)s)",
+    ),
+    "frame": _option(
+        GPU,
+        "--frame-ms",
+        type=FRAME_MS,
+        default=1000 / 60,
+        metavar="MS",
+        help="the duration of a frame in milliseconds (default: 16.67)",
+    ),
+    "overwrite": _option(
+        OUTPUT,
+        "--overwrite",
+        action="store_true",
+        help="replace existing files; other files in a folder stay",
+    ),
+    "json": _option(OUTPUT, "--json", action="store_true", help="print JSON instead of a table"),
 }
-#: the options that accompany the option on the left
+_LOADED = ("shape", "constant", "weights", "ops", "fragments", "limits")
+#: options that accompany the one on the left: those of a model that may be cooked, of one that may
+#: not, of a plan, and of a run in frames
 _WITH: dict[str, tuple[str, ...]] = {
-    "model": ("ops", "fragments", "shape", "weights", "constant", "limits", "trusted")
+    "model": (*_LOADED, "trusted"),
+    "source": ("model", *_LOADED),
+    "plan": ("random", "adapter", "half", "decide"),
+    "frames": ("budget", "frame"),
 }
 
 
-def add_options(parser: argparse._ActionsContainer, *names: str) -> None:
+def add_options(parser: CommandParser, *names: str) -> None:
     """Adds the shared options of these names to a command, and the options that accompany them."""
-    for name in (*names, *(more for n in names for more in _WITH.get(n, ()))):
-        flags, options = _SHARED[name]
-        parser.add_argument(*flags, **options)
+    for name in (more for n in names for more in (n, *_WITH.get(n, ()))):
+        if name in _SHARED:
+            option = _SHARED[name]
+            parser.group(option.group).add_argument(*option.flags, **option.settings)

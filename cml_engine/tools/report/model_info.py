@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -133,7 +134,8 @@ def plan_for(
 ) -> tuple[Plan, str]:
     """Returns the plan of a session on this machine's GPU, and the GPU's name.
 
-    Without a GPU the plan is for :data:`PORTABLE` limits and the name is "".
+    Without a GPU the plan is for :data:`PORTABLE` limits and the name is "". Raises
+    :class:`DeviceError` if there is no GPU of the name in ``CML_ADAPTER``.
     """
     try:
         from cml_engine.gpu.gpu import Gpu
@@ -141,6 +143,8 @@ def plan_for(
         gpu = Gpu()
         limits, name = gpu.limits, gpu.name
     except (DeviceError, ImportError):
+        if os.environ.get("CML_ADAPTER"):
+            raise
         limits, name = PORTABLE, ""
     optimized = optimize(graph)
     variants = table_for(name) if name else NO_VARIANTS

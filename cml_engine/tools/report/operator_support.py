@@ -1,20 +1,35 @@
-"""The table of ``cml ops``: the support of every operator on both backends.
+"""The table of ``cml ops``: the support of every operator on both backends; and one operator.
 
-It has the operators of NNEF, of the extensions and of the game.
+The table has the operators of NNEF, of the extensions and of the game.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from cml_engine.compiler.passes.infer import MAX_RANK
+from cml_engine.errors.arguments import check_known_names
 from cml_engine.nnef.expansion.expression_evaluator import TENSOR_OPS, TENSOR_UNARY
-from cml_engine.nnef.expansion.extensions import extension_fragments
+from cml_engine.nnef.expansion.extensions import (
+    extension_fragments,
+    extension_signatures,
+    extension_source,
+)
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
-from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import (
+    Signature,
+    comment_above,
+    standard_fragments,
+    standard_signatures,
+    standard_source,
+)
 from cml_engine.nnef.text.expressions import BUILTINS
+from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Fragment, Unary, called_operators, expressions
 from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.variant import kernel_families
 
@@ -67,6 +82,89 @@ def operator_table() -> str:
     runs = sum(row.runs for row in rows)
     lines.append(f"\n{runs} of {len(rows)} operators run on both backends")
     return "\n".join(lines)
+
+
+def operator_text(name: str) -> str:
+    """Returns all facts about one operator: signature, meaning, attributes, kernels and limits.
+
+    Raises :class:`InputError` with similar names if there is no such operator.
+    """
+    rows = {row.name: row for row in operator_support()}
+    check_known_names((name,), rows, "no operator is called", "cml ops")
+    row, spec, (signature, fragment) = rows[name], registered().get(name), _declaration(name)
+    lines = [f"{name}: {row.origin}", f"signature  {signature or 'none'}"]
+    lines.append(f"meaning    {operator_doc(name)}")
+    for param in signature.attrs if signature else ():
+        given = "required" if param.required else f"default {param.default!r}"
+        lines.append(f"attribute  {param.name}: {param.type}, {given}")
+    note = f" ({row.note})" if row.note else ""
+    lines.append(f"runs       {row.gpu} on the GPU, {row.cpu} on the CPU{note}")
+    if spec is None:
+        body = print_fragment(fragment) if fragment and fragment.body else ""
+        return "\n".join([*lines, *(["expansion", body.rstrip()] if body else [])])
+    lines += [f"kernel     {kernel}" for kernel in _kernels(spec)]
+    return "\n".join([*lines, *(f"limits     {limit}" for limit in _limits(spec))])
+
+
+def operator_doc(name: str) -> str:
+    """Returns the sentences that say what an operator does."""
+    spec = registered().get(name)
+    if spec is not None and spec.doc:
+        return spec.doc
+    libraries = (
+        (standard_fragments(), standard_source()),
+        (extension_fragments(), extension_source()),
+    )
+    for fragments, source in libraries:
+        if name in fragments and not (spec is not None and spec.from_game):
+            return comment_above(fragments[name], source)
+    if spec is not None and spec.from_game:
+        return "not documented: give its cml.OpSpec a doc"
+    return "made by the engine's passes; a model does not call it"
+
+
+def _declaration(name: str) -> tuple[Signature | None, Fragment | None]:
+    """Returns an operator's signature and fragment, as far as they are known without a model."""
+    spec = registered().get(name)
+    if spec is not None and spec.signature:
+        return signature_of(spec), None
+    signatures = {**standard_signatures(), **extension_signatures()}
+    return signatures.get(name), {**standard_fragments(), **extension_fragments()}.get(name)
+
+
+def _kernels(spec: OpSpec) -> Iterator[str]:
+    """Yields the kernels that can compute an operator, with a line each."""
+    chosen = [
+        (family.name, variant)
+        for family in kernel_families()
+        for variant in family.variants
+        if any(op == spec.name for op, _ in variant.examples)
+    ]
+    for family, variant in chosen:
+        yield f"{family} {variant.name} ({variant.kernel.path}): {variant.about}"
+    if spec.formula is not None:
+        yield f"elementwise, one thread per element: {spec.formula.hlsl}"
+    elif spec.kernel is not None and not chosen:
+        yield str(spec.kernel.path)
+
+
+def _limits(spec: OpSpec) -> Iterator[str]:
+    """Yields what an operator accepts and how accurate it is."""
+    ranks = sorted({_rank(case.inputs[0]) for case in spec.cases if case.inputs})
+    if ranks:
+        axes = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+        yield f"tested on a first input of {axes} axes, of at most {MAX_RANK}"
+    if spec.kernel is not None and spec.kernel.layouts == "plain":
+        yield "GPU: row-major tensors only, so feature maps around it are converted"
+    if spec.formula is not None and spec.formula.fusable:
+        yield "GPU: computed behind a convolution or product at no cost where that comes before it"
+    t = spec.tolerance
+    yield f"GPU and NumPy agree within {t.rtol:g} of the value and {t.atol:g}: {t.why}"
+
+
+def _rank(given: Any) -> int:
+    """Returns the rank of a case's input: a shape, ``Random`` of one, or an array."""
+    return len(given if isinstance(given, tuple) else getattr(given, "shape", ()))
 
 
 def _section(title: str, rows: list[OperatorSupport]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turn a model of another format into an NNEF folder."""
+"""Convert an ONNX or ncnn model to NNEF."""
 
 from __future__ import annotations
 
@@ -8,34 +8,43 @@ from pathlib import Path
 from cml_engine.errors import InputError
 from cml_engine.formats.loading import load_with_placeholders, save, save_checked
 from cml_engine.tools.cli.common import load_model, named_shapes
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import OUTPUT, CommandParser, add_options
+
+GROUP = "Change it"
+EXAMPLE = "cml convert enlarge.onnx enlarge.nnef --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    text = ".onnx, ncnn .param with its .bin beside it, or an NNEF model"
-    parser.add_argument("model", metavar="source", help=text)
-    parser.add_argument("destination", help="folder or .tgz to write")
-    add_options(parser, "ops", "fragments", "shape", "weights", "constant", "limits", "overwrite")
-    parser.add_argument(
-        "--layout", choices=("nhwc",), help="inputs and outputs of four axes with channels last"
+def options(parser: CommandParser) -> None:
+    add_options(parser, "source", "overwrite")
+    output = parser.group(OUTPUT)
+    output.add_argument("destination", metavar="DST", help="the folder or .tgz to write")
+    output.add_argument(
+        "--layout",
+        choices=("nhwc",),
+        help="write inputs and outputs of four axes with the channels last, as textures have them",
     )
-    parser.add_argument(
-        "--rgba", action="store_true", help="with --layout nhwc: 3 channels get a fourth"
+    output.add_argument(
+        "--rgba",
+        action="store_true",
+        help="with --layout nhwc: give tensors of 3 channels a fourth",
     )
-    parser.add_argument(
+    output.add_argument(
         "--placeholders",
         action="store_true",
-        help="declare unknown ONNX operators, to be brought by --ops when the model runs",
+        help="declare unknown ONNX operators instead of refusing them; --ops supplies them later",
     )
 
 
 def run(a: argparse.Namespace) -> int:
     if a.rgba and not a.layout:
-        raise InputError("--rgba wants --layout nhwc: textures have their channels last")
+        raise InputError("--rgba needs --layout nhwc: give that too")
     if Path(a.destination).suffix.lower() == ".onnx":
         raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
     if a.placeholders and (a.fragments or a.weights or a.constant):
-        raise InputError("--fragments, --weights and --constant: leave them out for placeholders")
+        raise InputError(
+            "--placeholders cannot be combined with --fragments, --weights or --constant: leave "
+            "these out"
+        )
     if a.placeholders:
         graph = load_with_placeholders(a.model, named_shapes(a.shape))
     else:

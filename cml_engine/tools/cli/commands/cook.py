@@ -1,4 +1,4 @@
-"""Write a model as one file that is ready to run: plans, weights and kernels (docs/ship_it.md)."""
+"""Write a model as one file that plays without Python and without a compiler."""
 
 from __future__ import annotations
 
@@ -13,33 +13,39 @@ from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.runtime.session import Session
 from cml_engine.tools.cli.common import arena_limit_of, backend_of, decided, load_model
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import OUTPUT, CommandParser, add_options
+
+GROUP = "Ship it"
+EXAMPLE = "cml cook enlarge.onnx -o enlarge.cml --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "half", "arena", "decide", "backend")
-    parser.add_argument("-o", "--output", metavar="FILE.cml", help="the file to write")
-    parser.add_argument(
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "backend", "adapter", "half", "arena", "decide")
+    output = parser.group(OUTPUT)
+    output.add_argument("-o", "--output", metavar="FILE.cml", help="the file to write")
+    output.add_argument(
         "--devices",
         default=",".join(PROFILES),
         metavar="LIST",
-        help=f"some of {', '.join(PROFILES)}, with commas; all if left out",
+        help="the devices to make plans for, with commas (default: %(default)s)",
     )
-    parser.add_argument("--integer", action="store_true", help="refuse a network of floats")
-    parser.add_argument(
+    output.add_argument("--integer", action="store_true", help="refuse a network of floats")
+    output.add_argument(
         "--player",
         action="store_true",
-        help="without the graph: smaller, for the C and JavaScript players and the devices named",
+        help="leave out the graph: a smaller file, for the C and JavaScript players and the named "
+        "devices only",
     )
-    parser.add_argument(
+    output.add_argument(
         "--without-golden",
         action="store_true",
-        help="without the input and its outputs that --check runs",
+        help="leave out the input and its outputs that --check compares",
     )
-    parser.add_argument(
+    output.add_argument(
         "--check",
         action="store_true",
-        help="MODEL is a cooked file: run its golden input and compare; exit code 1 if it differs",
+        help="MODEL is a cooked file: run its golden input and compare the outputs; exit code 1 if "
+        "they differ",
     )
 
 
@@ -47,7 +53,7 @@ def run(a: argparse.Namespace) -> int:
     if a.check:
         return _check(a)
     if not a.output:
-        raise InputError("where to? Give the file to write, -o net.cml")
+        raise InputError("no file to write: name one, -o net.cml")
     check_place(Path(a.output), a.model)
     from scheduler.tools.commands import cooked_guesses
 

@@ -1,4 +1,4 @@
-"""List the GPUs of this machine, with their limits and names for CML_ADAPTER and cml.Gpu()."""
+"""List the GPUs of this machine: limits, and names for --adapter."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 from typing import Any
 
 from cml_engine.errors import DeviceError
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import CommandParser, add_options
+
+GROUP = "This installation"
+EXAMPLE = "cml devices"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: CommandParser) -> None:
     add_options(parser, "json")
 
 
@@ -26,7 +29,7 @@ def run(a: argparse.Namespace) -> int:
             f"{row['binding_mib']} MiB; timestamps {'yes' if row['timestamps'] else 'no'}, "
             f"subgroups {'yes' if row['subgroups'] else 'no'}"
         )
-    print("* is the one that is taken" if rows else "none")
+    print("* is the default; --adapter NAME takes another" if rows else "no GPU")
     return 0
 
 

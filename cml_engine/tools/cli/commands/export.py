@@ -1,4 +1,4 @@
-"""Write a model as ONNX, for other engines (docs/your_model.md), or as a page that runs it."""
+"""Write a model as ONNX, or as a web page that runs it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.loading import save
 from cml_engine.tools.cli.common import load_model
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import OUTPUT, CommandParser, add_options
+
+GROUP = "Ship it"
+EXAMPLE = "cml export enlarge.onnx page --to web --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "half")
-    parser.add_argument("destination", help="the .onnx file to write, or the page's folder")
-    parser.add_argument(
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "half", "overwrite")
+    output = parser.group(OUTPUT)
+    output.add_argument(
+        "destination", metavar="DST", help="the .onnx file to write, or the page's folder"
+    )
+    output.add_argument(
         "--to",
         choices=("onnx", "web"),
         default="onnx",
-        help="web: a folder with a page that runs the model in browsers (docs/ship_it.md)",
+        help="web: a folder with a page that runs the model in browsers (cml docs ship_it)",
     )
-    parser.add_argument(
+    output.add_argument(
         "--opset",
         type=ONNX_OPSET,
         default=20,
         metavar="N",
-        help=f"of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high}; 20 if left out",
+        help=f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
+        "(default: %(default)s)",
     )
-    add_options(parser, "overwrite")
 
 
 def run(a: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Run the model in frames and measure whether the frame budget is kept and used."""
+"""Measure whether a frame budget is kept, and used, on this GPU."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import argparse
 from cml_engine.errors.arguments import TIMES
 from cml_engine.io.folders import costs_file
 from cml_engine.tools.cli.common import bar, gpu_session
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, CommandParser, add_options
+
+GROUP = "Fit it into frames"
+EXAMPLE = "cml frames enlarge.onnx --budget-ms 2 --frames 60 --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "model",
-        "random",
-        "inputs",
-        "half",
-        "arena",
-        "decide",
-        "decisions",
-        "budget",
-        "frame",
-        "json",
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "arena", "decisions", "inputs", "frames", "json")
+    parser.group(GPU).add_argument(
+        "--frames", type=TIMES, default=600, metavar="N", help="frames to measure (default: 600)"
     )
-    parser.add_argument("--frames", type=TIMES, default=600, help="of ours, full ones")
-    parser.add_argument("--layers", type=TIMES, default=4, help="of the usual way beside it")
+    parser.group(GPU).add_argument(
+        "--layers",
+        type=TIMES,
+        default=4,
+        metavar="N",
+        help="operators per frame of the usual way of slicing, for comparison (default: 4)",
+    )
 
 
 def run(a: argparse.Namespace) -> int:

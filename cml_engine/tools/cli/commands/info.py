@@ -1,4 +1,4 @@
-"""Show a model's inputs, outputs, operators, weights, memory and predicted time."""
+"""Show a model's inputs, outputs, operators, memory and predicted time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,34 @@ from cml_engine.tools.cli.common import (
     storage_of,
     write_decisions,
 )
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 from cml_engine.tools.report.model_info import model_info, plan_for
 
 if TYPE_CHECKING:
     from scheduler.tools.commands import Forecast
 
+GROUP = "Look at a model"
+EXAMPLE = "cml info enlarge.onnx --budget-ms 2 --shape 1,3,64,64"
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "arena", "decide", "decisions", "json")
-    parser.add_argument(
+
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "arena", "decisions", "frame", "json")
+    parser.group(GPU).add_argument(
+        "--budget-ms",
+        type=BUDGET_MS,
+        metavar="MS",
+        help="also predict a run in frames with this many milliseconds for the network",
+    )
+    output = parser.group(OUTPUT)
+    output.add_argument("--plan", action="store_true", help="also list every dispatch")
+    output.add_argument(
         "--integer",
         action="store_true",
-        help="of an integer network: how its sums are carried, and their proven bounds",
+        help="of an integer network: show how its sums are carried, and their proven bounds",
     )
-    parser.add_argument(
-        "--gas", action="store_true", help="what it costs, in units equal on every machine"
+    output.add_argument(
+        "--gas", action="store_true", help="show the cost in units that are equal on every machine"
     )
-    parser.add_argument("--plan", action="store_true", help="list every dispatch")
-    parser.add_argument(
-        "--budget-ms", type=BUDGET_MS, metavar="MS", help="how a run in frames would go"
-    )
-    add_options(parser, "frame")
 
 
 def run(a: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Run a model over many inputs, on the cores of this machine or on a cluster, into a Zarr store."""
+"""Run a model over many inputs, on all cores or a cluster."""
 
 from __future__ import annotations
 
@@ -17,38 +17,60 @@ from cml_engine.errors import InputError
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.tools.cli.common import compile_options, is_cooked, load_open
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import CLUSTER, INPUTS, OUTPUT, CommandParser, add_options
+
+GROUP = "Run and check"
+EXAMPLE = "cml map enlarge.onnx --inputs 'tiles/*.npy' -o enlarged.zarr --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "backend", "half")
-    parser.add_argument(
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "backend", "adapter", "half")
+    parser.group(INPUTS).add_argument(
         "--inputs",
         required=True,
         metavar="PATTERN",
-        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array: each chunk is one",
+        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array with an input in "
+        "each chunk",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="STORE.zarr")
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="a cluster's: tcp://HOST:8786")
-    parser.add_argument(
-        "--workers", type=WORKERS, metavar="N", help="processes of this machine (default: one for "
-        "each core, on a GPU one)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch", type=BATCH, metavar="N", help="inputs at once (default: what is quickest)"
+    output, workers = parser.group(OUTPUT), parser.group(CLUSTER)
+    output.add_argument(
+        "-o", "--output", required=True, metavar="STORE.zarr", help="the Zarr store to write"
     )
-    parser.add_argument(
-        "--per-task", type=BATCH, metavar="N", help="inputs in a task, and in a chunk of the store"
+    output.add_argument("--report", metavar="FILE.json", help="write counts, times and the price")
+    output.add_argument(
+        "--trace", metavar="FILE.json", help="write when each worker ran what, for ui.perfetto.dev"
     )
-    parser.add_argument(
-        "--no-verify", action="store_true", help="do not look at the checksums of what is there"
+    output.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not verify the checksums of results that the store has already",
     )
-    parser.add_argument(
-        "--price", type=PRICE, metavar="P", help="of one worker for an hour, for the report"
+    workers.add_argument(
+        "--scheduler", metavar="ADDRESS", help="a Dask cluster to use: tcp://HOST:8786"
     )
-    parser.add_argument("--report", metavar="FILE.json")
-    parser.add_argument(
-        "--trace", metavar="FILE.json", help="when each worker ran what, for ui.perfetto.dev"
+    workers.add_argument(
+        "--workers",
+        type=WORKERS,
+        metavar="N",
+        help="processes on this machine (default: one for each core, on a GPU one)",
+    )
+    workers.add_argument(
+        "--batch",
+        type=BATCH,
+        metavar="N",
+        help="inputs computed at once (default: the fastest number)",
+    )
+    workers.add_argument(
+        "--per-task",
+        type=BATCH,
+        metavar="N",
+        help="inputs in a task, and in a chunk of the store",
+    )
+    workers.add_argument(
+        "--price",
+        type=PRICE,
+        metavar="P",
+        help="the price of a worker for an hour, for the report",
     )
 
 

@@ -1,4 +1,4 @@
-"""Turn a model into an integer network, bit-identical on every machine (docs/integer.md)."""
+"""Turn a model into an integer network, bit-identical on every machine."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ from cml_engine.compiler.integer.quantizer.quantize import quantize
 from cml_engine.formats.loading import save_checked
 from cml_engine.io.arrays import read_samples, sample_shape
 from cml_engine.tools.cli.common import load_for_inputs, named_files
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import OUTPUT, CommandParser, add_options
+
+GROUP = "Change it"
+EXAMPLE = "cml quantize enlarge.onnx enlarge8.nnef -i image=samples.npz --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "inputs", "json")
-    parser.add_argument("output", help="folder or .tgz to write")
-    parser.add_argument("--bits", type=int, choices=(8, 16), default=8, help="of the words")
-    parser.add_argument(
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "inputs", "overwrite", "json")
+    output = parser.group(OUTPUT)
+    output.add_argument("output", metavar="OUT", help="the folder or .tgz to write")
+    output.add_argument(
+        "--bits", type=int, choices=(8, 16), default=8, help="bits of the integers (default: 8)"
+    )
+    output.add_argument(
         "--sixteen",
         action="append",
         metavar="NODE",
-        help="a tensor whose words have 16 bits, and no others; may be given again. "
-        "Left out: as many as --max-error wants",
+        help="a tensor that gets 16 bits, and no others; repeatable. Default: as many as "
+        "--max-error needs",
     )
-    parser.add_argument(
+    output.add_argument(
         "--max-error",
         type=float,
         metavar="E",
-        help="of the outputs, as a share of their size (0.01); exit code 1 where it is more",
+        help="the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
+        "is exceeded",
     )
-    parser.add_argument(
+    output.add_argument(
         "--float-tail",
         action="store_true",
-        help="operators without an integer form are computed in floats, and what reads them: such "
-        "outputs are not identical on all machines",
+        help="compute operators without an integer form, and all that read them, in floats: such "
+        "outputs differ between machines",
     )
-    add_options(parser, "overwrite")
 
 
 def run(a: argparse.Namespace) -> int:

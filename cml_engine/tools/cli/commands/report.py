@@ -1,4 +1,4 @@
-"""Write a report folder with all facts about a model, and a page to read them."""
+"""Write a folder with a page of all facts about a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cml_engine.io.folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import Session, random_inputs
 from cml_engine.tools.cli.common import compile_options, decided, load_model, storage_of
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -39,12 +39,21 @@ _TITLES = {
 _MEASURED = {"measured": "Measured"}
 _TRACED_RUNS = 3
 
+GROUP = "Look at a model"
+EXAMPLE = "cml report enlarge.onnx -o report --shape 1,3,64,64"
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "budget", "frame", "overwrite")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--run", action="store_true", help="measure it on this machine's GPU too")
-    parser.add_argument("--runs", type=TIMES, default=10, help="that are measured")
+
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "frames", "overwrite")
+    parser.group(GPU).add_argument(
+        "--run", action="store_true", help="also measure the model on this machine's GPU"
+    )
+    parser.group(GPU).add_argument(
+        "--runs", type=TIMES, default=10, metavar="N", help="runs to measure (default: 10)"
+    )
+    parser.group(OUTPUT).add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="the folder to write"
+    )
 
 
 def run(a: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Run a model on tensors from .npy, .npz, .png, .tif or .exr files."""
+"""Run a model on tensors and pictures from files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cml_engine.compiler.optimize import AS_WRITTEN
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import EXTENT, OVERLAP
+from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
 from cml_engine.io.named_file import NamedFile
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.runtime.session import Session, check_inputs
+from cml_engine.runtime.session import Session, check_inputs, random_inputs
 from cml_engine.runtime.tiling import Tiles, run_tiled
 from cml_engine.tools.cli.common import (
     backend_of,
@@ -26,69 +28,77 @@ from cml_engine.tools.cli.common import (
     session_of,
 )
 from cml_engine.tools.cli.exit_codes import escaped
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import INPUTS, OUTPUT, CommandParser, add_options
+
+GROUP = "Run and check"
+EXAMPLE = "cml run enlarge.onnx -i image=photo.png -o enlarged=out.png"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "model",
-        "random",
-        "inputs",
-        "backend",
-        "half",
-        "arena",
-        "decide",
-        "decisions",
-        "dump",
-        "overwrite",
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "arena", "decisions", "inputs", "backend", "dump")
+    add_options(parser, "overwrite")
+    inputs, output = parser.group(INPUTS), parser.group(OUTPUT)
+    inputs.add_argument(
+        "--random-inputs",
+        type=SEED,
+        nargs="?",
+        const=0,
+        metavar="SEED",
+        help="make up inputs without a file, uniform in 0 to 1",
     )
-    parser.add_argument(
-        "--digest",
-        action="store_true",
-        help="last line: sha256 of the outputs, the model and the rule (docs/integer.md)",
-    )
-    parser.add_argument("-o", "--output", action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument(
+    inputs.add_argument(
         "--tile",
         type=EXTENT,
         metavar="PIXELS",
-        help="run on pictures of any size, in square tiles of this size (docs/your_model.md)",
+        help="run on pictures of any size, in square tiles of this size (cml docs your_model)",
     )
-    parser.add_argument(
+    inputs.add_argument(
         "--overlap",
         type=OVERLAP,
         metavar="PIXELS",
-        help="of --tile: what is computed at each end of a tile and thrown away (16)",
+        help="of --tile: pixels at each end of a tile that are computed and discarded (16)",
     )
-    parser.add_argument(
+    inputs.add_argument(
         "--align",
         type=EXTENT,
         metavar="PIXELS",
         help="of --tile: tiles begin at multiples of it, for networks with strides (1)",
     )
-    parser.add_argument(
-        "--dump-tensors",
-        type=Path,
-        metavar="DIR",
-        help="write every tensor of the model as written, and an index (docs/see_inside.md)",
-    )
-    parser.add_argument(
-        "--only",
+    output.add_argument(
+        "-o",
+        "--output",
         action="append",
         default=[],
-        metavar="GLOB",
-        help="of --dump-tensors: those whose names match; may be given again",
+        metavar="NAME=FILE",
+        help="write an output to a .npy, .npz, .png, .tif or .exr file; repeatable",
     )
-    parser.add_argument(
+    output.add_argument(
+        "--digest",
+        action="store_true",
+        help="print a sha256 of the outputs, the model and the rule last (cml docs integer)",
+    )
+    output.add_argument(
         "--stop-at-nan",
         action="store_true",
         help="stop at the first operator whose result is not finite, and show what it read",
     )
-    parser.add_argument(
+    output.add_argument(
+        "--dump-tensors",
+        type=Path,
+        metavar="DIR",
+        help="write every tensor of the model as written, and an index (cml docs see_inside)",
+    )
+    output.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="of --dump-tensors: only tensors whose names match; repeatable",
+    )
+    output.add_argument(
         "--debug-kernels",
         action="store_true",
-        help='show what kernels say with CML_PRINT("label", value) (docs/custom_operators.md)',
+        help='print what kernels say with CML_PRINT("label", value) (cml docs custom_operators)',
     )
 
 
@@ -107,9 +117,10 @@ def _check_options(a: argparse.Namespace) -> None:
         raise InputError("--overlap and --align are of --tile PIXELS: give that too")
     if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
         raise InputError("--dump-tensors and --stop-at-nan are of whole runs: leave --tile out")
-    if not a.input and not a.output:
+    if not a.input and not a.output and a.random_inputs is None:
         raise InputError(
-            "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr)"
+            "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr), or "
+            "let them be made up with --random-inputs"
         )
 
 
@@ -128,6 +139,8 @@ def run(a: argparse.Namespace) -> int:
     if a.tile is not None:
         facts |= {name: _whole(facts[name], file, name) for name, file in files.items()}
     arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
+    if a.random_inputs is not None:
+        arrays = _made_up(facts, a.random_inputs) | arrays
     arrays = check_inputs(facts, arrays)
     if a.tile is not None:
         session = session_of(a, graph, backend_of(a))
@@ -144,8 +157,15 @@ def run(a: argparse.Namespace) -> int:
         place = f" -> {outputs[name]}" if name in outputs else _summary(value)
         fact = Fact(session.outputs[name].dtype, value.shape)
         print(f"{name}: {fact}{place}")
+    _tell_of_nan(results, a.stop_at_nan)
     _tell_of_words(graph, arrays, results, a.digest)
     return 0
+
+
+def _made_up(facts: Mapping[str, Fact], seed: int) -> dict[str, Any]:
+    """Returns random values for all inputs, and says so on standard error."""
+    print(f"cml: the inputs without a file are random, of seed {seed}", file=sys.stderr)
+    return random_inputs(facts, seed)
 
 
 def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
@@ -223,4 +243,17 @@ def _watched(
 def _summary(value: Any) -> str:
     if not value.size:
         return "  (empty)"
-    return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
+    with np.errstate(invalid="ignore"):  # a mean of infinities of both signs
+        return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
+
+
+def _tell_of_nan(results: Mapping[str, Any], is_traced: bool) -> None:
+    """Names the option that finds the operator which made an output NaN or infinite."""
+    for name, value in results.items():
+        count = value.size - np.count_nonzero(np.isfinite(value))
+        if count and not is_traced:
+            print(
+                f"cml: '{name}' has {count} of {value.size} values that are NaN or infinite; "
+                "--stop-at-nan shows the operator that makes them",
+                file=sys.stderr,
+            )

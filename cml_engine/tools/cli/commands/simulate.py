@@ -20,18 +20,27 @@ from cml_engine.tools.cli.common import (
     storage_of,
     write_decisions,
 )
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
     from scheduler.tools.simulate import SimulatedRun
 
+GROUP = "Fit it into frames"
+EXAMPLE = "cml simulate enlarge.onnx --speed 0.1 --shape 1,3,64,64"
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser, "model", "random", "half", "arena", "decide", "decisions", "budget", "frame"
+
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "arena", "decisions", "frames")
+    parser.group(GPU).add_argument(
+        "--speed",
+        type=SPEED,
+        default=1.0,
+        metavar="X",
+        help="the simulated device's speed; 0.1 is a tenth of this one's (default: 1)",
     )
-    parser.add_argument("--speed", type=SPEED, default=1.0, help="of this device, 0.1 is a tenth")
-    parser.add_argument("--plot", metavar="FILE", help="a picture of every frame's time")
+    parser.group(OUTPUT).add_argument(
+        "--plot", metavar="FILE", help="draw every frame's time as a picture (needs matplotlib)"
+    )
 
 
 def run(a: argparse.Namespace) -> int:

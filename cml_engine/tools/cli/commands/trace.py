@@ -1,4 +1,4 @@
-"""Write a trace of frames and slices for Perfetto."""
+"""Write a trace of frames and slices, to open in ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from cml_engine.errors.arguments import TIMES
 from cml_engine.io import arrays as array_files
 from cml_engine.tools.cli.common import gpu_session
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
+
+GROUP = "Fit it into frames"
+EXAMPLE = "cml trace enlarge.onnx -o trace.json --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser,
-        "model",
-        "random",
-        "inputs",
-        "half",
-        "arena",
-        "decide",
-        "decisions",
-        "budget",
-        "frame",
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "arena", "decisions", "inputs", "frames")
+    parser.group(GPU).add_argument(
+        "--runs", type=TIMES, default=3, metavar="N", help="runs to trace (default: 3)"
     )
-    parser.add_argument("-o", "--output", default="trace.json", metavar="FILE")
-    parser.add_argument("--runs", type=TIMES, default=3)
+    parser.group(OUTPUT).add_argument(
+        "-o",
+        "--output",
+        default="trace.json",
+        metavar="FILE",
+        help="the file to write (default: %(default)s)",
+    )
 
 
 def run(a: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Measure which kernels are fastest on this device, for all sessions on it."""
+"""Measure the fastest kernels on this GPU, for all later sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import argparse
 
 from cml_engine.errors.arguments import TIMES
 from cml_engine.tools.cli.common import bar, load_model, session_of
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
+
+GROUP = "Change it"
+EXAMPLE = "cml tune enlarge.onnx --rounds 5 --dry-run --shape 1,3,64,64"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "half", "decide", "decisions", "json")
-    parser.add_argument("--rounds", type=TIMES, default=30, help="for each option")
-    parser.add_argument("--dry-run", action="store_true", help="measure, and write nothing")
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "decisions", "json")
+    parser.group(GPU).add_argument(
+        "--rounds",
+        type=TIMES,
+        default=30,
+        metavar="N",
+        help="measurements of each kernel (default: 30)",
+    )
+    parser.group(OUTPUT).add_argument(
+        "--dry-run", action="store_true", help="measure without writing the table"
+    )
 
 
 def run(a: argparse.Namespace) -> int:

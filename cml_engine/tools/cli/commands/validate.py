@@ -19,25 +19,34 @@ from cml_engine.tools.cli.common import (
     storage_of,
     write_decisions,
 )
-from cml_engine.tools.cli.options import add_options
+from cml_engine.tools.cli.options import GPU, INPUTS, CommandParser, add_options
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.tools.report.storage_report import StorageReport
 
+GROUP = "Run and check"
+EXAMPLE = "cml validate enlarge.onnx --shape 1,3,64,64"
 
-def options(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "model", "random", "inputs", "half", "decide", "decisions", "dump")
-    parser.add_argument("--seed", type=SEED, default=0, help="of the random inputs")
-    parser.add_argument(
+
+def options(parser: CommandParser) -> None:
+    add_options(parser, "model", "plan", "decisions", "inputs", "dump")
+    parser.group(INPUTS).add_argument(
+        "--seed",
+        type=SEED,
+        default=0,
+        metavar="N",
+        help="the seed of inputs without a file, which are random (default: 0)",
+    )
+    parser.group(GPU).add_argument(
         "--integer",
         action="store_true",
-        help="of an integer network: no bit of any tensor may differ (docs/integer.md)",
+        help="of an integer network: no bit of any tensor may differ (cml docs integer)",
     )
-    parser.add_argument(
+    parser.group(GPU).add_argument(
         "--passes",
         action="store_true",
-        help="instead: the optimized graph against the graph as written, both in NumPy",
+        help="instead compare the optimized graph with the graph as written, both in NumPy",
     )
 
 

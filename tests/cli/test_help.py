@@ -1,0 +1,107 @@
+"""``cml --help`` and the help of every command: what for, an example that runs, grouped options."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.io.arrays import write_outputs
+from cml_engine.tools import cli
+from cml_engine.tools.cli import commands
+from cml_engine.tools.cli.main import parser
+from cml_engine.tools.cli.options import GROUPS
+from tests.fixtures.models import write_model
+
+(_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+COMMANDS = _SUBPARSERS.choices
+#: the network of the examples, as docs/your_model.md exports it from PyTorch
+ENLARGE = """version 1.0;
+graph enlarge(image) -> (enlarged)
+{
+    image = external<scalar>(shape = [1, 3, 64, 64]);
+    w = variable<scalar>(shape = [12, 3, 3, 3], label = 'w');
+    pixels = conv(image, w, 0.0, padding = [(1, 1), (1, 1)]);
+    enlarged = depth_to_space(pixels, block_size = 2, blocks_first = false);
+}
+"""
+RELU = """version 1.0;
+graph small(image) -> (enlarged)
+{
+    image = external<scalar>(shape = [1, 3, 64, 64]);
+    enlarged = relu(image);
+}
+"""
+
+
+def module(command):
+    return import_module(f"{commands.__name__}.{command}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_one_line_an_example_and_titled_options(command):
+    found, made = module(command), COMMANDS[command]
+    assert found.__doc__ is not None and len(found.__doc__.splitlines()) == 1
+    assert found.GROUP in commands.GROUPS
+    shown = made.format_help()
+    assert shown.startswith(f"usage: cml {command}") and f"example:\n  {found.EXAMPLE}" in shown
+    assert {group.title for group in made._action_groups if group._group_actions} <= set(GROUPS)
+    assert [a.dest for a in made._actions if not a.help] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_example_is_a_command_line_of_its_command(command):
+    words = shlex.split(module(command).EXAMPLE)
+    assert words[:2] == ["cml", command]
+    assert parser().parse_args(words[1:]).command_name == command
+
+
+def test_cml_help_lists_every_command_in_its_group(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert sorted(re.findall(r"^  ([a-z]+) +[A-Z]", shown, re.MULTILINE)) == sorted(COMMANDS)
+    assert all(f"\n{group}:\n" in shown for group in commands.GROUPS)
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
+    """A web page is for the browser's GPU, and an ONNX file for none."""
+    options = {name: made.format_help() for name, made in COMMANDS.items()}
+    lacking = [n for n, shown in options.items() if "--half" in shown and "--adapter" not in shown]
+    assert lacking == ["export"]
+
+
+@pytest.mark.parametrize("command", ["info", "run", "validate", "simulate"])
+def test_an_adapter_that_does_not_exist_is_named(command, tmp_path, capsys):
+    model = write_model(tmp_path / "m.nnef", RELU)
+    more = {"run": ["--random-inputs"], "info": ["--budget-ms", "2"]}.get(command, [])
+    assert cli.main([command, str(model), "--adapter", "no such GPU", *more]) == 2
+    assert "no GPU is called 'no such GPU'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with the files that the examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    graph = cml.load(write_model(folder / "m.nnef", ENLARGE), random_weights=1)
+    cml.save(graph, folder / "enlarge.onnx")
+    pixels = np.random.default_rng(1).random((1, 3, 64, 64), np.float32)
+    write_outputs({"image": folder / "photo.png"}, {"image": pixels})
+    np.savez(folder / "samples.npz", image=np.repeat(pixels, 8, axis=0))
+    (folder / "tiles").mkdir()
+    np.save(folder / "tiles/0.npy", pixels)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_example_runs(command, workplace, monkeypatch, capsys, gpu):
+    monkeypatch.chdir(workplace)
+    code = cli.main(shlex.split(module(command).EXAMPLE)[1:])
+    assert code == 0, capsys.readouterr().err

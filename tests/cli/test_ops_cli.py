@@ -1,0 +1,59 @@
+"""``cml ops NAME``: every operator has a meaning and a signature, also a game's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.nnef.expansion.extensions import extension_fragments
+from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.tools.cli import main
+from cml_engine.tools.report.operator_support import operator_doc, operator_text
+
+NAMES = [*standard_fragments(), *extension_fragments()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_says_what_it_computes(name):
+    doc = operator_doc(name)
+    assert doc.endswith(".") and len(doc) >= 3
+    assert "made by the engine" not in doc
+    shown = operator_text(name)
+    assert f"signature  {name}(" in shown and f"meaning    {doc}" in shown and "runs  " in shown
+
+
+def test_one_operator_shows_its_attributes_kernels_and_limits(capsys):
+    assert main(["ops", "conv"]) == 0
+    shown = capsys.readouterr().out
+    assert "attribute  groups: integer, default 1" in shown
+    assert "conv/winograd.hlsl" in shown and "agree within" in shown
+
+
+def test_an_expanded_operator_shows_its_body(capsys):
+    assert main(["ops", "layer_norm"]) == 0
+    assert "mean, variance = moments(" in capsys.readouterr().out
+
+
+def test_an_unknown_operator_has_similar_ones(capsys):
+    assert main(["ops", "cnv"]) == 2
+    assert "no operator is called 'cnv'; did you mean 'conv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("doc", "says"), [("Twice the input.", "Twice the input."), ("", "give its cml.OpSpec a doc")]
+)
+@pytest.mark.usefixtures("own_operators")
+def test_a_game_documents_its_own(doc, says):
+    cml.register(
+        cml.OpSpec(
+            "twice",
+            cml.same_as(0),
+            cpu=lambda attrs, x: np.float32(2) * x,
+            signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
+            doc=doc,
+        )
+    )
+    shown = operator_text("twice")
+    assert f"meaning    {says}" in shown or says in shown
+    assert "signature  twice(x: tensor<scalar>)" in shown and "refused on the GPU" in shown
