@@ -2004,13 +2004,24 @@ const WANTED_LIMITS = [
  */
 export async function requestDevice(options = { powerPreference: "high-performance" }) {
   const adapter = await navigator.gpu?.requestAdapter(options);
-  if (!adapter) throw new CmlError("DeviceError", "no WebGPU here: wanted a browser and GPU with it");
+  if (!adapter) throw new CmlError("DeviceError", withoutAdapter());
   const unlisted = DENO && /** @type {any} */ (adapter.info).subgroupMinSize > 0 ? "subgroups" : "";
   const requiredFeatures = WANTED_FEATURES.filter((name) => adapter.features.has(name) || name === unlisted);
   const limits = /** @type {Record<string, any>} */ (/** @type {unknown} */ (adapter.limits));
   const requiredLimits = Object.fromEntries(WANTED_LIMITS.map((name) => [name, limits[name]]));
   const wanted = { requiredFeatures, requiredLimits };
   return await adapter.requestDevice(/** @type {GPUDeviceDescriptor} */ (wanted));
+}
+
+function withoutAdapter() {
+  if (navigator.gpu) {
+    return "WebGPU finds no GPU that it can use: update the graphics driver, and switch on graphics acceleration in the " +
+      "browser's settings";
+  }
+  if (globalThis.isSecureContext === false) {
+    return "this page has no WebGPU because its address is not secure: serve it by https or from localhost";
+  }
+  return "this browser has no WebGPU: use Chrome or Edge 113, Safari 26, Firefox 141, or newer";
 }
 
 /** A device, and what is made once on it. */

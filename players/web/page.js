@@ -284,11 +284,15 @@ function takePictures(work) {
 
 async function begin() {
   const model = await (await fetch("model.json")).json();
-  const device = await requestDevice();
+  element("title").textContent = document.title = `${model.name}, inside the frame`;
+  const device = await requestDevice().catch((error) => {
+    element("about").textContent = "This page runs a neural network on the GPU, by WebGPU.";
+    element("help").hidden = false;
+    throw error;
+  });
   const say = (/** @type {string} */ text) => element("error").textContent = status.error ||= text;
   device.addEventListener("uncapturederror", (/** @type {any} */ { error }) => say(error.message));
   device.lost.then(({ message }) => say(`the device is lost: ${message}`));
-  element("title").textContent = document.title = `${model.name}, inside the frame`;
   const scene = new Scene(device, element("scene"));
   const times = new Times(), ranking = new Ranking();
   /** @type {Scheduler | null} */ let scheduler = null;

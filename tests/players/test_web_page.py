@@ -83,11 +83,43 @@ def test_what_takes_none():
     assert picture_of(cml.load(MODELS / "population.nnef")) is None
 
 
-@pytest.mark.gpu
-def test_the_page_runs_in_a_browser(page):
+def look(page, *words):
+    """Opens the page in Chromium and returns its status, its text and its layouts."""
     browser = shutil.which("chromium")
     if browser is None or find_deno() is None:
         pytest.skip("chromium or deno is not installed")
-    found = json.loads(run_deno("run", "-A", "--no-check", HERE / "look.js", page, browser).stdout)
+    done = run_deno("run", "-A", "--no-check", HERE / "look.js", page, browser, *words)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.gpu
+def test_the_page_runs_and_shows_the_result_without_scrolling(page, tmp_path):
+    sizes = "1280x720,800x600,390x844,1920x1080"
+    found = look(page, "60", "page.runs > 0 || page.error", tmp_path / "page.png", sizes)
     assert found["error"] == "" and found["runs"] > 0 and found["frames"] > 3, found
     assert "112 × 112 to 224 × 224" in found["text"], found
+    for layout in found["layouts"]:
+        result, width, height = (layout[k] for k in ("result", "clientWidth", "clientHeight"))
+        assert layout["scrollWidth"] <= width
+        assert result["top"] >= 0 and result["bottom"] <= height
+        shown = min(result["width"], result["height"])  # the picture is a square
+        assert shown >= 0.6 * min(width, height), layout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "gpu, problem",
+    [
+        ("undefined", "this browser has no WebGPU: use Chrome"),
+        ("{ requestAdapter: async () => null }", "update the graphics driver"),
+    ],
+)
+def test_the_page_says_how_to_get_webgpu_where_it_is_missing(page, gpu, problem):
+    index = page / "index.html"
+    script = f'<script>Object.defineProperty(navigator, "gpu", {{ value: {gpu} }})</script>'
+    index.write_text(index.read_text().replace("<meta charset", script + "<meta charset", 1))
+    found = look(page)
+    assert problem in found["error"]
+    for advice in ("Chrome and Edge", "Safari", "Firefox", "about:config", "https://"):
+        assert advice in found["text"]
+    assert "budget" not in found["text"], "nothing else is shown"

@@ -89,8 +89,7 @@ export class Page {
     page.socket = socket;
     socket.onmessage = ({ data }) => page.#take(JSON.parse(data));
     for (const domain of ["Page", "Runtime", "Log"]) await page.call(`${domain}.enable`);
-    const [width, height] = size;
-    await page.call("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 1, mobile: false });
+    await page.resize(size);
     await page.call("Page.addScriptToEvaluateOnNewDocument", { source: SHOWN });
     await page.call("Page.navigate", { url });
     return page;
@@ -146,6 +145,11 @@ export class Page {
       await new Promise((resolve) => setTimeout(resolve, 100));
     }
     throw new Error(`not in ${seconds} s: ${expression}\n${this.log.join("\n")}`);
+  }
+
+  /** @param {[number, number]} size */
+  async resize([width, height]) {
+    await this.call("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 1, mobile: false });
   }
 
   /** @param {string} file a .jpg or .png */
