@@ -244,6 +244,14 @@ class Executor(Results, Protocol):
         """Discards a frame whose commands will never be submitted."""
         ...
 
+    def new_encoder(self) -> Any:
+        """Returns a new encoder for a frame that is not the host's."""
+        ...
+
+    def submit(self, encoder: Any) -> None:
+        """Submits an encoder of :meth:`new_encoder`."""
+        ...
+
     def check_encoder(self, encoder: Any) -> None:
         """Raises :class:`cml_engine.InputError` if this is not an encoder of the host."""
         ...

@@ -5,10 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import count
+from threading import current_thread
 from typing import Any, Literal, get_args
+from weakref import WeakMethod
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_callable, check_choice, check_instance, check_text
+from cml_engine.errors.arguments import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_text,
+)
 from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.encoding import append, fail_all_where_lost
@@ -103,6 +111,7 @@ class FrameScheduler:
         #: the rate of the last frame
         self._rate = self.rate
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
+        self.lifecycle.run_frame = WeakMethod(self._run_frame)
 
     def _pace(self) -> FramePace:
         """Returns the values from which jobs estimate their end.
@@ -175,6 +184,7 @@ class FrameScheduler:
         name: str | None = None,
         slot: str | None = None,
         admission: Admission = "accept",
+        read: bool = False,
     ) -> Job:
         """Submits a run of the session on these inputs, which the budget spreads over frames.
 
@@ -195,6 +205,8 @@ class FrameScheduler:
         slot : a name; a waiting job of the same slot is superseded (cancelled) by this one.
         admission : the reaction to a deadline that cannot be met beside the present jobs: accept,
             warn, or refuse with :class:`AdmissionError`.
+        read : True to copy the outputs to the host in the frame in which the job ends, for
+            :meth:`Job.read`. ``await job``, :meth:`Job.wait` and callbacks then wait for them.
         """
         now = self._steady.now_ms()
         deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
@@ -203,6 +215,7 @@ class FrameScheduler:
             if value is not None:
                 check_text(value, what)
         check_choice(get_args(Admission), admission, "admission")
+        check_flag(read, "read")
         network = network_of(session)
         taken = accepted(self.executor, session, network, inputs)
         loads = tuple(self.executor.input_steps(network, taken))
@@ -217,6 +230,7 @@ class FrameScheduler:
             slot=slot,
             owner=self.lifecycle,
             last_served_ms=now,
+            wants_read=read,
             given=frozenset(taken),
             costs=loads,
             loads=len(loads),
@@ -333,6 +347,7 @@ class FrameScheduler:
         """
         self.executor.check_encoder(encoder)
         with self.lifecycle.lock:
+            self.lifecycle.frame_thread = current_thread()
             if self.lifecycle.open_frame is not None:
                 return self._refuse_frame()
             self.controller.begin_frame(self.budget, elapsed_ms)
@@ -412,7 +427,16 @@ class FrameScheduler:
                 self.controller.measured(report.frame, report.measured_ms or 0.0)
             self.controller.learn()
             self.lifecycle.pace = self._pace()
-            return measured
+        self.lifecycle.settle()
+        return measured
+
+    def _run_frame(self) -> FrameReport:
+        """Runs a frame of its own, for a host that waits without a frame loop."""
+        encoder = self.executor.new_encoder()
+        report = self.encode(encoder)
+        self.executor.submit(encoder)
+        self.end_frame()
+        return report
 
     def _timings(self) -> list[Timing]:
         """Returns the timings of earlier frames that have arrived, without invalid ones."""

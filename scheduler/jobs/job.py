@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_text
+from cml_engine.errors import CmlError, InputError
+from cml_engine.errors.arguments import check_callable, check_text
 from scheduler.executor import Executor, Network, StepCost
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
@@ -31,6 +34,8 @@ class JobOwner(Protocol):
     def eta_ms(self, job: Job) -> float: ...
     def remaining_ms(self, job: Job) -> float: ...
     def waiting_for(self, job: Job) -> str: ...
+    def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None: ...
+    def wait(self, job: Job, timeout: float | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class Job(Ranked):
     """A submitted run of a network.
 
     :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may be read at any time;
-    :meth:`tensor` and :meth:`read` return the outputs once the job is done.
+    :meth:`tensor` and :meth:`read` return the outputs once the job is done. ``await job``,
+    :meth:`add_done_callback` and :meth:`wait` say when, without polling.
     """
 
     number: int
@@ -108,6 +114,12 @@ class Job(Ranked):
     #: the numbers of the jobs whose outputs are inputs
     needs: tuple[int, ...] = ()
     outputs: Outputs = field(init=False, repr=False)
+    #: the error that failed the job, if one was raised
+    exception: Exception | None = field(default=None, init=False, repr=False)
+    #: called when the job has ended for good; None once they were called
+    callbacks: list[Callable[[Job], object]] | None = field(
+        default_factory=list, init=False, repr=False
+    )
     #: the device's handle of the run
     run: Any = field(default=None, init=False, repr=False)
 
@@ -187,6 +199,60 @@ class Job(Ranked):
         cancelled or failed.
         """
         return self.owner.read(self, name)
+
+    def add_done_callback(self, callback: Callable[[Job], object]) -> None:
+        """Calls ``callback(job)`` in the ``end_frame`` after which the job has ended for good.
+
+        Arrays that were requested (:meth:`read`, or ``submit(..., read=True)``) have then arrived.
+        The callback runs on the thread of the frame loop, for done, failed and cancelled jobs
+        alike; it runs at once if the job ended in an earlier frame. Its exceptions are logged.
+        """
+        self.owner.add_done_callback(self, check_callable(callback, "callback"))
+
+    def __await__(self) -> Generator[Any, None, Job]:
+        """Waits for the job in asyncio and returns it; another thread may run the frame loop.
+
+        Raises as :meth:`wait` does. Cancelling the waiting task does not cancel the job.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def resolve() -> None:
+            if not ended.done():  # the waiting task may be cancelled
+                ended.set_result(None)
+
+        def wake(job: Job) -> None:
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
+                loop.call_soon_threadsafe(resolve)
+
+        self.add_done_callback(wake)
+        yield from ended
+        self._raise_unless_done()
+        return self
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Waits until the job has ended and returns it, for tools without a frame loop.
+
+        It encodes, submits and ends frames itself, unless another thread runs the frame loop.
+        ``timeout`` is in seconds.
+
+        Raises
+        ------
+        TimeoutError : the job has not ended within the timeout.
+        concurrent.futures.CancelledError : the job was cancelled.
+        cml_engine.InputError : it is called between ``encode`` and ``end_frame`` of a frame, or the
+            job is paused.
+        Exception : the error that failed the job.
+        """
+        self.owner.wait(self, timeout)
+        self._raise_unless_done()
+        return self
+
+    def _raise_unless_done(self) -> None:
+        if self.state == "cancelled":
+            raise CancelledError(f"job '{self.name}' was cancelled")
+        if self.state == "failed":
+            raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
 
     def cancel(self) -> None:
         """Cancels the job: none of its remaining slices run."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import RLock
+from threading import Event, RLock, Thread, current_thread
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 from cml_engine.errors import InputError
 from scheduler.charges import Charges
+from scheduler.checks import checked
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.jobs.admission import Admission, admit
@@ -46,6 +48,9 @@ class FramePace:
 
 
 _log = logging.getLogger(__name__)
+#: seconds between frames of :meth:`Lifecycle.wait` that run nothing, and between looks at a job
+#: whose frames another thread runs
+_IDLE_S, _LOOK_S = 0.001, 0.05
 
 
 class Lifecycle:
@@ -74,6 +79,12 @@ class Lifecycle:
         self._lessons = -1
         self._begun: list[Job] = []
         self._ended: list[Job] = []
+        #: jobs that have ended and whose callbacks were not called
+        self._unsettled: list[Job] = []
+        #: the thread of the frame loop
+        self.frame_thread: Thread | None = None
+        #: runs one frame; weak, so that a scheduler that a host drops is freed at once
+        self.run_frame: WeakMethod[Callable[[], FrameReport]] | None = None
 
     # --- a job
 
@@ -125,12 +136,15 @@ class Lifecycle:
             else:
                 self._done.add(job)
             self._ended.append(job)
+            self._unsettled.append(job)
             if self.open_frame is None:
                 self._let_ended_go()
 
     def fail(self, job: Job, error: Exception) -> None:
         """Ends the job as failed because of this error."""
         _log.warning("job '%s' failed: %s", job.name, str(error) or type(error).__name__)
+        if not job.ended:
+            job.exception = error
         self.end(job, "failed", str(error) or type(error).__name__)
 
     def note(self, error: Exception) -> None:
@@ -167,6 +181,71 @@ class Lifecycle:
         with self.lock:
             job.need_done(name)
             self.charges.add(self.executor.copy_to_texture(encoder, job.result, name, options))
+
+    def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None:
+        """Implements :meth:`Job.add_done_callback`."""
+        with self.lock:
+            if job.callbacks is not None:
+                job.callbacks.append(callback)
+                return
+        self._call(callback, job)
+
+    def _call(self, callback: Callable[[Job], object], job: Job) -> None:
+        try:
+            callback(job)
+        except Exception as error:  # the host's own code, in the middle of its frame loop
+            _log.exception("a callback of job '%s' failed", job.name)
+            self.note(error)
+
+    def settle(self) -> None:
+        """Calls the callbacks of jobs that have ended for good; not to be called with the lock."""
+        with self.lock:
+            ended = [job for job in self._unsettled if job.ended]
+            self._unsettled = [job for job in ended if self._is_reading(job)]
+            calls = []
+            for job in ended:
+                if job not in self._unsettled:
+                    calls += [(callback, job) for callback in job.callbacks or ()]
+                    job.callbacks = None
+        for callback, job in calls:
+            self._call(callback, job)
+
+    def _is_reading(self, job: Job) -> bool:
+        """Returns True if a requested readback of the job's outputs will still arrive."""
+        if job.state != "done" or job.result is None or job.read_error is not None:
+            return False
+        return job in self.reads or (job.wants_read and self.executor.is_reading(job.result))
+
+    def wait(self, job: Job, timeout: float | None) -> None:
+        """Waits until the callbacks of the job are called; implements :meth:`Job.wait`."""
+        end = None if timeout is None else time.monotonic() + checked("timeout", timeout)
+        settled = Event()
+        self.add_done_callback(job, lambda _: settled.set())
+        while not settled.is_set():
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(
+                    f"job '{job.name}' has not ended within {timeout:g} s: {job.waiting_for}"
+                )
+            if job.paused and not job.ended:
+                raise InputError(f"job '{job.name}' is paused and will not end: resume() it first")
+            loop = self.frame_thread
+            if loop is None or loop is current_thread() or not loop.is_alive():
+                self._drive(job)
+            else:
+                settled.wait(_LOOK_S)
+
+    def _drive(self, job: Job) -> None:
+        """Runs one frame for a thread that waits for the job."""
+        if self.open_frame is not None:
+            raise InputError(
+                f"job '{job.name}': wait() was called between encode() and end_frame(), where the "
+                "job cannot go on. Call it between frames, or use add_done_callback() or await"
+            )
+        run_frame = self.run_frame() if self.run_frame is not None else None
+        if run_frame is None:
+            raise InputError(f"job '{job.name}' will not end: its FrameScheduler no longer exists")
+        if not run_frame().slices:
+            time.sleep(_IDLE_S)
 
     def waiting_for(self, job: Job) -> str:
         """Implements :attr:`Job.waiting_for`."""

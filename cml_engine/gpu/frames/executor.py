@@ -88,6 +88,14 @@ class FrameExecutor(JobExecutor):
         self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
+    def new_encoder(self) -> wgpu.GPUCommandEncoder:
+        """Returns a new command encoder of the device."""
+        return self.gpu.device.create_command_encoder()
+
+    def submit(self, encoder: wgpu.GPUCommandEncoder) -> None:
+        """Submits an encoder of :meth:`new_encoder`."""
+        self.gpu.queue.submit([encoder.finish()])
+
     def check_encoder(self, encoder: Any) -> None:
         """Raises :class:`InputError` if ``encoder`` is not a command encoder."""
         check_instance(wgpu.GPUCommandEncoder, encoder, "encoder")

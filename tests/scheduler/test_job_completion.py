@@ -1,0 +1,274 @@
+"""Tests of the ways to learn that a job has ended: await, callbacks, and wait."""
+
+import asyncio
+import gc
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from cml_engine import CmlError, FrameScheduler, InputError, VirtualClock
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+
+FRAME = 1000 / 60
+
+
+class SlowReadback(SimGpu):
+    """A device whose readbacks arrive three frames after their request."""
+
+    def __init__(self):
+        super().__init__()
+        self._requested = {}
+        self._frame = 0
+
+    def request_read(self, encoder, result):
+        self._requested[result] = self._frame
+
+    def is_reading(self, result):
+        return self._frame < self._requested.get(result, self._frame) + 3
+
+    def read(self, result, name):
+        return None if self.is_reading(result) else name
+
+    def end_frame(self, frame):
+        self._frame = frame + 1
+        return super().end_frame(frame)
+
+
+def network(name="n", ms=10.0):
+    return SimNetwork(name, [SimStep(f"{name}{i}", 10, ms / 100) for i in range(10)])
+
+
+@pytest.fixture
+def scheduler():
+    return FrameScheduler(SlowReadback(), FRAME, 4.0, clock=VirtualClock())
+
+
+def run_frame(scheduler):
+    scheduler.encode(None)
+    scheduler.end_frame()
+
+
+def run_until_ended(scheduler, job):
+    for _ in range(200):
+        if job.ended:
+            return
+        run_frame(scheduler)
+    raise AssertionError("the job did not end")
+
+
+def end(scheduler, job, how):
+    """Ends the job as done, cancelled, or failed because of a device or because of its input."""
+    if how == "cancelled":
+        job.cancel()
+    elif how == "failed":
+        scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
+    run_until_ended(scheduler, job)
+
+
+ENDS = {"done": None, "cancelled": CancelledError, "failed": ValueError}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_callback_is_called_once_in_end_frame(scheduler, how):
+    job, called = scheduler.submit(network(), {}), []
+    job.add_done_callback(lambda ended: called.append((ended, ended.state)))
+    end(scheduler, job, how)
+    if how == "cancelled":
+        run_frame(scheduler)
+    assert called == [(job, how)]
+    for _ in range(3):
+        run_frame(scheduler)
+    assert len(called) == 1
+    job.add_done_callback(lambda ended: called.append(ended))
+    assert called[1:] == [job], "it ended in an earlier frame"
+
+
+def test_a_callback_waits_for_the_end_of_the_frame_and_is_not_called_if_it_is_abandoned(scheduler):
+    job, called = scheduler.submit(network(ms=1.0), {}), []
+    job.add_done_callback(called.append)
+    for _ in range(100):
+        scheduler.encode(None)
+        if job.state == "done":
+            break
+        scheduler.end_frame()
+    assert called == []
+    scheduler.abandon_frame()
+    assert called == [] and job.state == "running"
+    run_until_ended(scheduler, job)
+    assert called == [job]
+
+
+def test_a_callback_that_raises_stops_neither_the_frame_nor_others(scheduler, caplog):
+    job, called = scheduler.submit(network(), {}), []
+    job.add_done_callback(lambda job: 1 / 0)
+    job.add_done_callback(called.append)
+    run_until_ended(scheduler, job)
+    assert called == [job] and "callback" in caplog.text
+    assert "ZeroDivisionError" in scheduler.describe()
+
+
+def test_a_callback_may_submit_the_next_job(scheduler):
+    ended = []
+
+    def again(job):
+        ended.append(job)
+        if len(ended) < 3:
+            scheduler.submit(network(), {}).add_done_callback(again)
+
+    scheduler.submit(network(), {}).add_done_callback(again)
+    for _ in range(60):
+        run_frame(scheduler)
+    assert len(ended) == 3 and scheduler.jobs == []
+
+
+def test_arrays_that_were_requested_have_arrived(scheduler):
+    seen = []
+    first = scheduler.submit(network("a"), {}, read=True)
+    second = scheduler.submit(network("b"), {})
+    second.read("out")
+    for job in (first, second):
+        job.add_done_callback(lambda job: seen.append(job.read("out")))
+    for _ in range(60):
+        run_frame(scheduler)
+    assert seen == ["out", "out"]
+    released = scheduler.submit(network("c"), {}, read=True)
+    run_until_ended(scheduler, released)
+    released.release()
+    run_frame(scheduler)
+    assert released.callbacks is None, "outputs that were released do not arrive"
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("other_thread", [False, True])
+def test_await_resolves_or_raises(scheduler, how, other_thread):
+    stop = threading.Event()
+
+    def loop_frames():
+        while not stop.is_set():
+            run_frame(scheduler)
+            time.sleep(0.001)
+
+    async def main():
+        job = scheduler.submit(network(), {})
+        if how == "cancelled":
+            job.cancel()
+        elif how == "failed":
+            scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
+        frames = threading.Thread(target=loop_frames)
+        if other_thread:
+            frames.start()
+        else:
+            frames = asyncio.get_running_loop().run_in_executor(None, loop_frames)
+        try:
+            return await asyncio.wait_for(job, 30)
+        finally:
+            stop.set()
+
+    if ENDS[how] is None:
+        assert asyncio.run(main()).state == "done"
+    else:
+        with pytest.raises(ENDS[how]):
+            asyncio.run(main())
+
+
+def test_a_game_whose_frames_are_an_asyncio_task_awaits_jobs_beside_them(scheduler):
+    async def frames():
+        while True:
+            run_frame(scheduler)
+            await asyncio.sleep(0)
+
+    async def main():
+        game = asyncio.create_task(frames())
+        jobs = await asyncio.gather(*(scheduler.submit(network(str(i)), {}) for i in range(3)))
+        game.cancel()
+        return [job.state for job in jobs]
+
+    assert asyncio.run(main()) == ["done"] * 3
+
+
+def test_a_cancelled_waiter_does_not_cancel_the_job(scheduler):
+    job = scheduler.submit(network(), {})
+
+    async def main():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(job, 0.01)
+
+    asyncio.run(main())
+    run_until_ended(scheduler, job)
+    assert job.state == "done"
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_wait_runs_frames_itself(scheduler, how):
+    job = scheduler.submit(network(), {}, read=True)
+    if how == "cancelled":
+        job.cancel()
+    elif how == "failed":
+        scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
+    if ENDS[how] is None:
+        assert job.wait(30).read("out") == "out"
+    else:
+        with pytest.raises(ENDS[how]):
+            job.wait(30)
+
+
+def test_a_job_whose_input_failed_raises_why(scheduler):
+    first = scheduler.submit(network("first"), {})
+    second = scheduler.submit(network("second"), {"x": first.output("out")})
+    first.cancel()
+    with pytest.raises(CmlError, match="'second' failed: its input's job 'first' cancelled"):
+        second.wait(30)
+
+
+def test_wait_leaves_the_frames_to_the_thread_that_runs_them(scheduler):
+    stop, threads = threading.Event(), set()
+    encode = scheduler.executor.encode
+    scheduler.executor.encode = lambda *a, **k: (
+        threads.add(threading.get_ident()) or encode(*a, **k)
+    )
+
+    def loop_frames():
+        while not stop.is_set():
+            run_frame(scheduler)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=loop_frames)
+    thread.start()
+    try:
+        while scheduler.frame < 3:
+            time.sleep(0.001)
+        assert scheduler.submit(network(), {}).wait(30).state == "done"
+        assert threads == {thread.ident}
+    finally:
+        stop.set()
+        thread.join()
+    assert scheduler.submit(network(), {}).wait(30).state == "done", "that thread has ended"
+
+
+def test_wait_says_what_was_wrong_instead_of_blocking(scheduler):
+    job = scheduler.submit(network(), {})
+    scheduler.encode(None)
+    with pytest.raises(InputError, match="between encode\\(\\) and end_frame\\(\\)"):
+        job.wait()
+    scheduler.end_frame()
+    job.pause()
+    with pytest.raises(InputError, match="paused"):
+        job.wait()
+    job.resume()
+    scheduler.budget.ms = 0.0
+    with pytest.raises(TimeoutError, match="has not ended within 0.02 s: running"):
+        job.wait(0.02)
+    for value in (-1, "1", float("nan")):
+        with pytest.raises(InputError, match="timeout"):
+            job.wait(value)
+    with pytest.raises(InputError, match="callback"):
+        job.add_done_callback(None)
+
+
+def test_a_job_of_a_scheduler_that_is_gone_does_not_block():
+    job = FrameScheduler(SimGpu(), clock=VirtualClock()).submit(network(), {})
+    gc.collect()
+    with pytest.raises(InputError, match="no longer exists"):
+        job.wait()
