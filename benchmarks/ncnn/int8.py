@@ -112,7 +112,7 @@ class _Layer:
     def whole(self) -> tuple[Array, Array]:
         """The filter as integers, one row per output channel, and the scale of each row."""
         assert self.filter is not None
-        rows = self.filter.reshape(self.line.whole(0), -1)
+        rows = self.filter.reshape(self.line.integer(0), -1)
         most = np.abs(rows).max(1, keepdims=True)
         scales = (_LARGEST / np.where(most > 0, most, 1)).astype(np.float32)
         return np.rint(rows * scales), scales
@@ -155,12 +155,12 @@ def _layers(floats: Workload) -> Iterator[_Layer]:
         filter, count = None, 0
         if line.type in _FILTERS:
             size, bias = _FILTERS[line.type]
-            filter = stored.flagged(line.whole(size), line)
-            count = line.whole(0) * line.whole(bias)
+            filter = stored.flagged(line.integer(size), line)
+            count = line.integer(0) * line.integer(bias)
         elif line.type == "PReLU":
-            count = line.whole(0)
+            count = line.integer(0)
         elif line.type == "MemoryData":
-            count = prod(line.whole(key) or 1 for key in (0, 1, 2))
+            count = prod(line.integer(key) or 1 for key in (0, 1, 2))
         yield _Layer(line, filter, stored.raw(count, line))
     stored.finish()  # raises an error if another type of layer has weights
 

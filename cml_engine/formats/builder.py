@@ -59,7 +59,7 @@ class GraphBuilder:
         self._taken.add(found.lower())
         return found
 
-    def _free(self, name: str) -> None:
+    def _check_unused(self, name: str) -> None:
         self._taken.discard(name.lower())
         base, _, number = name.lower().rpartition("_")
         if base in self._numbers and number.isdigit():
@@ -158,7 +158,7 @@ class GraphBuilder:
 
         No node before ``first`` may read it.
         """
-        self._free(tensor)
+        self._check_unused(tensor)
         new = self.name(wanted)
         self.rename_all({tensor: new}, first)
         return new
@@ -168,7 +168,7 @@ class GraphBuilder:
 
         No node before ``first`` may read them.
         """
-        self.nodes[first:] = [renamed(node, names) for node in self.nodes[first:]]
+        self.nodes[first:] = [rename_tensors(node, names) for node in self.nodes[first:]]
         for old, new in names.items():
             self.facts[new] = self.facts.pop(old)
 
@@ -206,7 +206,7 @@ class GraphBuilder:
             raise type(error)(error.message, error.source or node.source) from error
 
 
-def renamed(node: Node, names: Mapping[str, str]) -> Node:
+def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
     """Returns the node with its tensors renamed."""
 
     def new(old: Iterable[str]) -> tuple[str, ...]:

@@ -89,10 +89,10 @@ def load(
     by_name: Mapping[str, Sequence[int]]
     by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
     with load_budget(limits):
-        make = _maker(
+        make = _find_factory(
             model, constants, fragments, fake_quantize, weights, random_weights, sliders, gas_limit
         )
-        return _with_warning(Origin(_bounded(make, limits)).at(by_name))
+        return _with_warning(Origin(_limit_resources(make, limits)).at(by_name))
 
 
 def _with_warning(graph: Graph) -> Graph:
@@ -127,7 +127,7 @@ def _not_finite(array: Array) -> str:
     return f"{array.size - np.count_nonzero(np.isfinite(array))} of the {array.size} values"
 
 
-def _bounded(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
+def _limit_resources(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
     """Returns a graph function that runs each call, also a later reshape, within its own load
     budget."""
 
@@ -138,7 +138,7 @@ def _bounded(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
     return bounded
 
 
-def _maker(
+def _find_factory(
     model: Model,
     constants: Mapping[str, Array] | None,
     fragments: Sequence[str | Path],
@@ -163,11 +163,11 @@ def _maker(
                 f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
                 "that out"
             )
-        opened = _opened(format, model, ConverterOptions(constants or {}, random))
-        return limit_gas(gas_limit, _sliding(opened, sliders))
+        opened = _open_model(format, model, ConverterOptions(constants or {}, random))
+        return limit_gas(gas_limit, _add_sliders(opened, sliders))
     if constants:
         raise InputError("constants are for .onnx: leave them out for NNEF")
-    declarations = {**_library(fragments), **_declared()}
+    declarations = {**_library(fragments), **_declared_operators()}
     stored = None if weights is None else nnef.Weights(weights)
     kept = NnefModel(model, is_registered, infer_node, declarations, stored, random)
 
@@ -178,12 +178,12 @@ def _maker(
                 f"{_shown(model)} is an integer network (docs/integer.md), which is computed as "
                 "graph.quant says already: leave fake_quantize out"
             )
-        return infer_facts(fake_quantized(graph, _built) if fake_quantize else graph)
+        return infer_facts(fake_quantized(graph, _build_text) if fake_quantize else graph)
 
-    return limit_gas(gas_limit, _sliding(make, sliders))
+    return limit_gas(gas_limit, _add_sliders(make, sliders))
 
 
-def _sliding(
+def _add_sliders(
     make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
 ) -> Callable[[Shapes], Graph]:
     """Returns a graph function that adds the sliders to each graph."""
@@ -210,7 +210,7 @@ def load_with_placeholders(
     format = _format_of(model)
     if format is None or "placeholders" not in format.takes:
         raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
-    return Origin(_opened(format, model, ConverterOptions(placeholders=True))).at(shapes or {})
+    return Origin(_open_model(format, model, ConverterOptions(placeholders=True))).at(shapes or {})
 
 
 def _format_of(model: Model) -> Format | None:
@@ -225,10 +225,10 @@ def _format_of(model: Model) -> Format | None:
         return formats().get(Path(model).suffix.lower())
     if isinstance(model, ModelSource):
         return formats().get(PurePosixPath(model.graph.lower()).suffix)
-    raise _no_model(model)
+    raise _no_model_error(model)
 
 
-def _no_model(model: Any) -> InputError:
+def _no_model_error(model: Any) -> InputError:
     parts = ("name", "graph", "size", "read")
     lacking = [part for part in parts if not hasattr(model, part)]
     which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
@@ -245,12 +245,12 @@ def _shown(model: Model) -> str:
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
 
 
-def _opened(format: Format, model: Model, given: ConverterOptions) -> GraphFactory:
-    engine = Engine(infer_node, _expanded, run_node, _declared())
+def _open_model(format: Format, model: Model, given: ConverterOptions) -> GraphFactory:
+    engine = Engine(infer_node, _expand_text, run_node, _declared_operators())
     return format.open(model, engine, given)
 
 
-def _expanded(text: str) -> Graph:
+def _expand_text(text: str) -> Graph:
     return nnef.load_text(text, "<compound>", is_registered, infer_node)
 
 
@@ -265,7 +265,7 @@ def save(
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.ready is not None:
         raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
-    path = _a_path(path)
+    path = _check_path(path)
     if path.suffix.lower() == ".onnx":
         from cml_engine.formats.onnx.export import DEFAULT_OPSET, save_onnx
 
@@ -284,7 +284,7 @@ def save(
     nnef.save(graph, path, overwrite=overwrite)
 
 
-def _a_path(given: Any) -> Path:
+def _check_path(given: Any) -> Path:
     if not isinstance(given, str | PathLike):
         raise InputError(f"cannot save to {given!r}: wanted a path")
     if "\0" in os.fspath(given):
@@ -308,11 +308,11 @@ def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> 
     return again
 
 
-def _built(text: str) -> Graph:
+def _build_text(text: str) -> Graph:
     return nnef.load_text(text, "graph.quant", is_registered, infer_node)
 
 
-def _declared() -> dict[str, str]:
+def _declared_operators() -> dict[str, str]:
     """Returns the signatures of the registered operators that NNEF lacks, by name."""
     return {
         name: spec.signature

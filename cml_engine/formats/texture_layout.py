@@ -35,7 +35,7 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
     inner: dict[str, str] = {}
     for name in edges:
         inner[name] = unused_name(f"{name}_nchw", graph.facts, inner.values())
-    return _Edges(_renamed(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
+    return _Edges(_rename_tensors(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
 
 
 class _Edges:
@@ -103,7 +103,7 @@ def _with_channels(fact: Fact, count: int) -> Fact:
     return replace(fact, shape=(*fact.shape[:3], count))
 
 
-def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+def _rename_tensors(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Returns the graph with some tensors renamed."""
 
     def new(old: tuple[str, ...]) -> tuple[str, ...]:

@@ -59,10 +59,10 @@ class Conversion:
         """Returns NNEF's number of an axis of ncnn."""
         rank = len(self.extents(x))
         if not -rank <= axis < rank:
-            raise self._layer.damaged(f"axis {axis} of {rank}")
+            raise self._layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
-    def reshaped(self, x: str, extents: Sequence[int]) -> str:
+    def reshape(self, x: str, extents: Sequence[int]) -> str:
         """Reshapes all axes but the batch."""
         if tuple(extents) == self.extents(x):
             return x
@@ -72,21 +72,21 @@ class Conversion:
         """Splits an axis, in NNEF's numbering, into several; one extent may be -1."""
         return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
 
-    def merged(self, x: str, axis: int, count: int) -> str:
+    def merge(self, x: str, axis: int, count: int) -> str:
         """Merges ``count`` axes, starting at ``axis`` in NNEF's numbering, into one."""
         return self.op("reshape", x, shape=[-1], axis_start=axis, axis_count=count)
 
-    def permuted(self, x: str, order: Sequence[int]) -> str:
+    def permute(self, x: str, order: Sequence[int]) -> str:
         """Permutes the axes, which are numbered without the batch."""
         return self.op("transpose", x, axes=[0, *(axis + 1 for axis in order)])
 
     # -- for the conversion ---------------------------------------------------------------------
 
-    def feed(self, blob: str, layer: NcnnLayer | None) -> None:
+    def add_input(self, blob: str, layer: NcnnLayer | None) -> None:
         """Adds an input of the network for a blob."""
         self.builder.source = layer.source if layer else None
         if layer is not None and blob in self._blobs:
-            raise layer.damaged(f"blob '{blob}' is made twice")
+            raise layer.damaged_error(f"blob '{blob}' is made twice")
         fact = Fact("scalar", tuple(self.shapes[blob]))
         self._blobs[blob] = self.builder.exact_input(blob, fact)
 
@@ -120,7 +120,7 @@ class Conversion:
 
     def _blob(self, name: str) -> str:
         if name not in self._blobs:
-            raise self._layer.damaged(f"its input '{name}' comes from no layer before it")
+            raise self._layer.damaged_error(f"its input '{name}' comes from no layer before it")
         self._used.add(name)
         return self._blobs[name]
 
@@ -129,12 +129,12 @@ class Conversion:
         names."""
         layer = self._layer
         if len(tensors) != len(layer.outputs):
-            raise layer.damaged(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
+            raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
         made = {name for node in self.builder.nodes[first:] for name in node.outputs}
         named: dict[str, str] = {}  # one tensor may be two outputs
         for name, tensor in zip(layer.outputs, tensors, strict=True):
             if name in self._blobs:
-                raise layer.damaged(f"blob '{name}' is made twice")
+                raise layer.damaged_error(f"blob '{name}' is made twice")
             if tensor in made and tensor not in named:
                 named[tensor] = self.builder.rename(tensor, name, first)
             self._blobs[name] = named.get(tensor, tensor)

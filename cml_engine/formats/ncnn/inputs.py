@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.errors import InputError, OpenShape
 from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import ANY, layer
+from cml_engine.formats.ncnn.layer_types import ANY, converts
 from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.ir.graph import Shapes
 
@@ -24,8 +24,8 @@ def input_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every input, batch first; ``given`` shapes override those of the
     file."""
-    stored = {b: _stored(one) for one in layers if one.type == "Input" for b in one.outputs}
-    stored |= dict.fromkeys(_undefined(layers)) if not stored else {}
+    stored = {b: _stored(layer) for layer in layers if layer.type == "Input" for b in layer.outputs}
+    stored |= dict.fromkeys(_undefined_inputs(layers)) if not stored else {}
     written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
     shapes = resolve_shapes(given, written, file)
     for name, shape in shapes.items():
@@ -33,16 +33,16 @@ def input_shapes(
     return {name: _known(name, shapes.get(name) or stored[name], file) for name in stored}
 
 
-def _undefined(layers: Sequence[NcnnLayer]) -> list[str]:
+def _undefined_inputs(layers: Sequence[NcnnLayer]) -> list[str]:
     """Returns the blobs that no layer computes; ncnn treats them as inputs."""
-    made = {name for one in layers for name in one.outputs}
-    read = dict.fromkeys(name for one in layers for name in one.inputs)
+    made = {name for layer in layers for name in layer.outputs}
+    read = dict.fromkeys(name for layer in layers for name in layer.inputs)
     return [name for name in read if name not in made]
 
 
-def _stored(one: NcnnLayer) -> tuple[int, ...] | None:
+def _stored(layer: NcnnLayer) -> tuple[int, ...] | None:
     """Returns the shape that an ``Input`` layer states, or None."""
-    width, height, depth, channels = (one.whole(key) for key in EXTENTS)
+    width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
     extents = [channels, depth, height, width]
     while extents and not extents[0]:
         extents.pop(0)
@@ -71,52 +71,52 @@ def _text(shape: Sequence[int]) -> str:
     return ",".join(map(str, shape))
 
 
-@layer("Input", params="0-2 11", inputs=(0, 0))
-def _input(one: NcnnLayer, to: Conversion) -> str:
+@converts("Input", params="0-2 11", inputs=(0, 0))
+def _input(layer: NcnnLayer, graph: Conversion) -> str:
     raise AssertionError("inputs are made before the layers")
 
 
-@layer("MemoryData", params="0-2 11 21", inputs=(0, 0))
-def _memory_data(one: NcnnLayer, to: Conversion) -> str:
-    width, height, depth, channels = (one.whole(key) for key in EXTENTS)
+@converts("MemoryData", params="0-2 11 21", inputs=(0, 0))
+def _memory_data(layer: NcnnLayer, graph: Conversion) -> str:
+    width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
     extents = [n for n in (channels, depth, height, width) if n]
     if any(n < 0 for n in extents):
-        raise one.damaged(f"the shape {extents}")
+        raise layer.damaged_error(f"the shape {extents}")
     count = int(np.prod(extents, dtype=object))
-    if one.whole(21, 1) not in (0, 1):
-        raise one.unsupported(f"values loaded as type {one.whole(21)}")
-    read = to.weights.raw if one.whole(21, 1) else to.weights.flagged
-    return to.builder.variable(one.outputs[0], read(count, one).reshape(1, *extents))
+    if layer.integer(21, 1) not in (0, 1):
+        raise layer.unsupported_error(f"values loaded as type {layer.integer(21)}")
+    read = graph.weights.raw if layer.integer(21, 1) else graph.weights.flagged
+    return graph.builder.variable(layer.outputs[0], read(count, layer).reshape(1, *extents))
 
 
-@layer("Split", outputs=(1, ANY))
-def _split(one: NcnnLayer, to: Conversion, x: str) -> list[str]:
-    return [x] * len(one.outputs)
+@converts("Split", outputs=(1, ANY))
+def _split(layer: NcnnLayer, graph: Conversion, x: str) -> list[str]:
+    return [x] * len(layer.outputs)
 
 
-@layer("Noop", inputs=(0, ANY), outputs=(0, ANY))
-def _noop(one: NcnnLayer, to: Conversion, *inputs: str) -> list[str]:
+@converts("Noop", inputs=(0, ANY), outputs=(0, ANY))
+def _noop(layer: NcnnLayer, graph: Conversion, *inputs: str) -> list[str]:
     return list(inputs)
 
 
-@layer("DeepCopy")
-def _copy(one: NcnnLayer, to: Conversion, x: str) -> str:
+@converts("DeepCopy")
+def _copy(layer: NcnnLayer, graph: Conversion, x: str) -> str:
     return x
 
 
-@layer("Packing", params="0-5")
-def _packing(one: NcnnLayer, to: Conversion, x: str) -> str:
+@converts("Packing", params="0-5")
+def _packing(layer: NcnnLayer, graph: Conversion, x: str) -> str:
     return x
 
 
-@layer("Cast", params="0-1", limits="8-bit types")
-def _cast(one: NcnnLayer, to: Conversion, x: str) -> str:
-    if 3 in (one.whole(0), one.whole(1)):
-        raise one.unsupported("8-bit values")
+@converts("Cast", params="0-1", limits="8-bit types")
+def _cast(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    if 3 in (layer.integer(0), layer.integer(1)):
+        raise layer.unsupported_error("8-bit values")
     return x
 
 
-@layer("Dropout", params="0")
-def _dropout(one: NcnnLayer, to: Conversion, x: str) -> str:
-    scale = one.number(0, 1.0)
-    return x if scale == 1.0 else to.op("mul", x, scale)
+@converts("Dropout", params="0")
+def _dropout(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    scale = layer.number(0, 1.0)
+    return x if scale == 1.0 else graph.op("mul", x, scale)

@@ -1,4 +1,4 @@
-"""The table of ncnn layers that can be converted, filled by :func:`layer`."""
+"""The table of ncnn layers that can be converted, filled by :func:`converts`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LayerType:
 LAYERS: dict[str, LayerType] = {}
 
 
-def layer(
+def converts(
     *names: str,
     params: str = "",
     inputs: tuple[int, int] = (1, 1),

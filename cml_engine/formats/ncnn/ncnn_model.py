@@ -47,11 +47,11 @@ class NcnnModel:
         made = {name for layer in self._layers for name in layer.outputs}
         for blob in found:
             if blob not in made:
-                conversion.feed(blob, None)
+                conversion.add_input(blob, None)
         for layer in self._layers:
             if layer.type == "Input":
                 for blob in layer.outputs:
-                    conversion.feed(blob, layer)
+                    conversion.add_input(blob, layer)
             else:
                 conversion.convert(layer, self._kinds[layer.type])
         weights.finish()
@@ -96,7 +96,7 @@ def _check(layer: NcnnLayer, kind: LayerType) -> None:
             raise ModelError(f"{message}, export it again", layer.source)
     texts = [key for key, value in layer.params.items() if isinstance(value, str)]
     if not set(texts) <= EXPRESSIONS:
-        raise layer.damaged(f"parameter {texts[0]} wants a number")
+        raise layer.damaged_error(f"parameter {texts[0]} wants a number")
     strange = sorted(layer.params.keys() - kind.params - HINTS)
     if strange:
         message = f"ncnn {layer.type} '{layer.name}': the parameter {strange[0]} is unknown"

@@ -33,30 +33,30 @@ class NcnnLayer:
     params: Mapping[int, Any]
     source: Source
 
-    def whole(self, key: int, default: int = 0) -> int:
+    def integer(self, key: int, default: int = 0) -> int:
         value = self.params.get(key, default)
         if not isinstance(value, (int, float)) or value != int(value) or abs(value) >= _MAX_INT:
-            raise self.damaged(f"parameter {key} wants an integer, got {_shown(value)}")
+            raise self.damaged_error(f"parameter {key} wants an integer, got {_shown(value)}")
         return int(value)
 
     def number(self, key: int, default: float = 0.0) -> float:
         value = self.params.get(key, default)
         if not isinstance(value, (int, float)):
-            raise self.damaged(f"parameter {key} wants a number, got {_shown(value)}")
+            raise self.damaged_error(f"parameter {key} wants a number, got {_shown(value)}")
         return float(value)
 
     def values(self, key: int) -> list[float]:
         """Returns a parameter as a list; a single number becomes a list of one."""
         value = self.params.get(key, [])
         if isinstance(value, str):
-            raise self.damaged(f"parameter {key} wants numbers, got {_shown(value)}")
+            raise self.damaged_error(f"parameter {key} wants numbers, got {_shown(value)}")
         return list(value) if isinstance(value, list) else [value]
 
-    def wholes(self, key: int) -> list[int]:
+    def integers(self, key: int) -> list[int]:
         """Returns a parameter as a list of integers."""
         values = self.values(key)
         if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
-            raise self.damaged(f"parameter {key} wants integers, got {_shown(values)}")
+            raise self.damaged_error(f"parameter {key} wants integers, got {_shown(values)}")
         return [int(value) for value in values]
 
     def text(self, key: int) -> str:
@@ -67,14 +67,14 @@ class NcnnLayer:
     def refuse(self, key: int, what: str, default: float = 0) -> None:
         """Raises an error if a parameter selects a variant that cannot be converted."""
         if self.params.get(key, default) != default:
-            raise self.unsupported(what)
+            raise self.unsupported_error(what)
 
-    def unsupported(self, what: str) -> UnsupportedOp:
+    def unsupported_error(self, what: str) -> UnsupportedOp:
         """Returns the error for a variant of this layer that cannot be converted."""
         message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
         return UnsupportedOp(message, self.source)
 
-    def damaged(self, what: str) -> ModelError:
+    def damaged_error(self, what: str) -> ModelError:
         return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
 
 

@@ -44,11 +44,11 @@ class WeightReader:
         if flag in _RAW:
             return self.raw(count, layer)
         if flag == _INT8:
-            raise layer.unsupported("weights of 8 bits")
+            raise layer.unsupported_error("weights of 8 bits")
         if flag == _FLOAT16:
             return self._padded(count, np.dtype("<f2"), layer).astype(np.float32)
         if not sum(flag.to_bytes(4, "little")) or flag >> 24 > 1:
-            raise layer.unsupported(f"weights stored as {flag:#010x}")
+            raise layer.unsupported_error(f"weights stored as {flag:#010x}")
         table = self.raw(_TABLE, layer)
         return table[self._padded(count, np.dtype(np.uint8), layer)]
 
@@ -67,7 +67,7 @@ class WeightReader:
 
     def _take(self, count: int, dtype: np.dtype[Any], layer: NcnnLayer) -> Array:
         if count < 0:
-            raise layer.damaged(f"{count} weights")
+            raise layer.damaged_error(f"{count} weights")
         size = count * dtype.itemsize
         if self._at + size > len(self._data):
             message = (

@@ -32,16 +32,16 @@ class OnnxCall(NodeInputs):
     def zip(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
         """Adds an elementwise operator whose operands' shapes are aligned from the right, as in
         ONNX."""
-        return self.op(op, *self.aligned(*inputs), **attrs)
+        return self.op(op, *self.align(*inputs), **attrs)
 
-    def aligned(self, *inputs: Operand) -> list[Value]:
+    def align(self, *inputs: Operand) -> list[Value]:
         """Prepends axes of 1 up to the largest rank, because NNEF aligns shapes from the left."""
         values = [self.emit.value(x) for x in inputs]
         rank = max(v.rank for v in values)
         full = any(v.array is None and v.rank == rank for v in values)
-        return [self._lifted(v, rank, full) for v in values]
+        return [self._lift(v, rank, full) for v in values]
 
-    def _lifted(self, value: Value, rank: int, full: bool) -> Value:
+    def _lift(self, value: Value, rank: int, full: bool) -> Value:
         if full and value.array is not None and value.array.size == 1:
             return Value.known(value.array.reshape(()), value.name)
         missing = rank - value.rank
@@ -56,10 +56,10 @@ class OnnxCall(NodeInputs):
         if value.array is not None:
             return Value.known(value.array.reshape(shape), value.name)
         if any(n == 0 for n in shape):  # in NNEF 0 copies the input's extent
-            return self._empty(value, shape)
+            return self._make_empty(value, shape)
         return self.op("reshape", value, shape=shape).typed(value.dtype)
 
-    def _empty(self, value: Value, shape: Sequence[int]) -> Value:
+    def _make_empty(self, value: Value, shape: Sequence[int]) -> Value:
         return Value.known(np.zeros(shape, value.dtype))
 
     def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
@@ -90,7 +90,9 @@ class OnnxCall(NodeInputs):
         if value.array is not None:
             return Value.known(value.array.take(range(begin, end), axis))
         if begin == end:
-            return self._empty(value, [0 if a == axis else n for a, n in enumerate(value.shape)])
+            return self._make_empty(
+                value, [0 if a == axis else n for a, n in enumerate(value.shape)]
+            )
         result = self.op("slice", value, axes=[axis], begin=[begin], end=[end])
         return result.typed(value.dtype)
 
@@ -127,7 +129,7 @@ class OnnxCall(NodeInputs):
         if lifted.array is not None:
             return Value.known(np.broadcast_to(lifted.array, shape))
         if 0 in repeats:
-            return self._empty(value, shape)
+            return self._make_empty(value, shape)
         return self.op("tile", lifted, repeats=repeats).typed(value.dtype)
 
     def cast(self, value: Value, kind: str) -> Value:

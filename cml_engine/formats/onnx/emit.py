@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
-from cml_engine.formats.builder import GraphBuilder, renamed
+from cml_engine.formats.builder import GraphBuilder, rename_tensors
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges.bounds import Intervals
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
@@ -78,12 +78,12 @@ class Emitter:
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
             bounds = of_array(array)
             if not bounds.within(INT32):
-                raise _too_large(bounds.low, bounds.high, self.source)
+                raise _too_large_error(bounds.low, bounds.high, self.source)
         if array.dtype == np.float64:
             # the limits of float64 mean "no limit", as infinity does
             kept = array[np.abs(array) < np.finfo(np.float64).max]
             if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
-                raise _too_large(kept.min(), kept.max(), self.source)
+                raise _too_large_error(kept.min(), kept.max(), self.source)
         with np.errstate(over="ignore"):
             array = array.astype(NUMPY_DTYPE[kind])
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
@@ -166,10 +166,10 @@ class Emitter:
         graph = self._expanded.get((text,))
         if graph is None:
             graph = self._expanded[(text,)] = self._engine.expand(text)
-        outputs = self._spliced(graph, names)
+        outputs = self._splice(graph, names)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
 
-    def _spliced(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
+    def _splice(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
         """Copies the nodes of another graph into this one, with the given tensors as its inputs."""
         builder = self.builder
         names = dict(zip(graph.inputs, inputs, strict=True))
@@ -186,7 +186,7 @@ class Emitter:
                 names[name] = builder.name(f"{self.base}_{node.op}")
                 builder.facts[names[name]] = graph.facts[name]
             source = builder.source if builder.source is not None else node.source
-            builder.nodes.append(replace(renamed(node, names), source=source))
+            builder.nodes.append(replace(rename_tensors(node, names), source=source))
         return [names[name] for name in graph.outputs]
 
     # -- folding --------------------------------------------------------------------------------
@@ -271,10 +271,10 @@ class Emitter:
             exact[tensor] = output
         builder.rename_all({**self._names, **exact})
         made = builder.any_graph(name or "graph", list(exact.values()))
-        return _pruned(made).with_(declarations=self.declarations)
+        return _prune(made).with_(declarations=self.declarations)
 
 
-def _too_large(low: float, high: float, source: Source | None) -> TensorFileError:
+def _too_large_error(low: float, high: float, source: Source | None) -> TensorFileError:
     return TensorFileError(
         f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
         "give it values that fit",
@@ -306,7 +306,7 @@ def _call_text(op: str, facts: Sequence[Any], results: int, attrs: Mapping[str, 
 _OF_ARRAYS = ("einsum", "add_n")
 
 
-def _pruned(graph: Graph) -> Graph:
+def _prune(graph: Graph) -> Graph:
     """Removes the nodes and constants that no output needs."""
     wanted, nodes = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):

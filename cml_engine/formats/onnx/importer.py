@@ -140,7 +140,7 @@ class Importer:
                 scope.values[name] = self._initializer(name, graph.initializers[name])
         for node, outputs in needed.nodes:
             self._node(node, outputs, scope)
-        return [self._found(name, scope, "the graph's output") for name in wanted]
+        return [self._find(name, scope, "the graph's output") for name in wanted]
 
     def inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
@@ -178,7 +178,7 @@ class Importer:
             current().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
         self.emit.at(source, scope.prefix + base)
         inputs = [
-            self._found(name, scope, f"{node.title}: its input") if name else None
+            self._find(name, scope, f"{node.title}: its input") if name else None
             for name in node.inputs
         ]
         results = self._results(node, inputs, needed, scope, source)
@@ -208,13 +208,13 @@ class Importer:
             self._reading.check(node, inputs, source)
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if row is None and function is not None:
-            return self._inlined(node, function, inputs, scope)
+            return self._inline(node, function, inputs, scope)
         if row is None and self.emit.has(node.op):
             return self._custom(node, inputs)
         if row is None and self._with_placeholders:
             return self._placeholder(node, inputs)
         if row is None:
-            raise _unsupported([(node, opset)], self._model.file)
+            raise _unsupported_error([(node, opset)], self._model.file)
         wants = [name in needed for name in node.outputs]
         call = OnnxCall(node, row, opset, inputs, self.emit, wants)
         self.summary.nodes += 1
@@ -222,7 +222,7 @@ class Importer:
             if control is not None:
                 return control(call, self, scope)
             read = self._reading.results(row, call) if self._reading else None
-            return self._of_row(row, call) if read is None else read
+            return self._apply_schema(row, call) if read is None else read
         except CmlError as error:
             if error.source is None:
                 raise type(error)(error.message, source) from error
@@ -254,7 +254,7 @@ class Importer:
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
-    def _of_row(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None]:
+    def _apply_schema(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None]:
         known = all(v is None or v.array is not None for v in call.inputs)
         if row.fold is not None and not _grows(call.inputs) and (arrays := call.known_integers()):
             with np.errstate(all="ignore"):
@@ -277,7 +277,7 @@ class Importer:
 
     # -- functions ------------------------------------------------------------------------------
 
-    def _inlined(
+    def _inline(
         self,
         node: OnnxNode,
         function: OnnxFunction,
@@ -301,11 +301,11 @@ class Importer:
         inner = GraphScope(values, opsets, None, prefix, chain)
         wanted = function.outputs[: len(node.outputs)]
         for one, needed in self._needed_nodes(function.nodes, wanted).nodes:
-            given = replace(one, inputs=_without(one.inputs, missing))
-            self._node(_with_attributes(given, attributes), needed, inner)
+            given = replace(one, inputs=_remove_names(one.inputs, missing))
+            self._node(_bind_attributes(given, attributes), needed, inner)
         return [inner.find(name) for name in wanted]
 
-    def _found(self, name: str, scope: GraphScope, what: str) -> Value:
+    def _find(self, name: str, scope: GraphScope, what: str) -> Value:
         value = scope.find(name)
         if value is None:
             raise ModelError(
@@ -351,11 +351,11 @@ def _graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
                 yield item
 
 
-def _without(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
+def _remove_names(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
     return tuple("" if name in missing else name for name in names)
 
 
-def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
+def _bind_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
     """Returns a function's node with the attributes of the call; missing ones are left out."""
     given: dict[str, Any] = {}
     for name, value in node.attributes.items():
@@ -363,7 +363,7 @@ def _with_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
             if value.name in attributes:
                 given[name] = attributes[value.name]
         elif isinstance(value, OnnxGraph):
-            inner = tuple(_with_attributes(n, attributes) for n in value.nodes)
+            inner = tuple(_bind_attributes(n, attributes) for n in value.nodes)
             given[name] = replace(value, nodes=inner)
         else:
             given[name] = value
@@ -415,13 +415,13 @@ def _output_names(model: OnnxModelFile) -> list[str]:
 
 def _check_operators(model: OnnxModelFile, emit: Emitter) -> None:
     """Raises one error for all operators that are not supported."""
-    found = _missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
+    found = _find_missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
-        raise _unsupported(missing, model.file)
+        raise _unsupported_error(missing, model.file)
 
 
-def _missing(
+def _find_missing(
     nodes: Sequence[OnnxNode],
     wanted: Sequence[str],
     model: OnnxModelFile,
@@ -439,13 +439,13 @@ def _missing(
             elif key not in seen:
                 seen.add(key)
                 inner = function.opsets or opsets
-                yield from _missing(function.nodes, function.outputs, model, seen, inner)
+                yield from _find_missing(function.nodes, function.outputs, model, seen, inner)
         for graph in _graphs(node):
             names = [info.name for info in graph.outputs]
-            yield from _missing(graph.nodes, names, model, seen, opsets)
+            yield from _find_missing(graph.nodes, names, model, seen, opsets)
 
 
-def _unsupported(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
+def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
     counts = Counter((node.qualified, opset) for node, opset in missing)
     first = {(node.qualified, opset): node for node, opset in reversed(missing)}
     lines = [_line(first[key], key[1], count) for key, count in counts.items()]

@@ -36,7 +36,7 @@ def bind_inputs(
             raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
         if info.name in constants:
             given = _constant(info, np.asarray(constants[info.name]), shapes, file)
-            values[info.name] = Value.known(_as_type(given, dtype, info, file))
+            values[info.name] = Value.known(_convert_constant(given, dtype, info, file))
             continue
         if dtype == np.float64:
             warn(f"'{file}': input '{info.name}' is float64, and the network computes with float32")
@@ -64,7 +64,7 @@ def _constant(
     return given
 
 
-def _as_type(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
+def _convert_constant(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
     """Converts a constant to the type that the model declares; raises InputError if values
     change."""
     is_number = given.dtype.kind in "biuf"
@@ -117,7 +117,7 @@ def _shape(
     if info.name in shapes:
         found = tuple(int(n) for n in shapes[info.name])
     elif info.shape is None:
-        raise _unknown(info, "its rank", "1,3,64,64", file, None)
+        raise _open_shape_error(info, "its rank", "1,3,64,64", file, None)
     else:
         dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
         unknown = [d for d in dims if not isinstance(d, int)]
@@ -125,14 +125,14 @@ def _shape(
             named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
             sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
             known = tuple(d if isinstance(d, int) else None for d in dims)
-            raise _unknown(info, named, sample, file, known)
+            raise _open_shape_error(info, named, sample, file, known)
         found = tuple(d for d in dims if isinstance(d, int))
     if not can_be_shape(found):
         raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
     return found
 
 
-def _unknown(
+def _open_shape_error(
     info: ValueInfo, what: str, sample: str, file: str, known: tuple[int | None, ...] | None
 ) -> OpenShape:
     return OpenShape(

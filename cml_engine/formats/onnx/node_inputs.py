@@ -43,7 +43,7 @@ class NodeInputs:
                 "version of it",
                 emitter.source,
             )
-        self._attrs = self._checked(row)
+        self._attrs = self._check_attributes(row)
 
     def attr(self, name: str) -> Any:
         """Returns an attribute's value, or its default."""
@@ -72,7 +72,7 @@ class NodeInputs:
     def __getitem__(self, position: int) -> Value:
         """Returns a required input."""
         if not self.has(position):
-            raise self.wrong(f"input {position + 1} is missing")
+            raise self.shape_error(f"input {position + 1} is missing")
         value = self.inputs[position]
         assert value is not None
         return value
@@ -83,9 +83,9 @@ class NodeInputs:
 
     def array(self, position: int, what: str = "") -> Array:
         """Returns the values of an input that must be known at import."""
-        return self.known(self[position], what or f"input {position + 1}")
+        return self.known_values(self[position], what or f"input {position + 1}")
 
-    def known(self, value: Value, what: str) -> Array:
+    def known_values(self, value: Value, what: str) -> Array:
         if value.array is not None:
             return value.array
         inputs = self.emit.origins(value)
@@ -106,7 +106,9 @@ class NodeInputs:
         """Returns the integers of an input that must be known at import."""
         array = self.array(position, what)
         if array.dtype.kind not in "iu" and array.size:
-            raise self.wrong(f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers")
+            raise self.shape_error(
+                f"{what or f'input {position + 1}'} is {array.dtype}, wanted integers"
+            )
         return [int(n) for n in array.reshape(-1)]
 
     def known_integers(self) -> list[Array]:
@@ -121,19 +123,19 @@ class NodeInputs:
             return default
         array = self.array(position)
         if array.size != 1:
-            raise self.wrong(f"input {position + 1} has {array.size} values, wanted one")
+            raise self.shape_error(f"input {position + 1} has {array.size} values, wanted one")
         return float(array.reshape(-1)[0])
 
     def axis(self, axis: int, rank: int) -> int:
         """Returns an axis counted from the front."""
         if not -rank <= axis < rank:
-            raise self.wrong(f"axis {axis} of {rank}")
+            raise self.shape_error(f"axis {axis} of {rank}")
         return axis % rank
 
     def axes(self, axes: Sequence[int], rank: int) -> list[int]:
         found = [self.axis(axis, rank) for axis in axes]
         if len(set(found)) < len(found):
-            raise self.wrong(f"the axes {list(axes)} name one twice")
+            raise self.shape_error(f"the axes {list(axes)} name one twice")
         return found
 
     # -- arrays that the import makes -------------------------------------------------------------
@@ -141,7 +143,7 @@ class NodeInputs:
     def checked_shape(self, shape: Sequence[int]) -> list[int]:
         """Returns the shape; raises an error if a tensor of the network cannot have it."""
         if not can_be_shape(shape) or prod(shape) > _MOST:
-            raise self.wrong(f"the shape {list(shape)[:8]}")
+            raise self.shape_error(f"the shape {list(shape)[:8]}")
         return list(shape)
 
     def allocate(self, shape: Sequence[int], itemsize: int = 8) -> list[int]:
@@ -157,18 +159,18 @@ class NodeInputs:
 
     # -- errors -----------------------------------------------------------------------------------
 
-    def refuse(self, what: str) -> UnsupportedOp:
+    def unsupported_error(self, what: str) -> UnsupportedOp:
         """Returns the error for a variant of this operator that cannot be imported."""
         return UnsupportedOp(
             f"{what} is not supported: export the model otherwise", self.emit.source
         )
 
-    def wrong(self, what: str) -> ShapeError:
+    def shape_error(self, what: str) -> ShapeError:
         if has_nothing(self.inputs):
             return ShapeError(f"{what}: {NOTHING}", self.emit.source)
         return ShapeError(f"{what}: the model is not right, export it again", self.emit.source)
 
-    def _checked(self, row: OnnxOpSchema) -> dict[str, Any]:
+    def _check_attributes(self, row: OnnxOpSchema) -> dict[str, Any]:
         for name in self.node.attributes:
             if name not in row.attrs:
                 known = ", ".join(row.attrs) or "none"
@@ -183,12 +185,12 @@ class NodeInputs:
         count = None if attr.count is None else attr.count(self)
         if name not in self.node.attributes:
             if attr.required:
-                raise self.wrong(f"attribute '{name}' is missing")
+                raise self.shape_error(f"attribute '{name}' is missing")
             return attr.left_out(count)
         try:
             value = attr.value(self.node.attributes[name], count)
         except WrongAttribute as error:
-            raise self.wrong(f"attribute '{name}' {error}") from None
+            raise self.shape_error(f"attribute '{name}' {error}") from None
         if attr.among and value not in attr.among:
-            raise self.refuse(f"{name}={value!r} (of {', '.join(map(str, attr.among))})")
+            raise self.unsupported_error(f"{name}={value!r} (of {', '.join(map(str, attr.among))})")
         return value

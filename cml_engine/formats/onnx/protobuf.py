@@ -71,10 +71,10 @@ class Field:
     def wholes(self) -> Array:
         """Returns a repeated integer as int64: one value, or many packed into one field."""
         if self.wire == VARINT and self.is_run:  # a one-byte key is a varint too
-            return _packed(np.frombuffer(self.data, np.uint8), self.message)[1::2]
+            return _unpack(np.frombuffer(self.data, np.uint8), self.message)[1::2]
         if self.wire == VARINT:
             return np.array([self.whole()], np.int64)
-        return _packed(np.frombuffer(self.view(), np.uint8), self.message)
+        return _unpack(np.frombuffer(self.view(), np.uint8), self.message)
 
     def listed(self) -> list[int]:
         """Returns a repeated integer as a list, whose length is charged to the load budget."""
@@ -201,7 +201,7 @@ def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
     return re.compile(b"(?:" + re.escape(bytes([key])) + value + b")++")
 
 
-def _packed(data: Array, message: Message) -> Array:
+def _unpack(data: Array, message: Message) -> Array:
     """Returns packed varints as int64; decodes them in blocks, because there may be millions."""
     count = int(np.count_nonzero(data < 0x80))
     current().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
@@ -211,12 +211,12 @@ def _packed(data: Array, message: Message) -> Array:
         ends = np.flatnonzero(block < 0x80)
         if not ends.size or (ends[-1] != block.size - 1 and at + block.size == data.size):
             raise message.damaged("it ends within a number")
-        found[done : done + ends.size] = _decoded(block, ends, message)
+        found[done : done + ends.size] = _decode(block, ends, message)
         at, done = at + int(ends[-1]) + 1, done + ends.size
     return found
 
 
-def _decoded(block: Array, ends: Array, message: Message) -> Array:
+def _decode(block: Array, ends: Array, message: Message) -> Array:
     lengths = np.diff(ends, prepend=-1)
     if lengths.max() > _MAX_VARINT_BYTES:
         raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")

@@ -217,7 +217,7 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
     if len(data) != count * stored.itemsize:
         raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
     flat = np.frombuffer(data, stored)
-    return _widened(flat) if kind == "bfloat16" else flat
+    return _widen_bfloat16(flat) if kind == "bfloat16" else flat
 
 
 def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
@@ -233,7 +233,7 @@ def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
     if number == 5:
         whole = whole & np.uint64(0xFFFFFFFF)
     if kind == "bfloat16":
-        return _widened(whole.astype(np.uint16))
+        return _widen_bfloat16(whole.astype(np.uint16))
     if kind == "float16":
         return whole.astype(np.uint16).view(np.float16)
     if kind in ("uint4", "int4"):
@@ -241,7 +241,7 @@ def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
     return whole.astype(dtype)
 
 
-def _widened(bits: Array) -> Array:
+def _widen_bfloat16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

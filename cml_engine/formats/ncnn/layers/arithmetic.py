@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import ANY, layer
+from cml_engine.formats.ncnn.layer_types import ANY, converts
 from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
 
 Operand: TypeAlias = str | float
@@ -22,86 +22,86 @@ _UNARY = ("abs", "neg", "floor", "ceil", "sqr", "sqrt", "rsqrt", "exp", "log", "
           "sinh", "asinh", "cosh", "acosh", "atanh", "log1p")  # fmt: skip
 
 
-@layer("UnaryOp", params="0")
-def _unary_op(one: NcnnLayer, to: Conversion, x: str) -> str:
-    op = _choice(one, _UNARY)
+@converts("UnaryOp", params="0")
+def _unary_op(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    op = _choice(layer, _UNARY)
     make = _COMPOSED.get(op)
-    return make(to, x) if make else to.op(op, x)
+    return make(graph, x) if make else graph.op(op, x)
 
 
-def _half_to_even(to: Conversion, x: str) -> str:
+def _half_to_even(graph: Conversion, x: str) -> str:
     """Rounds halves to the even neighbour; NNEF's ``round`` takes halves up."""
-    is_half = to.op("eq", to.op("sub", x, to.op("floor", x)), 0.5)
-    even = to.op("mul", to.op("round", to.op("mul", x, 0.5)), 2.0)
-    return to.op("select", is_half, even, to.op("round", x))
+    is_half = graph.op("eq", graph.op("sub", x, graph.op("floor", x)), 0.5)
+    even = graph.op("mul", graph.op("round", graph.op("mul", x, 0.5)), 2.0)
+    return graph.op("select", is_half, even, graph.op("round", x))
 
 
-def _truncated(to: Conversion, x: str) -> str:
-    return to.op("mul", to.op("sign", x), to.op("floor", to.op("abs", x)))
+def _truncated(graph: Conversion, x: str) -> str:
+    return graph.op("mul", graph.op("sign", x), graph.op("floor", graph.op("abs", x)))
 
 
 #: Functions of one operand that are composed of several of NNEF's operators.
 _COMPOSED: dict[str, Callable[[Conversion, str], str]] = {
-    "expm1": lambda to, x: to.op("sub", to.op("exp", x), 1.0),
-    "log10": lambda to, x: to.op("mul", to.op("log", x), 1 / math.log(10)),
-    "log1p": lambda to, x: to.op("log", to.op("add", x, 1.0)),
+    "expm1": lambda graph, x: graph.op("sub", graph.op("exp", x), 1.0),
+    "log10": lambda graph, x: graph.op("mul", graph.op("log", x), 1 / math.log(10)),
+    "log1p": lambda graph, x: graph.op("log", graph.op("add", x, 1.0)),
     "round": _half_to_even,
     "trunc": _truncated,
 }
 
 
-@layer("BinaryOp", params="0-2", inputs=(1, 2))
-def _binary_op(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
-    op = _choice(one, _BINARY)
-    if len(inputs) != (1 if one.whole(1) else 2):
-        raise one.damaged(f"{len(inputs)} inputs")
+@converts("BinaryOp", params="0-2", inputs=(1, 2))
+def _binary_op(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
+    op = _choice(layer, _BINARY)
+    if len(inputs) != (1 if layer.integer(1) else 2):
+        raise layer.damaged_error(f"{len(inputs)} inputs")
     left: Operand = inputs[0]
-    right: Operand = one.number(2)
-    if not one.whole(1):
-        left, right = _matched(to, *inputs)
+    right: Operand = layer.number(2)
+    if not layer.integer(1):
+        left, right = _matched(graph, *inputs)
     if op.startswith("r") and op != "remainder":
         op, left, right = op[1:], right, left
     make = _OF_TWO.get(op)
-    return make(to, left, right) if make else to.op(op, left, right)
+    return make(graph, left, right) if make else graph.op(op, left, right)
 
 
-def _matched(to: Conversion, left: str, right: str) -> tuple[str, str]:
+def _matched(graph: Conversion, left: str, right: str) -> tuple[str, str]:
     """Reshapes two operands so that NNEF broadcasts them as ncnn does.
 
     Both align shapes at the outermost axis, but ncnn aligns a tensor of one axis with the
     innermost axis if it fits only there.
     """
-    facts = [to.extents(left), to.extents(right)]
+    facts = [graph.extents(left), graph.extents(right)]
     ranks = [len(extents) for extents in facts]
     for i, x in enumerate((left, right)):
         missing = ranks[1 - i] - ranks[i]
         if ranks[i] == 1 and missing > 0 and facts[i][0] not in (1, facts[1 - i][0]):
-            moved = to.op("unsqueeze", x, axes=list(range(1, missing + 1)))
+            moved = graph.op("unsqueeze", x, axes=list(range(1, missing + 1)))
             return (moved, right) if i == 0 else (left, moved)
     return left, right
 
 
-def _atan2(to: Conversion, y: Operand, x: Operand) -> str:
+def _atan2(graph: Conversion, y: Operand, x: Operand) -> str:
     """Computes atan2 by quadrants from NNEF's ``atan``, which covers two of them."""
-    angle = to.op("atan", to.op("div", y, x))
-    turned = to.op("select", to.op("lt", y, 0.0), -math.pi, math.pi)
-    behind = to.op("add", angle, turned)
-    upright = to.op("mul", to.op("sign", y), math.pi / 2)
-    side = to.op("select", to.op("lt", x, 0.0), behind, upright)
-    return to.op("select", to.op("gt", x, 0.0), angle, side)
+    angle = graph.op("atan", graph.op("div", y, x))
+    turned = graph.op("select", graph.op("lt", y, 0.0), -math.pi, math.pi)
+    behind = graph.op("add", angle, turned)
+    upright = graph.op("mul", graph.op("sign", y), math.pi / 2)
+    side = graph.op("select", graph.op("lt", x, 0.0), behind, upright)
+    return graph.op("select", graph.op("gt", x, 0.0), angle, side)
 
 
-def _log_add_exp(to: Conversion, x: Operand, y: Operand) -> str:
+def _log_add_exp(graph: Conversion, x: Operand, y: Operand) -> str:
     """Computes log(exp(x) + exp(y)), shifted by the larger operand to avoid overflow."""
-    apart = to.op("neg", to.op("abs", to.op("sub", x, y)))
-    return to.op("add", to.op("max", x, y), to.op("softplus", apart))
+    apart = graph.op("neg", graph.op("abs", graph.op("sub", x, y)))
+    return graph.op("add", graph.op("max", x, y), graph.op("softplus", apart))
 
 
 def _rest(whole: Callable[[Conversion, str], str]) -> OfTwo:
     """Returns a converter of the remainder of a division whose quotient ``whole`` rounds."""
 
-    def make(to: Conversion, x: Operand, y: Operand) -> str:
-        return to.op("sub", x, to.op("mul", whole(to, to.op("div", x, y)), y))
+    def make(graph: Conversion, x: Operand, y: Operand) -> str:
+        return graph.op("sub", x, graph.op("mul", whole(graph, graph.op("div", x, y)), y))
 
     return make
 
@@ -109,95 +109,97 @@ def _rest(whole: Callable[[Conversion, str], str]) -> OfTwo:
 #: Functions of two operands that are composed of several of NNEF's operators.
 _OF_TWO: dict[str, OfTwo] = {
     "atan2": _atan2,
-    "floordiv": lambda to, x, y: to.op("floor", to.op("div", x, y)),
+    "floordiv": lambda graph, x, y: graph.op("floor", graph.op("div", x, y)),
     "fmod": _rest(_truncated),
     "logaddexp": _log_add_exp,
     "remainder": _rest(_half_to_even),
 }
 
 
-@layer("Eltwise", params="0-1", inputs=(2, ANY))
-def _eltwise(one: NcnnLayer, to: Conversion, *inputs: str) -> str:
-    op, coefficients = _choice(one, ("mul", "add", "max")), one.values(1)
+@converts("Eltwise", params="0-1", inputs=(2, ANY))
+def _eltwise(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
+    op, coefficients = _choice(layer, ("mul", "add", "max")), layer.values(1)
     operands = list(inputs)
-    if len({to.extents(x) for x in inputs}) > 1:
-        raise one.damaged(f"shapes that differ: {[list(to.extents(x)) for x in inputs]}")
+    if len({graph.extents(x) for x in inputs}) > 1:
+        raise layer.damaged_error(f"shapes that differ: {[list(graph.extents(x)) for x in inputs]}")
     if op == "add" and coefficients:
         if len(coefficients) != len(inputs):
-            raise one.damaged(f"{len(inputs)} inputs, {len(coefficients)} coefficients")
+            raise layer.damaged_error(f"{len(inputs)} inputs, {len(coefficients)} coefficients")
         pairs = zip(inputs, coefficients, strict=True)
-        operands = [x if c == 1 else to.op("mul", x, float(c)) for x, c in pairs]
-    return reduce(lambda a, b: to.op(op, a, b), operands)
+        operands = [x if c == 1 else graph.op("mul", x, float(c)) for x, c in pairs]
+    return reduce(lambda a, b: graph.op(op, a, b), operands)
 
 
-@layer("Power", params="0-2")
-def _power(one: NcnnLayer, to: Conversion, x: str) -> str:
-    power = one.number(0, 1.0)
-    x = _linear(one, to, x)
-    return x if power == 1 else to.op("pow", x, power)
+@converts("Power", params="0-2")
+def _power(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    power = layer.number(0, 1.0)
+    x = _linear(layer, graph, x)
+    return x if power == 1 else graph.op("pow", x, power)
 
 
-@layer("Exp", params="0-2")
-def _exp(one: NcnnLayer, to: Conversion, x: str) -> str:
-    base = one.number(0, -1.0)
-    x = _linear(one, to, x)
-    return to.op("exp", x) if base == -1 else to.op("pow", base, x)
+@converts("Exp", params="0-2")
+def _exp(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    base = layer.number(0, -1.0)
+    x = _linear(layer, graph, x)
+    return graph.op("exp", x) if base == -1 else graph.op("pow", base, x)
 
 
-@layer("Log", params="0-2")
-def _log(one: NcnnLayer, to: Conversion, x: str) -> str:
-    base = one.number(0, -1.0)
-    found = to.op("log", _linear(one, to, x))
+@converts("Log", params="0-2")
+def _log(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    base = layer.number(0, -1.0)
+    found = graph.op("log", _linear(layer, graph, x))
     if base == -1:
         return found
     if base <= 0 or base == 1:
-        raise one.damaged(f"the base {base:g}")
-    return to.op("mul", found, 1 / math.log(base))
+        raise layer.damaged_error(f"the base {base:g}")
+    return graph.op("mul", found, 1 / math.log(base))
 
 
-def _linear(one: NcnnLayer, to: Conversion, x: str) -> str:
+def _linear(layer: NcnnLayer, graph: Conversion, x: str) -> str:
     """Computes ``shift + scale x``, the first step of three layers."""
-    scale, shift = one.number(1, 1.0), one.number(2)
-    x = x if scale == 1 else to.op("mul", x, scale)
-    return x if shift == 0 else to.op("add", x, shift)
+    scale, shift = layer.number(1, 1.0), layer.number(2)
+    x = x if scale == 1 else graph.op("mul", x, scale)
+    return x if shift == 0 else graph.op("add", x, shift)
 
 
-@layer("Scale", params="0-1", inputs=(1, 2))
-def _scale(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
+@converts("Scale", params="0-1", inputs=(1, 2))
+def _scale(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) -> str:
     """Multiplies each channel by a stored factor, or by one of the second input; adds a stored
     bias, if any."""
-    if bool(computed) != (one.whole(0) == MISSING) or (computed and one.whole(1)):
-        raise one.damaged(f"{1 + len(computed)} inputs and {one.whole(0)} factors")
-    channels = to.extents(x)[0]
-    factors = to.reshaped(computed[0], [channels]) if computed else _each(one, to, x, "scale")
-    scaled = to.op("mul", x, factors)
-    if not one.whole(1):
+    if bool(computed) != (layer.integer(0) == MISSING) or (computed and layer.integer(1)):
+        raise layer.damaged_error(f"{1 + len(computed)} inputs and {layer.integer(0)} factors")
+    channels = graph.extents(x)[0]
+    factors = (
+        graph.reshape(computed[0], [channels]) if computed else _each(layer, graph, x, "scale")
+    )
+    scaled = graph.op("mul", x, factors)
+    if not layer.integer(1):
         return scaled
-    return to.op("add", scaled, to.raw(channels, "bias"))
+    return graph.op("add", scaled, graph.raw(channels, "bias"))
 
 
-@layer("Bias", params="0")
-def _bias(one: NcnnLayer, to: Conversion, x: str) -> str:
-    if len(to.extents(x)) != 3:
-        raise one.unsupported(f"an input of {len(to.extents(x))} axes")
-    return to.op("add", x, _each(one, to, x, "bias"))
+@converts("Bias", params="0")
+def _bias(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    if len(graph.extents(x)) != 3:
+        raise layer.unsupported_error(f"an input of {len(graph.extents(x))} axes")
+    return graph.op("add", x, _each(layer, graph, x, "bias"))
 
 
-def _each(one: NcnnLayer, to: Conversion, x: str, what: str) -> str:
+def _each(layer: NcnnLayer, graph: Conversion, x: str, what: str) -> str:
     """Reads one stored number per channel."""
-    count = one.whole(0)
-    if count != to.extents(x)[0]:
-        raise one.damaged(f"{count} numbers for {to.extents(x)[0]} channels")
-    return to.raw(count, what)
+    count = layer.integer(0)
+    if count != graph.extents(x)[0]:
+        raise layer.damaged_error(f"{count} numbers for {graph.extents(x)[0]} channels")
+    return graph.raw(count, what)
 
 
-@layer("CumulativeSum", params="0")
-def _cumulative_sum(one: NcnnLayer, to: Conversion, x: str) -> str:
-    return to.op("cumsum", x, axis=to.axis(x, one.whole(0)))
+@converts("CumulativeSum", params="0")
+def _cumulative_sum(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+    return graph.op("cumsum", x, axis=graph.axis(x, layer.integer(0)))
 
 
-def _choice(one: NcnnLayer, ops: tuple[str, ...]) -> str:
-    kind = one.whole(0)
+def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:
+    kind = layer.integer(0)
     if not 0 <= kind < len(ops):
-        raise one.unsupported(f"operation {kind}")
+        raise layer.unsupported_error(f"operation {kind}")
     return ops[kind]

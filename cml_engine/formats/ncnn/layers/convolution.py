@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import layer
-from cml_engine.formats.ncnn.layers.activations import activated
+from cml_engine.formats.ncnn.layer_types import converts
+from cml_engine.formats.ncnn.layers.activations import apply_activation
 from cml_engine.formats.ncnn.param import NcnnLayer
 
 #: "Same" padding with the odd pixel at the end or at the start.
@@ -50,37 +50,37 @@ def halves(total: int, kind: int) -> tuple[int, int]:
     return (small, large) if kind == SAME_UPPER else (large, small)
 
 
-@layer("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3), limits="computed weights")
-@layer("Convolution", params="0-6 8-16 18 19", inputs=(1, 3),
+@converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3), limits="computed weights")
+@converts("Convolution", params="0-6 8-16 18 19", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
-@layer("Convolution3D", params="0-6 9-18 21-24", limits="")
-@layer("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3),
+@converts("Convolution3D", params="0-6 9-18 21-24", limits="")
+@converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3),
        limits="computed weights")  # fmt: skip
-@layer("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3),
+@converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
-@layer("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
-def _convolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
-    if computed or one.whole(19):
-        raise one.unsupported("a convolution whose weights are computed")
-    axes = _axes(one)
-    if len(axes) == 2 and len(to.extents(x)) == 1 and all(a.kernel == 1 for a in axes):
-        return _dense(one, to, x)
-    count, groups = _outputs(one), _groups(one)
-    _check_input(one, to, x, axes)
-    channels, *sizes = to.extents(x)
+@converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
+def _convolution(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) -> str:
+    if computed or layer.integer(19):
+        raise layer.unsupported_error("a convolution whose weights are computed")
+    axes = _axes(layer)
+    if len(axes) == 2 and len(graph.extents(x)) == 1 and all(a.kernel == 1 for a in axes):
+        return _dense(layer, graph, x)
+    count, groups = _outputs(layer), _groups(layer)
+    _check_input(layer, graph, x, axes)
+    channels, *sizes = graph.extents(x)
     kernel = [axis.kernel for axis in axes]
-    weights = to.weights.flagged(_weights(one, channels, count, groups, kernel), one)
+    weights = graph.weights.flagged(_weights(layer, channels, count, groups, kernel), layer)
     weights = weights.reshape(count, channels // groups, *kernel)
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
-    value = one.number(18)
-    inputs = to.weight(weights, "filter"), _bias(one, to, count)
+    value = layer.number(18)
+    inputs = graph.weight(weights, "filter"), _bias(layer, graph, count)
     if value and any(map(any, padding)):
         around = [(0, 0), (0, 0), *padding]
-        x = to.op("pad", x, padding=around, border="constant", value=value)
+        x = graph.op("pad", x, padding=around, border="constant", value=value)
         padding = [(0, 0) for _ in axes]
     elif all(axis.before == SAME_UPPER for axis in axes):
         padding = []  # NNEF's automatic padding
-    result = to.op(
+    result = graph.op(
         "conv",
         x,
         *inputs,
@@ -89,50 +89,54 @@ def _convolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
         dilation=[axis.dilation for axis in axes],
         groups=groups,
     )
-    return activated(one, to, result)
+    return apply_activation(layer, graph, result)
 
 
-@layer("Deconvolution1D", params="0-6 9 10 15 18 20 28", inputs=(1, 3), limits="computed weights")
-@layer("Deconvolution", params="0-6 8-16 18-21 28", inputs=(1, 3),
+@converts(
+    "Deconvolution1D", params="0-6 9 10 15 18 20 28", inputs=(1, 3), limits="computed weights"
+)
+@converts("Deconvolution", params="0-6 8-16 18-21 28", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
-@layer("Deconvolution3D", params="0-6 9-18 19-27")
-@layer("DeconvolutionDepthWise1D", params="0-7 9 10 15 18 20 28", inputs=(1, 3),
+@converts("Deconvolution3D", params="0-6 9-18 19-27")
+@converts("DeconvolutionDepthWise1D", params="0-7 9 10 15 18 20 28", inputs=(1, 3),
        limits="computed weights")  # fmt: skip
-@layer("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3),
+@converts("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3),
        limits="int8 weights, computed weights")  # fmt: skip
-@layer("DeconvolutionDepthWise3D", params="0-7 9-27")
-def _deconvolution(one: NcnnLayer, to: Conversion, x: str, *computed: str) -> str:
-    if computed or one.whole(28):
-        raise one.unsupported("a deconvolution whose weights are computed")
-    axes, count, groups = _axes(one), _outputs(one), _groups(one)
-    _check_input(one, to, x, axes)
-    channels, *sizes = to.extents(x)
+@converts("DeconvolutionDepthWise3D", params="0-7 9-27")
+def _deconvolution(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) -> str:
+    if computed or layer.integer(28):
+        raise layer.unsupported_error("a deconvolution whose weights are computed")
+    axes, count, groups = _axes(layer), _outputs(layer), _groups(layer)
+    _check_input(layer, graph, x, axes)
+    channels, *sizes = graph.extents(x)
     kernel = [axis.kernel for axis in axes]
-    weights = to.weights.flagged(_weights(one, channels, count, groups, kernel), one)
+    weights = graph.weights.flagged(_weights(layer, channels, count, groups, kernel), layer)
     weights = weights.reshape(groups, count // groups, channels // groups, *kernel)
     weights = weights.swapaxes(1, 2).reshape(channels, count // groups, *kernel)
-    result = to.op(
+    result = graph.op(
         "deconv",
         x,
-        to.weight(weights, "filter"),
-        _bias(one, to, count),
-        padding=_cut(one, axes, sizes),
+        graph.weight(weights, "filter"),
+        _bias(layer, graph, count),
+        padding=_cut(layer, axes, sizes),
         stride=[axis.stride for axis in axes],
         dilation=[axis.dilation for axis in axes],
         groups=groups,
     )
-    return activated(one, to, result)
+    return apply_activation(layer, graph, result)
 
 
-def _cut(one: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _cut(
+    layer: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]
+) -> list[tuple[int, int]]:
     """Returns the elements that a deconvolution crops on each side of each axis.
 
     Output padding is a negative crop. A fixed output size is used only with "same" padding.
     """
     longer, fixed = ([0] * len(axes), [0] * len(axes))
     for values, ids in zip((longer, fixed), _OUTPUT_IDS[len(axes)], strict=True):
-        first = one.whole(ids[0])
-        values[:] = [one.whole(key, first) for key in ids][::-1]
+        first = layer.integer(ids[0])
+        values[:] = [layer.integer(key, first) for key in ids][::-1]
     found = []
     for axis, size, more, wanted in zip(axes, sizes, longer, fixed, strict=True):
         if axis.before not in (SAME_UPPER, SAME_LOWER):
@@ -140,70 +144,77 @@ def _cut(one: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]) -> li
             continue
         total = (size - 1) * axis.stride + axis.extent + more - wanted
         if wanted <= 0 or total < 0:
-            raise one.unsupported(f"'same' padding to an output of {wanted}")
+            raise layer.unsupported_error(f"'same' padding to an output of {wanted}")
         before, behind = halves(total, axis.before)
         found.append((before, behind - more))
     return found
 
 
-def _axes(one: NcnnLayer) -> list[PaddedAxis]:
+def _axes(layer: NcnnLayer) -> list[PaddedAxis]:
     """Returns the window's axes, outermost first; missing parameters default to the width's."""
-    count = 1 if one.type.endswith("1D") else 3 if one.type.endswith("3D") else 2
+    count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
     width = PaddedAxis(
-        *(one.whole(key, default) for key, default in zip(_IDS[0], (0, 1, 1, 0, 0), strict=True))
+        *(
+            layer.integer(key, default)
+            for key, default in zip(_IDS[0], (0, 1, 1, 0, 0), strict=True)
+        )
     )
     found = []
     for ids in _IDS[:count]:
         kernel, dilation, stride, before = (
-            one.whole(key, default)
+            layer.integer(key, default)
             for key, default in zip(
                 ids[:4], (width.kernel, width.dilation, width.stride, width.before), strict=True
             )
         )
-        found.append(PaddedAxis(kernel, dilation, stride, before, one.whole(ids[4], before)))
+        found.append(PaddedAxis(kernel, dilation, stride, before, layer.integer(ids[4], before)))
         if min(kernel, dilation, stride) < 1:
-            raise one.damaged(f"kernel {kernel}, dilation {dilation}, stride {stride}")
+            raise layer.damaged_error(f"kernel {kernel}, dilation {dilation}, stride {stride}")
     sides = {side for axis in found for side in (axis.before, axis.behind)}
     if min(sides) < 0 and sides not in ({SAME_UPPER}, {SAME_LOWER}):
-        raise one.damaged(f"padding by {sorted(sides)}")
+        raise layer.damaged_error(f"padding by {sorted(sides)}")
     return found[::-1]
 
 
-def _outputs(one: NcnnLayer) -> int:
-    one.refuse(8, "int8 weights")
-    return one.whole(0)
+def _outputs(layer: NcnnLayer) -> int:
+    layer.refuse(8, "int8 weights")
+    return layer.integer(0)
 
 
-def _groups(one: NcnnLayer) -> int:
-    return one.whole(7, 1) if "DepthWise" in one.type else 1
+def _groups(layer: NcnnLayer) -> int:
+    return layer.integer(7, 1) if "DepthWise" in layer.type else 1
 
 
-def _check_input(one: NcnnLayer, to: Conversion, x: str, axes: Sequence[PaddedAxis]) -> None:
-    extents = to.extents(x)
+def _check_input(layer: NcnnLayer, graph: Conversion, x: str, axes: Sequence[PaddedAxis]) -> None:
+    extents = graph.extents(x)
     if len(extents) != 1 + len(axes):
         shape = ",".join(map(str, extents))
         wanted = f"the channels and {len(axes)} more"
-        raise one.damaged(f"an input of [{shape}] without the batch: wanted {wanted}")
+        raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {wanted}")
 
 
-def _weights(one: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]) -> int:
+def _weights(
+    layer: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]
+) -> int:
     """Returns the number of weights; raises an error if it differs from the shapes' product."""
     if min(count, groups) < 1 or count % groups or channels % groups:
-        raise one.damaged(f"{channels} channels to {count} in {groups} groups")
+        raise layer.damaged_error(f"{channels} channels to {count} in {groups} groups")
     wanted = count * (channels // groups) * prod(kernel)
-    if one.whole(6) != wanted:
+    if layer.integer(6) != wanted:
         what = f"{channels} channels to {count} by a kernel of {'x'.join(map(str, kernel))}"
-        raise one.damaged(f"{one.whole(6)} weights where {what} want {wanted}")
+        raise layer.damaged_error(f"{layer.integer(6)} weights where {what} want {wanted}")
     return wanted
 
 
-def _bias(one: NcnnLayer, to: Conversion, count: int) -> str | float:
-    return to.raw(count, "bias") if one.whole(5) else 0.0
+def _bias(layer: NcnnLayer, graph: Conversion, count: int) -> str | float:
+    return graph.raw(count, "bias") if layer.integer(5) else 0.0
 
 
-def _dense(one: NcnnLayer, to: Conversion, x: str) -> str:
+def _dense(layer: NcnnLayer, graph: Conversion, x: str) -> str:
     """Converts a convolution of a vector by kernels of one value as a matrix product."""
-    count, (width,) = _outputs(one), to.extents(x)
-    weights = to.weights.flagged(_weights(one, width, count, 1, (1,)), one)
-    filters = to.weight(weights.reshape(count, width), "filter")
-    return activated(one, to, to.op("linear", x, filters, _bias(one, to, count)))
+    count, (width,) = _outputs(layer), graph.extents(x)
+    weights = graph.weights.flagged(_weights(layer, width, count, 1, (1,)), layer)
+    filters = graph.weight(weights.reshape(count, width), "filter")
+    return apply_activation(
+        layer, graph, graph.op("linear", x, filters, _bias(layer, graph, count))
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import layer
+from cml_engine.formats.ncnn.layer_types import converts
 from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
@@ -33,106 +33,114 @@ _State = list[str]
 _Step = Callable[[Conversion, str, "_State | None"], _State]
 
 
-@layer("LSTM", params="0-3 8", inputs=(1, 3), outputs=(1, 3), limits="int8 weights, long sequences")
-def _lstm(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
-    width = one.whole(0)
-    hidden = one.whole(3, width)
-    cells = _cells(one, to, 4, hidden, width, 4)
+@converts(
+    "LSTM", params="0-3 8", inputs=(1, 3), outputs=(1, 3), limits="int8 weights, long sequences"
+)
+def _lstm(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+    width = layer.integer(0)
+    hidden = layer.integer(3, width)
+    cells = _cells(layer, graph, 4, hidden, width, 4)
     smaller: list[Array] = []
     if hidden != width:
-        projections = to.weights.flagged(len(cells) * width * hidden, one)
+        projections = graph.weights.flagged(len(cells) * width * hidden, layer)
         smaller = list(projections.reshape(len(cells), 1, width, hidden))
     if len(states) == 1:
-        raise one.damaged("a state without its memory")
+        raise layer.damaged_error("a state without its memory")
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = to.weight(cell.state[None], f"state{index}_weight")
-        projection = to.weight(smaller[index], f"projection{index}_weight") if smaller else ""
+        state = graph.weight(cell.state[None], f"state{index}_weight")
+        projection = graph.weight(smaller[index], f"projection{index}_weight") if smaller else ""
 
-        def step(to: Conversion, gates: str, before: _State | None) -> _State:
+        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
             if before is not None:
-                product = to.op("matmul", before[0], state, transposeB=True)
-                gates = to.op("add", gates, product)
-            i, f, o, g = to.ops("split", 4, gates, axis=2, ratios=[1, 1, 1, 1])
-            memory = to.op("mul", to.op("sigmoid", i), to.op("tanh", g))
+                product = graph.op("matmul", before[0], state, transposeB=True)
+                gates = graph.op("add", gates, product)
+            i, f, o, g = graph.ops("split", 4, gates, axis=2, ratios=[1, 1, 1, 1])
+            memory = graph.op("mul", graph.op("sigmoid", i), graph.op("tanh", g))
             if before is not None:
-                memory = to.op("add", to.op("mul", to.op("sigmoid", f), before[1]), memory)
-            out = to.op("mul", to.op("sigmoid", o), to.op("tanh", memory))
+                memory = graph.op("add", graph.op("mul", graph.op("sigmoid", f), before[1]), memory)
+            out = graph.op("mul", graph.op("sigmoid", o), graph.op("tanh", memory))
             if projection:
-                out = to.op("matmul", out, projection, transposeB=True)
+                out = graph.op("matmul", out, projection, transposeB=True)
             return [out, memory]
 
         return step
 
-    return _run(one, to, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
+    return _run(layer, graph, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
 
 
-@layer("GRU", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences")
-def _gru(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
-    width = one.whole(0)
-    cells = _cells(one, to, 3, width, width, 4)
+@converts(
+    "GRU", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences"
+)
+def _gru(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+    width = layer.integer(0)
+    cells = _cells(layer, graph, 3, width, width, 4)
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = to.weight(cell.state[None], f"state{index}_weight")
-        inner = to.weight(cell.bias[3].reshape(1, 1, -1), f"new{index}_bias")
+        state = graph.weight(cell.state[None], f"state{index}_weight")
+        inner = graph.weight(cell.bias[3].reshape(1, 1, -1), f"new{index}_bias")
 
-        def step(to: Conversion, gates: str, before: _State | None) -> _State:
-            r, u, n = to.ops("split", 3, gates, axis=2, ratios=[1, 1, 1])
+        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
+            r, u, n = graph.ops("split", 3, gates, axis=2, ratios=[1, 1, 1])
             new = inner
             if before is not None:
-                product = to.op("matmul", before[0], state, transposeB=True)
-                more = to.ops("split", 3, product, axis=2, ratios=[1, 1, 1])
-                r, u = (to.op("add", a, b) for a, b in zip((r, u), more, strict=False))
-                new = to.op("add", more[2], inner)
-            new = to.op("tanh", to.op("add", n, to.op("mul", to.op("sigmoid", r), new)))
-            update = to.op("sigmoid", u)
+                product = graph.op("matmul", before[0], state, transposeB=True)
+                more = graph.ops("split", 3, product, axis=2, ratios=[1, 1, 1])
+                r, u = (graph.op("add", a, b) for a, b in zip((r, u), more, strict=False))
+                new = graph.op("add", more[2], inner)
+            new = graph.op("tanh", graph.op("add", n, graph.op("mul", graph.op("sigmoid", r), new)))
+            update = graph.op("sigmoid", u)
             if before is None:
-                return [to.op("sub", new, to.op("mul", update, new))]
-            return [to.op("add", new, to.op("mul", update, to.op("sub", before[0], new)))]
+                return [graph.op("sub", new, graph.op("mul", update, new))]
+            return [graph.op("add", new, graph.op("mul", update, graph.op("sub", before[0], new)))]
 
         return step
 
     biases = [cell.bias[:3].reshape(-1) for cell in cells]
-    return _run(one, to, x, states, cells, step_of, biases)
+    return _run(layer, graph, x, states, cells, step_of, biases)
 
 
-@layer("RNN", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences")
-def _rnn(one: NcnnLayer, to: Conversion, x: str, *states: str) -> list[str]:
-    width = one.whole(0)
-    cells = _cells(one, to, 1, width, width, 1)
+@converts(
+    "RNN", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences"
+)
+def _rnn(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+    width = layer.integer(0)
+    cells = _cells(layer, graph, 1, width, width, 1)
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = to.weight(cell.state[None], f"state{index}_weight")
+        state = graph.weight(cell.state[None], f"state{index}_weight")
 
-        def step(to: Conversion, gates: str, before: _State | None) -> _State:
+        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
             if before is not None:
-                product = to.op("matmul", before[0], state, transposeB=True)
-                gates = to.op("add", gates, product)
-            return [to.op("tanh", gates)]
+                product = graph.op("matmul", before[0], state, transposeB=True)
+                gates = graph.op("add", gates, product)
+            return [graph.op("tanh", gates)]
 
         return step
 
-    return _run(one, to, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
+    return _run(layer, graph, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
 
 
 def _cells(
-    one: NcnnLayer, to: Conversion, gates: int, hidden: int, width: int, biases: int
+    layer: NcnnLayer, graph: Conversion, gates: int, hidden: int, width: int, biases: int
 ) -> list[_Cell]:
     """Reads the weights of every direction."""
-    one.refuse(8, "int8 weights")
-    count, total = 1 + (one.whole(2) == _BOTH), one.whole(1)
+    layer.refuse(8, "int8 weights")
+    count, total = 1 + (layer.integer(2) == _BOTH), layer.integer(1)
     rows = count * gates * hidden
-    if width < 1 or hidden < 1 or not 0 <= one.whole(2) <= _BOTH or total < 1 or total % rows:
-        raise one.damaged(f"{total} weights for {width} outputs in direction {one.whole(2)}")
-    inputs = to.weights.flagged(total, one).reshape(count, gates * hidden, total // rows)
-    bias = to.weights.flagged(count * biases * hidden, one).reshape(count, biases, hidden)
-    states = to.weights.flagged(rows * width, one).reshape(count, gates * hidden, width)
+    if width < 1 or hidden < 1 or not 0 <= layer.integer(2) <= _BOTH or total < 1 or total % rows:
+        raise layer.damaged_error(
+            f"{total} weights for {width} outputs in direction {layer.integer(2)}"
+        )
+    inputs = graph.weights.flagged(total, layer).reshape(count, gates * hidden, total // rows)
+    bias = graph.weights.flagged(count * biases * hidden, layer).reshape(count, biases, hidden)
+    states = graph.weights.flagged(rows * width, layer).reshape(count, gates * hidden, width)
     return [_Cell(*parts) for parts in zip(inputs, bias, states, strict=True)]
 
 
 def _run(
-    one: NcnnLayer,
-    to: Conversion,
+    layer: NcnnLayer,
+    graph: Conversion,
     x: str,
     states: Sequence[str],
     cells: Sequence[_Cell],
@@ -141,46 +149,50 @@ def _run(
 ) -> list[str]:
     """Returns all steps of all directions, then the last states if the layer has outputs for
     them."""
-    extents = to.extents(x)
+    extents = graph.extents(x)
     if len(extents) != 2 or extents[1] != cells[0].input.shape[1]:
-        raise one.damaged(f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}")
-    current().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", one.source)
+        raise layer.damaged_error(
+            f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}"
+        )
+    current().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", layer.source)
     rows: list[str] = []
     last: list[_State] = []
     for index, (cell, bias) in enumerate(zip(cells, biases, strict=True)):
-        weight = to.weight(cell.input[None], f"input{index}_weight")
-        product = to.op("matmul", x, weight, transposeB=True)
-        gates = to.op("add", product, to.weight(bias.reshape(1, 1, -1), f"bias{index}"))
-        steps = _parts(to, gates, extents[0])
-        backwards = one.whole(2) == _REVERSE or index == 1
-        state = _first(one, to, states, index, len(cells))
+        weight = graph.weight(cell.input[None], f"input{index}_weight")
+        product = graph.op("matmul", x, weight, transposeB=True)
+        gates = graph.op("add", product, graph.weight(bias.reshape(1, 1, -1), f"bias{index}"))
+        steps = _parts(graph, gates, extents[0])
+        backwards = layer.integer(2) == _REVERSE or index == 1
+        state = _first(layer, graph, states, index, len(cells))
         step = step_of(index, cell)
         made: list[str] = []
         for gate in reversed(steps) if backwards else steps:
-            state = step(to, gate, state)
+            state = step(graph, gate, state)
             made.append(state[0])
         assert state is not None
         last.append(state)
-        rows.append(_joined(to, made[::-1] if backwards else made, 1))
-    outputs = [_joined(to, rows, 2)]
-    if len(one.outputs) > 1:
-        outputs += [_joined(to, [s[k] for s in last], 1) for k in range(len(last[0]))]
+        rows.append(_joined(graph, made[::-1] if backwards else made, 1))
+    outputs = [_joined(graph, rows, 2)]
+    if len(layer.outputs) > 1:
+        outputs += [_joined(graph, [s[k] for s in last], 1) for k in range(len(last[0]))]
     return outputs
 
 
 def _first(
-    one: NcnnLayer, to: Conversion, states: Sequence[str], index: int, count: int
+    layer: NcnnLayer, graph: Conversion, states: Sequence[str], index: int, count: int
 ) -> _State | None:
     """Returns the initial state of direction ``index``; None if no state is given."""
     for state in states:
-        if len(to.extents(state)) != 2 or to.extents(state)[0] != count:
-            raise one.damaged(f"a state of {list(to.extents(state))}: wanted {count} rows")
-    return [_parts(to, state, count)[index] for state in states] or None
+        if len(graph.extents(state)) != 2 or graph.extents(state)[0] != count:
+            raise layer.damaged_error(
+                f"a state of {list(graph.extents(state))}: wanted {count} rows"
+            )
+    return [_parts(graph, state, count)[index] for state in states] or None
 
 
-def _parts(to: Conversion, x: str, count: int) -> list[str]:
-    return [x] if count == 1 else to.ops("split", count, x, axis=1, ratios=[1] * count)
+def _parts(graph: Conversion, x: str, count: int) -> list[str]:
+    return [x] if count == 1 else graph.ops("split", count, x, axis=1, ratios=[1] * count)
 
 
-def _joined(to: Conversion, parts: Sequence[str], axis: int) -> str:
-    return parts[0] if len(parts) == 1 else to.op("concat", *parts, axis=axis)
+def _joined(graph: Conversion, parts: Sequence[str], axis: int) -> str:
+    return parts[0] if len(parts) == 1 else graph.op("concat", *parts, axis=axis)

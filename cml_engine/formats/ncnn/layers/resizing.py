@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import layer
+from cml_engine.formats.ncnn.layer_types import converts
 from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.io.load_limits import current
 from cml_engine.ir.graph import Array
@@ -19,84 +19,86 @@ _LARGEST = 2**16
 _CUBIC = -0.75
 
 
-@layer("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
-def _interp(one: NcnnLayer, to: Conversion, x: str, *reference: str) -> str:
+@converts("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
+def _interp(layer: NcnnLayer, graph: Conversion, x: str, *reference: str) -> str:
     """Resizes by factors, to a size, or to the size of a second input."""
-    kind = _KINDS.get(one.whole(0))
-    if kind is None or one.text(9):
-        raise one.unsupported(f"resize type {one.whole(0)}" if not kind else "a computed size")
-    if bool(reference) != bool(one.whole(5)):
-        raise one.damaged(f"{1 + len(reference)} inputs")
-    extents = to.extents(x)
+    kind = _KINDS.get(layer.integer(0))
+    if kind is None or layer.text(9):
+        raise layer.unsupported_error(
+            f"resize type {layer.integer(0)}" if not kind else "a computed size"
+        )
+    if bool(reference) != bool(layer.integer(5)):
+        raise layer.damaged_error(f"{1 + len(reference)} inputs")
+    extents = graph.extents(x)
     if len(extents) == 1:
-        x = to.reshaped(x, [*extents, 1, 1])
-    spatial = to.extents(x)[1:]
+        x = graph.reshape(x, [*extents, 1, 1])
+    spatial = graph.extents(x)[1:]
     if len(spatial) > 2:
-        raise one.unsupported(f"an input of {len(extents)} axes")
-    sizes, steps = _sizes(one, to, spatial, reference)
+        raise layer.unsupported_error(f"an input of {len(extents)} axes")
+    sizes, steps = _sizes(layer, graph, spatial, reference)
     if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
-        raise one.damaged(f"a size of {sizes}")
+        raise layer.damaged_error(f"a size of {sizes}")
     if tuple(sizes) == spatial:
         return x
-    aligned = bool(one.whole(6)) and kind != "nearest"
+    aligned = bool(layer.integer(6)) and kind != "nearest"
     exact = all(n == step * size for n, step, size in zip(spatial, steps, sizes, strict=True))
     if aligned or exact:
-        return _by_extents(to, x, sizes, kind, aligned)
-    return _by_steps(to, x, sizes, steps, kind)
+        return _by_extents(graph, x, sizes, kind, aligned)
+    return _by_steps(graph, x, sizes, steps, kind)
 
 
 def _sizes(
-    one: NcnnLayer, to: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
+    layer: NcnnLayer, graph: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
 ) -> tuple[list[int], list[float]]:
     """Returns the output sizes and the source distance between neighbouring results, per axis.
 
     Sizes are rounded down but distances are not, so size times distance need not be the extent.
     """
     ids = ((1, 3), (2, 4))[-len(spatial) :]
-    factors = [one.number(scale, 1.0) for scale, _ in ids]
+    factors = [layer.number(scale, 1.0) for scale, _ in ids]
     if not 1 / _LARGEST <= min(factors) <= max(factors) <= _LARGEST:
-        raise one.damaged(f"factors of {factors}")
+        raise layer.damaged_error(f"factors of {factors}")
     factors = [float(np.float32(factor)) for factor in factors]
-    wanted = [one.whole(size) for _, size in ids]
-    fixed = all(one.whole(key) for key in (3, 4))
+    wanted = [layer.integer(size) for _, size in ids]
+    fixed = all(layer.integer(key) for key in (3, 4))
     if reference:
-        wanted, fixed = list(to.extents(reference[0])[-len(spatial) :]), True
+        wanted, fixed = list(graph.extents(reference[0])[-len(spatial) :]), True
     if fixed:
         return wanted, [n / size for n, size in zip(spatial, wanted, strict=True)]
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
     return sizes, [1 / factor for factor in factors]
 
 
-def _by_extents(to: Conversion, x: str, sizes: list[int], kind: str, aligned: bool) -> str:
+def _by_extents(graph: Conversion, x: str, sizes: list[int], kind: str, aligned: bool) -> str:
     """Resizes by the ratio of the extents, with an operator of the engine where one fits."""
-    factors = [new / old for new, old in zip(sizes, to.extents(x)[1:], strict=True)]
+    factors = [new / old for new, old in zip(sizes, graph.extents(x)[1:], strict=True)]
     whole = [int(factor) for factor in factors]
     if whole == factors and kind == "nearest":
-        return to.op("nearest_upsample", x, factor=whole)
+        return graph.op("nearest_upsample", x, factor=whole)
     coordinates = "aligned" if aligned else "symmetric"
     if whole == factors and kind == "linear":
-        return to.op("multilinear_upsample", x, factor=whole, method=coordinates)
+        return graph.op("multilinear_upsample", x, factor=whole, method=coordinates)
     if kind == "nearest":
-        return _by_steps(to, x, sizes, [1 / factor for factor in factors], kind)
-    return to.op("resize", x, output_size=sizes, method=kind, coordinates=coordinates)
+        return _by_steps(graph, x, sizes, [1 / factor for factor in factors], kind)
+    return graph.op("resize", x, output_size=sizes, method=kind, coordinates=coordinates)
 
 
-def _by_steps(to: Conversion, x: str, sizes: list[int], steps: list[float], kind: str) -> str:
+def _by_steps(graph: Conversion, x: str, sizes: list[int], steps: list[float], kind: str) -> str:
     """Resizes axis by axis, at positions that are computed here in ncnn's precision."""
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), start=2):
-        extent = to.extents(x)[axis - 1]
+        extent = graph.extents(x)[axis - 1]
         if kind == "nearest":
             at = np.arange(size, dtype=np.float32) * np.float32(step)
             places = np.minimum(at.astype(np.int32), extent - 1)
-            x = to.op("gather", x, to.weight(places, "places", "integer"), axis=axis)
+            x = graph.op("gather", x, graph.weight(places, "places", "integer"), axis=axis)
             continue
         rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, kind == "cubic")
-        rows = rows.reshape([1] * (len(to.extents(x)) - 1) + [size, extent])
-        matrix = to.weight(rows, "matrix")
-        if axis == len(to.extents(x)):
-            x = to.op("matmul", x, matrix, transposeB=True)
+        rows = rows.reshape([1] * (len(graph.extents(x)) - 1) + [size, extent])
+        matrix = graph.weight(rows, "matrix")
+        if axis == len(graph.extents(x)):
+            x = graph.op("matmul", x, matrix, transposeB=True)
         else:
-            x = to.op("matmul", matrix, x)
+            x = graph.op("matmul", matrix, x)
     return x
 
 
@@ -121,8 +123,8 @@ def _cubic(t: Array) -> Array:
     return np.where(t <= 1, near, far)
 
 
-@layer("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
-def _grid_sample(one: NcnnLayer, to: Conversion, x: str, grid: str) -> str:
+@converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
+def _grid_sample(layer: NcnnLayer, graph: Conversion, x: str, grid: str) -> str:
     """Samples at given positions; a grid stored as planes is transposed first.
 
     For far reflections, and for cubic sampling beyond a border, ncnn's values differ from
@@ -130,15 +132,17 @@ def _grid_sample(one: NcnnLayer, to: Conversion, x: str, grid: str) -> str:
     """
     methods = {1: "linear", 2: "nearest", 3: "cubic"}
     borders = {1: "constant", 2: "replicate"}
-    method, border = methods.get(one.whole(0, 1)), borders.get(one.whole(1, 1))
-    axes = len(to.extents(x)) - 1
+    method, border = methods.get(layer.integer(0, 1)), borders.get(layer.integer(1, 1))
+    axes = len(graph.extents(x)) - 1
     if method is None or border is None or axes not in (2, 3):
-        raise one.unsupported(f"sampling {one.whole(0, 1)}, padding {one.whole(1, 1)}, {axes} axes")
-    if len(to.extents(grid)) != 1 + axes:
-        raise one.damaged(f"positions of {len(to.extents(grid))} axes")
-    aligned = bool(one.whole(2))
+        raise layer.unsupported_error(
+            f"sampling {layer.integer(0, 1)}, padding {layer.integer(1, 1)}, {axes} axes"
+        )
+    if len(graph.extents(grid)) != 1 + axes:
+        raise layer.damaged_error(f"positions of {len(graph.extents(grid))} axes")
+    aligned = bool(layer.integer(2))
     if (method, border) == ("cubic", "replicate"):
-        raise one.unsupported(f"{method} sampling with padding {one.whole(1, 1)}")
-    if one.whole(3):
-        grid = to.permuted(grid, [*range(1, 1 + axes), 0])
-    return to.op("grid_sample", x, grid, method=method, border=border, align_corners=aligned)
+        raise layer.unsupported_error(f"{method} sampling with padding {layer.integer(1, 1)}")
+    if layer.integer(3):
+        grid = graph.permute(grid, [*range(1, 1 + axes), 0])
+    return graph.op("grid_sample", x, grid, method=method, border=border, align_corners=aligned)

@@ -67,13 +67,13 @@ class ExportCall(NodeWriter):
             return self.constants(operand.value.reshape(wanted), operand.name)
         if wanted == operand.fact.shape:
             return operand.name
-        return self.reshaped(operand.name, wanted)
+        return self.reshape(operand.name, wanted)
 
     @property
     def tensors(self) -> list[str]:
         return [self.tensor(i) for i in range(len(self.operands))]
 
-    def aligned(self, position: int, rank: int) -> str:
+    def align(self, position: int, rank: int) -> str:
         """Appends axes of 1 to an operand: NNEF aligns shapes from the left, ONNX from the
         right."""
         shape = self.fact(position).shape
@@ -81,11 +81,11 @@ class ExportCall(NodeWriter):
             return self.tensor(position)
         return self.tensor(position, (*shape, *[1] * (rank - len(shape))))
 
-    def all_aligned(self) -> list[str]:
+    def align_all(self) -> list[str]:
         rank = max(operand.fact.rank for operand in self.operands)
-        return [self.aligned(i, rank) for i in range(len(self.operands))]
+        return [self.align(i, rank) for i in range(len(self.operands))]
 
-    def filled(self, value: Any, fact: Fact | None = None) -> str:
+    def fill(self, value: Any, fact: Fact | None = None) -> str:
         """Adds a constant filled with one value; its default shape is that of the first result."""
         fact = fact or self.out
         return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))

@@ -65,11 +65,11 @@ class NodeWriter:
 
     # -- what many forms share --------------------------------------------------------------------
 
-    def reshaped(self, x: str, shape: Sequence[int]) -> str:
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
         # without allowzero 0 means the input's extent
         zero = 1 if 0 in shape else None
         if zero:
-            self.need(14, "a shape with an extent of 0")
+            self.require_opset(14, "a shape with an extent of 0")
         return self.add("Reshape", x, self.indices(*shape), allowzero=zero)
 
     def cast(self, x: str, dtype: str) -> str:
@@ -77,22 +77,22 @@ class NodeWriter:
         name = NUMPY_DTYPE[dtype].name if dtype in NUMPY_DTYPE else dtype
         return self.add("Cast", x, to=ELEMENTS[name])
 
-    def transposed(self, x: str, axes: Sequence[int]) -> str:
+    def transpose(self, x: str, axes: Sequence[int]) -> str:
         if list(axes) == list(range(len(axes))):
             return x
         return self.add("Transpose", x, perm=[int(axis) for axis in axes])
 
-    def reduced(self, op: str, x: str, axes: Sequence[int], keep: bool = True) -> str:
+    def reduce(self, op: str, x: str, axes: Sequence[int], keep: bool = True) -> str:
         """Adds a reduction. The axes are an attribute before opset 18, of ReduceSum before 13."""
         axes = [int(axis) for axis in axes]
         if op == "ReduceSum" or self.opset >= 18:
             return self.add(op, x, self.indices(*axes), keepdims=int(keep))
         return self.add(op, x, axes=axes, keepdims=int(keep))
 
-    def either(self, condition: str, yes: str, no: str) -> str:
+    def where(self, condition: str, yes: str, no: str) -> str:
         return self.add("Where", condition, yes, no)
 
-    def need(self, opset: int, what: str) -> None:
+    def require_opset(self, opset: int, what: str) -> None:
         """Raises an error if the opset is older than a feature requires."""
         if self.opset < opset:
             raise UnsupportedOp(
@@ -101,11 +101,11 @@ class NodeWriter:
                 self.node.source,
             )
 
-    def refused(self, why: str) -> UnsupportedOp:
+    def unsupported_error(self, why: str) -> UnsupportedOp:
         return UnsupportedOp(f"{self.node.title} has no ONNX form: {why}", self.node.source)
 
 
-def renamed(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:
+def rename_tensors(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:
     """Returns the nodes with their tensors renamed."""
     return [
         replace(

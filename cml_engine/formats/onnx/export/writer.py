@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.formats.onnx.export.call import ExportCall, ExportOperand
 from cml_engine.formats.onnx.export.export_rules import ExportRule
-from cml_engine.formats.onnx.export.nodes import renamed
+from cml_engine.formats.onnx.export.nodes import rename_tensors
 from cml_engine.formats.onnx.export.operators import load_export_rules
 from cml_engine.formats.onnx.export.wire import (
     OutFunction,
@@ -147,7 +147,7 @@ class OnnxWriter:
             prefix=prefix,
             taken=self._taken,
         )
-        self._nodes += _finished(call, row, node.outputs)
+        self._nodes += _rename_results(call, row, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
         """Writes empty results as constants, because many runtimes fail on empty tensors."""
@@ -186,7 +186,7 @@ class OnnxWriter:
             taken=taken,
             nodes=body.nodes,
         )
-        nodes = _finished(call, row, results)
+        nodes = _rename_results(call, row, results)
         if sum(made.op != "Constant" for made in nodes) == 1:  # a single node needs no function
             self._write_nodes(node, row, operands, facts)
             return
@@ -227,12 +227,12 @@ class _Body:
         return self._made[key]
 
 
-def _finished(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[OutNode]:
+def _rename_results(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[OutNode]:
     """Returns the nodes of a form, with its results renamed to ``names``."""
     if call.opset < row.since:
-        call.need(row.since, "its ONNX form")
+        call.require_opset(row.since, "its ONNX form")
     filled = row.empty is not None and not call.fact(0).size
-    found = call.filled(row.empty) if filled else row.convert(call)
+    found = call.fill(row.empty) if filled else row.convert(call)
     results = [found] if isinstance(found, str) else list(found)
     made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
     called: dict[str, str] = {}
@@ -241,4 +241,4 @@ def _finished(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[O
             called[result] = name
         else:
             call.nodes.append(OutNode("Identity", (result,), (name,)))
-    return renamed(call.nodes, called)
+    return rename_tensors(call.nodes, called)

@@ -22,7 +22,7 @@ from cml_engine.compiler.integer.quantizer.lookup_tables import (
 from cml_engine.compiler.integer.quantizer.placement import Placement, ValueKind, kind_of
 from cml_engine.compiler.integer.quantizer.ranges import QuantScale
 from cml_engine.errors import ModelError
-from cml_engine.formats.builder import renamed
+from cml_engine.formats.builder import rename_tensors
 from cml_engine.formats.onnx.integer.qdq_reader import WORDS
 from cml_engine.formats.onnx.integer.quantized_values import (
     NotIntegerError,
@@ -47,8 +47,8 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     """
     work = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
-        work.take(renamed(node, work.names))
-    made = work.finished()
+        work.add(rename_tensors(node, work.names))
+    made = work.build()
     points = lower_to_integers(made).points  # raises if a sum could overflow
     note = (
         f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
@@ -72,18 +72,18 @@ class _IntegerGraphImport:
     #: by tensor: the copy that was stored in 8 bits, starting at 0, and shifted back
     shifted: dict[str, str] = field(default_factory=dict)
 
-    def take(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         """Converts one node; nodes come in execution order."""
         if WORDS in node.attrs:
             self._point(node, node.attrs[WORDS])
             return
         kind = self._kind(node)
         if node.op in _AXES:
-            node = self._weighted(node, _AXES[node.op])
+            node = self._quantize_weights(node, _AXES[node.op])
         elif node.op == "matmul" and node.inputs[1] in self.graph.constants:
-            node = self._weighted(node, -2 if node.attrs["transposeB"] else -1)
+            node = self._quantize_weights(node, -2 if node.attrs["transposeB"] else -1)
         elif not kind.pending:
-            node = self._joined(node)
+            node = self._join(node)
         for name in node.inputs:
             if name in self.graph.constants and name not in self.constants.values:
                 self.constants.operand(name)
@@ -99,26 +99,26 @@ class _IntegerGraphImport:
         kinds = self.placement.kinds
         for name in node.inputs:
             if name in self.graph.inputs and name not in kinds:
-                raise self._unrounded(node, name)
+                raise self._unrounded_error(node, name)
         pending = [n for n in node.inputs if n in kinds and kinds[n].pending]
         try:
             if pending and formula_of(node.op) is None:
-                raise self._unrounded(node, pending[0])
+                raise self._unrounded_error(node, pending[0])
             return kind_of(self.graph, node, self.placement)
         except NotIntegerError:
             raise
         except ModelError:
             if pending and formula_of(node.op) is not None:
-                raise self._unrounded(node, pending[0]) from None
+                raise self._unrounded_error(node, pending[0]) from None
             raise NotIntegerError(f"{node.title} has no integer form", node.source) from None
 
-    def _unrounded(self, node: Node, name: str) -> NotIntegerError:
+    def _unrounded_error(self, node: Node, name: str) -> NotIntegerError:
         return NotIntegerError(
             f"{node.title} reads '{name}', which no QuantizeLinear rounds: quantize that too",
             node.source,
         )
 
-    def _weighted(self, node: Node, axis: int) -> Node:
+    def _quantize_weights(self, node: Node, axis: int) -> Node:
         """Returns the node with integer weights and bias."""
         of_x = self.words[node.inputs[0]].scale
         scales = self.constants.weights(node, axis)
@@ -130,7 +130,7 @@ class _IntegerGraphImport:
         bias = self.constants.bias(node, of_x, scales, channels)
         return replace(node, inputs=(*node.inputs[:2], bias))
 
-    def _joined(self, node: Node) -> Node:
+    def _join(self, node: Node) -> Node:
         """Returns the node with operands of one scale, the scale to which the result is rounded
         next."""
         scales = {self.words[n].scale for n in node.inputs if n in self.words}
@@ -148,7 +148,7 @@ class _IntegerGraphImport:
         inputs = []
         for name in node.inputs:
             if name in self.words and self.words[name] != words:
-                inputs.append(self._fresh(f"{name}_again", name))
+                inputs.append(self._unique_name(f"{name}_again", name))
                 self._round_words(node, name, inputs[-1], words)
             else:
                 inputs.append(name)
@@ -159,19 +159,19 @@ class _IntegerGraphImport:
     def _point(self, node: Node, words: QuantizedType) -> None:
         (name,), (out,) = node.inputs, node.outputs
         if name in self.graph.inputs and name not in self.words:
-            self._alone(node, name, words)
+            self._add_alone(node, name, words)
             self.lines[name] = _line(words)
-            self._is_words(name, words)
+            self._check_words(name, words)
         kind = self.placement.kinds.get(name)
         if kind is None:
             raise NotIntegerError(f"{node.title}: '{name}' is no tensor of numbers", node.source)
         if kind.pending:
-            self._alone(node, name, words)
+            self._add_alone(node, name, words)
             self._round_sums(node, kind, name, out, words)
         else:
             self._round_words(node, name, out, words)
 
-    def _alone(self, node: Node, name: str, words: QuantizedType) -> None:
+    def _add_alone(self, node: Node, name: str, words: QuantizedType) -> None:
         """Raises :class:`NotIntegerError` if a node reads the tensor before it is rounded."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]
@@ -187,14 +187,14 @@ class _IntegerGraphImport:
         if self.words[name] != words or name in self.graph.inputs:
             self.lines[out] = _line(words)
             if words.is_cut:
-                wide = self._fresh(f"{out}_wide", name)
+                wide = self._unique_name(f"{out}_wide", name)
                 self.lines[wide] = _line(words)
                 self._add("copy", (name,), wide, node)
                 self._clamp(wide, out, words, node)
-                self._is_words(out, words)
+                self._check_words(out, words)
                 return
         self._add("copy", (name,), out, node)
-        self._is_words(out, words)
+        self._check_words(out, words)
 
     def _round_sums(
         self, node: Node, kind: ValueKind, name: str, out: str, words: QuantizedType
@@ -206,12 +206,12 @@ class _IntegerGraphImport:
         elif words.is_cut:
             self._clamp(name, out, words, node)
             self.lines[out] = _line(words)
-            self._is_words(out, words)
+            self._check_words(out, words)
             return
-        self.nodes = [renamed(made, {name: out}) for made in self.nodes]
+        self.nodes = [rename_tensors(made, {name: out}) for made in self.nodes]
         self.names[name] = out
         self.lines[out] = quant_attrs(words.scale, words.bits, words.signed, **table)
-        self._is_words(out, words)
+        self._check_words(out, words)
 
     def _table(self, base: str, name: str, words: QuantizedType) -> list[int]:
         of = self.words[base]
@@ -221,7 +221,8 @@ class _IntegerGraphImport:
             numbers = (np.arange(256) + of.low) * of.scale
             back = self._from_zero(base, of, between)
             self.nodes = [
-                renamed(n, {base: back}) if n.outputs[0] in between else n for n in self.nodes
+                rename_tensors(n, {base: back}) if n.outputs[0] in between else n
+                for n in self.nodes
             ]
         else:
             numbers = table_words(of.bits, of.signed) * of.scale
@@ -236,7 +237,7 @@ class _IntegerGraphImport:
         """
         if base not in self.shifted:
             at = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in before)
-            moved, back = (self._fresh(f"{base}_{what}", base) for what in ("moved", "back"))
+            moved, back = (self._unique_name(f"{base}_{what}", base) for what in ("moved", "back"))
             start = self._literal(-of.low * of.scale)
             self.nodes[at:at] = [
                 Node("add", (base, start), (moved,), source=self.nodes[at].source),
@@ -248,7 +249,7 @@ class _IntegerGraphImport:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _is_words(self, name: str, words: QuantizedType) -> None:
+    def _check_words(self, name: str, words: QuantizedType) -> None:
         self.words[name] = words
         self.placement.kinds[name] = ValueKind("words", name)
 
@@ -259,7 +260,7 @@ class _IntegerGraphImport:
     def _add(self, op: str, inputs: tuple[str, ...], out: str, node: Node) -> None:
         self.nodes.append(Node(op, inputs, (out,), Attrs(), node.source))
 
-    def _fresh(self, name: str, like: str) -> str:
+    def _unique_name(self, name: str, like: str) -> str:
         name = unused_name(name, self.graph.facts, self.facts)
         self.facts[name] = self.graph.facts[like] if like in self.graph.facts else self.facts[like]
         return name
@@ -270,7 +271,7 @@ class _IntegerGraphImport:
         self.literals[name] = number
         return name
 
-    def finished(self) -> Graph:
+    def build(self) -> Graph:
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
         every = {**graph.constants, **self.literals, **self.constants.values}

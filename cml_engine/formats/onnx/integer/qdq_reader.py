@@ -23,9 +23,9 @@ from cml_engine.formats.onnx.integer.quantized_values import (
 )
 from cml_engine.formats.onnx.model import OnnxModelFile, OnnxNode
 from cml_engine.formats.onnx.op_schemas import OnnxOpSchema
-from cml_engine.formats.onnx.operators.convolution import convolved
+from cml_engine.formats.onnx.operators.convolution import convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
-from cml_engine.formats.onnx.operators.quantized import dequantized
+from cml_engine.formats.onnx.operators.quantized import dequantize
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Attrs
 
@@ -72,7 +72,7 @@ class QdqReader:
                 "the model statically (onnxruntime.quantization.quantize_static)"
             )
         read = [v for v in call.inputs if isinstance(v, QuantizedValue)]
-        return self._moved(row, call, read) if read else None
+        return self._move(row, call, read) if read else None
 
     def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
         """Raises :class:`NotIntegerError` if a node without a known integer meaning reads
@@ -95,9 +95,9 @@ class QdqReader:
         dtype = np.dtype(np.uint8) if zero is None else zero.dtype
         if call[0].array is not None or dtype.kind not in "iu":
             return None
-        return self._rounded(call, call[0], call[1], zero, dtype)
+        return self._quantize_values(call, call[0], call[1], zero, dtype)
 
-    def _rounded(
+    def _quantize_values(
         self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]
     ) -> QuantizedValue:
         if isinstance(x, QuantizedValue) or x.kind != "scalar":
@@ -113,7 +113,7 @@ class QdqReader:
         if call[0].array is None:
             return self._numbers(call[0], call[1], zero)
         block = call.attributes.get("block_size") or 0
-        return self._known(call, call[0], call[1], zero, block)
+        return self._dequantize_constant(call, call[0], call[1], zero, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
         """Returns the real numbers that computed integers represent: the values that were
@@ -127,11 +127,11 @@ class QdqReader:
             raise NotIntegerError("reads integers by another scale than they were made by")
         return x.real
 
-    def _known(
+    def _dequantize_constant(
         self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
     ) -> Value:
         """Returns a constant's dequantized values and records its integers in ``stored``."""
-        real = dequantized(call, x, scale, zero, block)
+        real = dequantize(call, x, scale, zero, block)
         if real.array is None or x.array is None or scale.array is None:
             raise NotIntegerError("its scale is computed when the network runs")
         name = x.name or f"{call.emit.base}_weights"
@@ -144,7 +144,7 @@ class QdqReader:
             self.stored[clean(name)] = QuantizedConstant(x.array.astype(np.int64) - start, scales)
         return Value.known(real.array, name)
 
-    def _moved(
+    def _move(
         self, row: OnnxOpSchema, call: OnnxCall, read: Sequence[QuantizedValue]
     ) -> list[Value]:
         if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
@@ -164,14 +164,14 @@ class QdqReader:
         bias: Value = call.emit.value(0.0)
         if call.has(8):
             bias = call.unsqueeze(self._bias(call, 8, call[1], call[4]), [0])
-        y = convolved(call, x, weights, bias)
-        return self._rounded(call, y, call[6], call[7], call[7].dtype)
+        y = convolve(call, x, weights, bias)
+        return self._quantize_values(call, y, call[6], call[7], call[7].dtype)
 
     def _matmul(self, call: OnnxCall) -> Value:
         a = self._numbers(call[0], call[1], call[2])
         known = call[3].array is not None
         b = self._weights(call, 3, -1) if known else self._numbers(call[3], call[4], call[5])
-        return self._rounded(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
+        return self._quantize_values(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
 
     def _weights(self, call: OnnxCall, position: int, axis: int) -> Value:
         """Weights with their scale and zero point behind them, of the tensor or of an axis."""

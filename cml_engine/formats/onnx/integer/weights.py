@@ -33,14 +33,14 @@ class WordConstants:
         """Converts a node's weights to integers and returns their scales: one, or one per
         channel."""
         name = node.inputs[1]
-        found = self._found(name)
+        found = self._find(name)
         if found is None:
             raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are numbers: no DequantizeLinear gives them, "
                 "or blocks of them have scales of their own",
                 node.source,
             )
-        whole = self._whole(name, found, axis)
+        whole = self._scale_integers(name, found, axis)
         if whole is None:
             raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are changed before they are used, or have "
@@ -62,7 +62,7 @@ class WordConstants:
             return name
         of_sums = [Fraction(repr(of_x)) * Fraction(repr(scale)) for scale in scales]
         of_sums = of_sums * (channels // len(of_sums))
-        found = self._found(name)
+        found = self._find(name)
         if found is not None and found.whole.size in (1, channels):
             steps = np.broadcast_to(np.array(found.scales), channels)
             given = np.broadcast_to(found.whole.reshape(-1), channels)
@@ -79,20 +79,20 @@ class WordConstants:
 
     def operand(self, name: str) -> None:
         """Converts a constant operand to integers if the file stores integers for it."""
-        found = self._found(name)
+        found = self._find(name)
         if found is not None and len(found.scales) == 1 and name not in self.values:
-            whole = self._whole(name, found, 0)
+            whole = self._scale_integers(name, found, 0)
             if whole is not None:
                 self._keep(name, whole, round_digits(found.scales[0]))
 
-    def _found(self, name: str) -> QuantizedConstant | None:
+    def _find(self, name: str) -> QuantizedConstant | None:
         """Returns the integers that were read for a constant, or None.
 
         The name may have a number appended that made it unique.
         """
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
-    def _whole(self, name: str, found: QuantizedConstant, axis: int) -> Array | None:
+    def _scale_integers(self, name: str, found: QuantizedConstant, axis: int) -> Array | None:
         """Returns a constant as integer multiples of its scales; None if it is none."""
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim

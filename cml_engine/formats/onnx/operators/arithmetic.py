@@ -20,11 +20,11 @@ from cml_engine.ir.graph import Array
 def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     """Emits ``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
     if x.kind != y.kind:
-        raise call.wrong(f"it has operands of {x.dtype} and {y.dtype}")
+        raise call.shape_error(f"it has operands of {x.dtype} and {y.dtype}")
     if x.kind == "integer":
         if name in ("min", "max"):
             x, y = _nearest(x), _nearest(y)
-        return wrapped(call.zip(f"int_{name}", x, y), x.dtype, call)
+        return wrap(call.zip(f"int_{name}", x, y), x.dtype, call)
     if name in ("min", "max"):
         return _with_nan(call, name, x, y).typed(x.dtype)
     return call.zip(name, x, y).typed(x.dtype)
@@ -48,7 +48,7 @@ def _nearest(limit: Value) -> Value:
     return Value.known(np.clip(limit.array, max(low, np.iinfo(limit.dtype).min), high), limit.name)
 
 
-def wrapped(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
+def wrap(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
     """Wraps an integer result around to the range of its type, if that has fewer than 32 bits."""
     bits = 8 * dtype.itemsize
     if bits < 32 and dtype.kind == "u":
@@ -168,7 +168,7 @@ def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -
     whole = call.op("round_even", result)
     off = call.op("abs", call.op("sub", result, whole))
     near = call.op("le", off, call.op("mul", call.op("abs", result), _POWER_ERROR))
-    return wrapped(call.cast(call.op("select", near, whole, result), "integer"), x.dtype, call)
+    return wrap(call.cast(call.op("select", near, whole, result), "integer"), x.dtype, call)
 
 
 #: the relative error of a power on a GPU
@@ -195,7 +195,7 @@ def _signed(name: str) -> Callable[[OnnxCall], Value]:
             if name == "sign":
                 return call.op("int_min", x, 1).typed(x.dtype)
         if integer:
-            return wrapped(call.op(f"int_{name}", x), x.dtype, call)
+            return wrap(call.op(f"int_{name}", x), x.dtype, call)
         return call.op(name, x).typed(x.dtype)
 
     return form
@@ -230,17 +230,17 @@ def clip_6(call: OnnxCall) -> Value:
     low, high = call.attr("min"), call.attr("max")
     low_value = None if low is None else call.emit.value(float(low))
     high_value = None if high is None else call.emit.value(float(high))
-    return _clipped(call, call[0], low_value, high_value)
+    return _clip(call, call[0], low_value, high_value)
 
 
 @op("Clip", nnef="clamp, int_max, int_min", inputs=3, since=11)
 def clip(call: OnnxCall) -> Value:
     low = call[1] if call.has(1) else None
     high = call[2] if call.has(2) else None
-    return _clipped(call, call[0], low, high)
+    return _clip(call, call[0], low, high)
 
 
-def _clipped(call: OnnxCall, x: Value, low: Value | None, high: Value | None) -> Value:
+def _clip(call: OnnxCall, x: Value, low: Value | None, high: Value | None) -> Value:
     if x.kind == "integer":
         x = x if low is None else binary(call, "max", x, low)
         return x if high is None else binary(call, "min", x, high)
@@ -280,7 +280,7 @@ for _name, _nnef, _bitwise in (
 
 @op("BitwiseNot", nnef="bit_not", fold=_fold(np.bitwise_not))
 def bitwise_not(call: OnnxCall) -> Value:
-    return wrapped(call.op("bit_not", call[0]), call[0].dtype, call)
+    return wrap(call.op("bit_not", call[0]), call[0].dtype, call)
 
 
 @op(
@@ -292,7 +292,7 @@ def bitwise_not(call: OnnxCall) -> Value:
 def bit_shift(call: OnnxCall) -> Value:
     x, by = call[0], call[1]
     if call.attr("direction") == "LEFT":
-        return wrapped(call.zip("shift_left", x, by), x.dtype, call)
+        return wrap(call.zip("shift_left", x, by), x.dtype, call)
     shifted = call.zip("shift_right", x, by).typed(x.dtype)
     if x.dtype.kind == "u":
         return shifted

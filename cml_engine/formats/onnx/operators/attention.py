@@ -7,7 +7,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import FLOAT, INT, Attr, at_least, one_of, required
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
-from cml_engine.formats.onnx.operators.movement import taken
+from cml_engine.formats.onnx.operators.movement import take_ranges
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 
@@ -28,16 +28,16 @@ _WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
 @op("Attention", nnef=NNEF, inputs=7, attrs=_WINDOWED, since=25)
 def attention(call: OnnxCall) -> list[Value | None]:
     flat = call[0].rank == 3
-    q = by_heads(call, call[0], call.attr("q_num_heads"))
-    k = by_heads(call, call[1], call.attr("kv_num_heads"))
-    v = by_heads(call, call[2], call.attr("kv_num_heads"))
+    q = split_heads(call, call[0], call.attr("q_num_heads"))
+    k = split_heads(call, call[1], call.attr("kv_num_heads"))
+    v = split_heads(call, call[2], call.attr("kv_num_heads"))
     past = call[4].shape[2] if call.has(4) else 0
     if past:
         k, v = call.concat([call[4], k], 2), call.concat([call[5], v], 2)
     present = [k, v]
     bias = _bias(call, q.shape[2], k.shape[2], past)
     repeats = q.shape[1] // k.shape[1]
-    k, v = (repeated_heads(call, x, repeats) for x in (k, v))
+    k, v = (repeat_heads(call, x, repeats) for x in (k, v))
     scale = call.attr("scale")
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     logits = scores(call, q, k, scale, call.attr("softcap"))
@@ -45,7 +45,7 @@ def attention(call: OnnxCall) -> list[Value | None]:
     weights = masked_softmax(call, biased, bias)
     y = call.op("matmul", weights, v)
     shown = [logits, logits, biased, weights][call.attr("qk_matmul_output_mode")]
-    return [as_rows(call, y) if flat else y, *present, shown]
+    return [join_heads(call, y) if flat else y, *present, shown]
 
 
 def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
@@ -57,22 +57,22 @@ def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Valu
     return call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
 
 
-def by_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
+def split_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
     """Splits [batch, length, heads * size] into [batch, heads, length, size]."""
     if x.rank == 4:
         return x
     if x.rank != 3 or not heads or x.shape[2] % heads:
-        raise call.wrong(f"{x} of {heads} heads")
+        raise call.shape_error(f"{x} of {heads} heads")
     batch, length, width = x.shape
     return call.transpose(call.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
 
 
-def as_rows(call: OnnxCall, x: Value) -> Value:
+def join_heads(call: OnnxCall, x: Value) -> Value:
     batch, heads, length, size = x.shape
     return call.reshape(call.transpose(x, [0, 2, 1, 3]), [batch, length, heads * size])
 
 
-def repeated_heads(call: OnnxCall, x: Value, times: int) -> Value:
+def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
     """Repeats every head ``times`` times, for queries that share keys and values."""
     if times == 1:
         return x
@@ -96,11 +96,13 @@ def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
     call.allocate([queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     for comparison, bound in bounds:
-        found = summed(call, found, within(call, ahead, offset, comparison, bound))
+        found = add_mask(call, found, window_mask(call, ahead, offset, comparison, bound))
     if call.has(6):
         places = Value.known(np.arange(keys).reshape(1, 1, 1, keys))
         lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
-        found = summed(call, found, additive(call, compared(call, "lt", places, lengths)))
+        found = add_mask(
+            call, found, additive_mask(call, compare_values(call, "lt", places, lengths))
+        )
     return found
 
 
@@ -114,7 +116,7 @@ def _offset(call: OnnxCall, queries: int, past: int) -> Value:
     return Value.known(np.array(past, np.int64))
 
 
-def within(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
+def window_mask(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
     """Returns 0 where ``ahead`` compares true with ``offset + bound``, minus infinity elsewhere.
 
     ``ahead`` is a key's index minus a query's.
@@ -124,10 +126,10 @@ def within(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: 
         if offset.array is not None
         else call.op("int_add", offset, bound)
     )
-    return additive(call, compared(call, comparison, Value.known(ahead), limit))
+    return additive_mask(call, compare_values(call, comparison, Value.known(ahead), limit))
 
 
-def compared(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
+def compare_values(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     if x.array is not None and y.array is not None:
         functions = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
         return Value.known(functions[name](x.array, y.array))
@@ -141,16 +143,16 @@ def _mask(call: OnnxCall, keys: int) -> Value:
         shape = [*mask.shape[:-1], missing]
         rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
         mask = call.concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
-    return additive(call, mask) if mask.kind == "logical" else call.scalar(mask)
+    return additive_mask(call, mask) if mask.kind == "logical" else call.scalar(mask)
 
 
-def additive(call: OnnxCall, allowed: Value) -> Value:
+def additive_mask(call: OnnxCall, allowed: Value) -> Value:
     if allowed.array is not None:
         return Value.known(np.where(allowed.array, 0, -np.inf).astype(np.float32))
     return call.op("select", allowed, 0.0, float("-inf"))
 
 
-def summed(call: OnnxCall, x: Value | None, y: Value) -> Value:
+def add_mask(call: OnnxCall, x: Value | None, y: Value) -> Value:
     if x is None:
         return y
     if x.array is not None and y.array is not None:
@@ -181,36 +183,36 @@ _ROTARY = {"interleaved": 0, "num_heads": at_least(0, 0), "rotary_embedding_dim"
 
 @op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, attrs=_ROTARY)
 def rotary_embedding(call: OnnxCall) -> Value:
-    return _rotated(call, call[1], call[2], call[3] if call.has(3) else None)
+    return _rotate_values(call, call[1], call[2], call[3] if call.has(3) else None)
 
 
 @op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, domain=MICROSOFT,
     attrs={**_ROTARY, "is_packed_batching": 0, "scale": 1.0})  # fmt: skip
 def microsoft_rotary_embedding(call: OnnxCall) -> Value:
     if call[1].shape == (1,):
-        raise call.refuse("a single first position")
+        raise call.unsupported_error("a single first position")
     if call.attr("is_packed_batching") or call.attr("scale") != 1.0:
-        raise call.refuse("is_packed_batching or a scale")
-    return _rotated(call, call[2], call[3], call[1])
+        raise call.unsupported_error("is_packed_batching or a scale")
+    return _rotate_values(call, call[2], call[3], call[1])
 
 
-def _rotated(call: OnnxCall, cosines: Value, sines: Value, positions: Value | None) -> Value:
+def _rotate_values(call: OnnxCall, cosines: Value, sines: Value, positions: Value | None) -> Value:
     x = call[0]
     flat, heads = x.rank == 3, call.attr("num_heads")
     if flat:
         batch, length, width = x.shape
         if not heads:
-            raise call.wrong("num_heads is missing")
+            raise call.shape_error("num_heads is missing")
         x = call.reshape(x, [batch, length, heads, width // heads])
     else:
         x = call.transpose(x, [0, 2, 1, 3])
     size = call.attr("rotary_embedding_dim") or x.shape[3]
     c, s = (_cache(call, v, positions) for v in (cosines, sines))
-    y = turned_by(call, x, c, s, size, bool(call.attr("interleaved")))
+    y = rotate(call, x, c, s, size, bool(call.attr("interleaved")))
     return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
 
 
-def turned_by(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
+def rotate(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
     """Applies a rotary embedding to the first ``size`` elements of every head.
 
     ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
@@ -230,7 +232,7 @@ def turned_by(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleav
 def _halves(call: OnnxCall, x: Value, size: int, interleaved: bool) -> list[Value]:
     if not interleaved:
         return call.split(x, 3, [size // 2, size // 2])
-    return [taken(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
+    return [take_ranges(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
 
 
 def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
@@ -260,15 +262,15 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
         call.attr("update_rule"),
     )
     q, k, v = (
-        by_heads(call, call[0], groups),
-        by_heads(call, call[1], heads),
-        by_heads(call, call[2], heads),
+        split_heads(call, call[0], groups),
+        split_heads(call, call[1], heads),
+        split_heads(call, call[2], heads),
     )
     batch, _, length, size = k.shape
     call.check_written_out(length)
     gating, delta = rule in ("gated", "gated_delta"), rule in ("delta", "gated_delta")
-    decay = call.op("exp", by_heads(call, call[4], heads)) if gating else None
-    beta = by_heads(call, call[5], call[5].shape[2]) if delta else None
+    decay = call.op("exp", split_heads(call, call[4], heads)) if gating else None
+    beta = split_heads(call, call[5], call[5].shape[2]) if delta else None
     zero = Value.known(np.zeros((batch, heads, size, v.shape[3]), np.float32))
     state = call[3] if call.has(3) else zero
     outputs = []
@@ -282,11 +284,11 @@ def linear_attention(call: OnnxCall) -> list[Value | None]:
             old = call.op("matmul", key, state)
             value = call.op("mul", call.op("sub", value, old), call.slice(beta, 2, t, t + 1))
         state = call.op("add", state, call.op("matmul", key, value, transposeA=True))
-        read = repeated_heads(call, state, groups // heads)
+        read = repeat_heads(call, state, groups // heads)
         outputs.append(call.op("matmul", call.slice(q, 2, t, t + 1), read))
     scale = call.attr("scale") or 1 / np.sqrt(size)
     y = call.op("mul", call.concat(outputs, 2), float(scale))
-    return [as_rows(call, y), state]
+    return [join_heads(call, y), state]
 
 
 @op(

@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import one_of
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.operators.arithmetic import wrapped
+from cml_engine.formats.onnx.operators.arithmetic import wrap
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
 from cml_engine.ir.graph import Array
@@ -84,7 +84,7 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
     """Casts a value to another of ONNX's types."""
     dtype = element_dtype(element)
     if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
-        raise call.refuse(f"a cast to {ELEMENT_TYPES.get(element, element)}")
+        raise call.unsupported_error(f"a cast to {ELEMENT_TYPES.get(element, element)}")
     if value.array is not None:
         return Value.known(_cast_array(value.array, dtype))
     if value.kind != kind_of(dtype):
@@ -94,7 +94,7 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
     elif value.kind == "scalar" and dtype.itemsize < value.dtype.itemsize == 4:
         value = call.op("copy", value)  # float16 and bfloat16 are computed as float32
     if dtype.kind in "iu" and dtype.itemsize < 4 and dtype != value.dtype:
-        return wrapped(value, dtype, call)
+        return wrap(value, dtype, call)
     return value.typed(dtype)
 
 
@@ -136,14 +136,14 @@ def bit_cast(call: OnnxCall) -> Value:
     x, element = call[0], call.attr("to")
     dtype = element_dtype(element)
     if dtype is None or dtype.itemsize != x.dtype.itemsize:
-        raise call.wrong(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
+        raise call.shape_error(f"{x.dtype} read as {ELEMENT_TYPES.get(element, element)}")
     if x.array is not None:
         return Value.known(np.ascontiguousarray(x.array).view(dtype).reshape(x.shape))
     # floats of other sizes are computed in 32 bits, and integers have at most 32 bits
     if "uint32" in (x.dtype.name, dtype.name) or (
         x.dtype.itemsize != 4 and "scalar" in (x.kind, kind_of(dtype))
     ):
-        raise call.refuse(f"{x.dtype} read as {dtype}")
+        raise call.unsupported_error(f"{x.dtype} read as {dtype}")
     if x.kind != "logical" and x.kind != kind_of(dtype):
         return call.op("to_bits" if x.kind == "scalar" else "from_bits", x).typed(dtype)
     return to_dtype(call, x, element)

@@ -45,7 +45,9 @@ def constant(call: OnnxCall) -> Value:
         return Value.known(np.array(call.attr(name), np.float32))
     if name in ("value_int", "value_ints"):
         return Value.known(np.array(call.attr(name), np.int64))
-    raise call.refuse(f"a constant of texts ({name})" if name else "a constant without a value")
+    raise call.unsupported_error(
+        f"a constant of texts ({name})" if name else "a constant without a value"
+    )
 
 
 def _end(call: OnnxCall, name: str, rank: int, default: int) -> int:
@@ -86,7 +88,7 @@ def constant_of_shape(call: OnnxCall) -> Value:
 def arange(call: OnnxCall) -> Value:
     start, limit, step = (call.array(i).reshape(()) for i in range(3))
     if step == 0:
-        raise call.wrong("a step of 0")
+        raise call.shape_error("a step of 0")
     count = max(0, int(np.ceil((limit.astype(np.float64) - start) / step)))
     call.allocate([count])
     return Value.known((start + np.arange(count).astype(start.dtype) * step).astype(start.dtype))
@@ -99,7 +101,7 @@ def arange(call: OnnxCall) -> Value:
 )
 def eye_like(call: OnnxCall) -> Value:
     if call[0].rank != 2:
-        raise call.wrong(f"it wants a matrix, got {call[0]}")
+        raise call.shape_error(f"it wants a matrix, got {call[0]}")
     element = call.attr("dtype")
     dtype = call[0].dtype if element is None else element_dtype(element)
     rows, columns = call.allocate(call[0].shape)

@@ -39,14 +39,14 @@ def _graph_op(name: str, nnef: str, inputs: int, **attrs: Any) -> Callable[[Cont
 
 
 def _never(call: OnnxCall) -> Value:
-    raise call.refuse(f"{call.node.op} outside a graph")
+    raise call.unsupported_error(f"{call.node.op} outside a graph")
 
 
 @_graph_op("If", "the branch that is taken", 1, then_branch=OnnxGraph, else_branch=OnnxGraph)
 def if_(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     condition = call.array(0, "the condition")
     if condition.size != 1:
-        raise call.wrong(f"a condition of {condition.size} values")
+        raise call.shape_error(f"a condition of {condition.size} values")
     branch = call.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
     return importer.inner(branch, {}, scope, "")
 
@@ -60,7 +60,7 @@ def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
     count = 0
     while (trips is None or count < trips) and bool(
-        call.known(go_on, "the loop's condition").reshape(-1)[0]
+        call.known_values(go_on, "the loop's condition").reshape(-1)[0]
     ):
         current().charge_nodes(1, f"iteration {count:,} of the loop", call.emit.source)
         inputs = [Value.known(np.array(count, np.int64)), go_on, *carried]
@@ -76,7 +76,7 @@ def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
 
 def _joined(call: OnnxCall, parts: list[Value], axis: int) -> Value:
     if not parts:
-        raise call.refuse("a loop that never runs and gives a list of results")
+        raise call.unsupported_error("a loop that never runs and gives a list of results")
     return call.concat(parts, axis)
 
 
@@ -93,7 +93,7 @@ def _joined(call: OnnxCall, parts: list[Value], axis: int) -> Value:
 )
 def scan(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value | None]:
     if call.opset < 9:
-        raise call.refuse("Scan of opset 8")
+        raise call.unsupported_error("Scan of opset 8")
     body: OnnxGraph = call.attr("body")
     lists = call.attr("num_scan_inputs")
     inputs = [call[i] for i in range(len(call.inputs))]
@@ -103,7 +103,7 @@ def scan(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
     back = call.attr("scan_input_directions") or [0] * lists
     lengths = {v.shape[a] for a, v in zip(axes, scanned, strict=True)}
     if len(lengths) != 1:
-        raise call.wrong(f"it goes over {sorted(lengths)} elements at once")
+        raise call.shape_error(f"it goes over {sorted(lengths)} elements at once")
     length = lengths.pop()
     call.check_written_out(length)
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - len(state))]

@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import FLOATS, INTS, Attr, at_least, per_axis
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
-from cml_engine.formats.onnx.operators.matrix import less_zero
+from cml_engine.formats.onnx.operators.matrix import subtract_zero_point
 from cml_engine.formats.onnx.operators.windows import (
     WINDOW,
     explicit_padding,
@@ -24,23 +24,23 @@ CONV = {**WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
 
 @op("Conv", nnef="conv", inputs=3, attrs=CONV)
 def conv(call: OnnxCall) -> Value:
-    return convolved(call, call[0], call[1], bias_of(call, 2))
+    return convolve(call, call[0], call[1], find_bias(call, 2))
 
 
-def bias_of(call: OnnxCall, position: int) -> Value:
+def find_bias(call: OnnxCall, position: int) -> Value:
     """Reshapes a bias [C] to [1, C]."""
     if not call.has(position):
         return call.emit.value(0.0)
     return call.unsqueeze(call[position], [0])
 
 
-def convolved(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
+def convolve(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
     if x.rank < 3 or weights.rank != x.rank:
-        raise call.wrong(f"a convolution of {x} with {weights}")
+        raise call.shape_error(f"a convolution of {x} with {weights}")
     shape = window(call, x.shape[2:], list(weights.shape[2:]))
     given = call.attr("kernel_shape")
     if given is not None and tuple(given) != weights.shape[2:]:
-        raise call.wrong(f"kernel_shape {given}, and weights {weights}")
+        raise call.shape_error(f"kernel_shape {given}, and weights {weights}")
     return call.op(
         "conv",
         x,
@@ -63,7 +63,7 @@ def convolved(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
 def conv_transpose(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     if x.rank < 3 or weights.rank != x.rank:
-        raise call.wrong(f"a convolution of {x} with {weights}")
+        raise call.shape_error(f"a convolution of {x} with {weights}")
     stride, dilation, extra = (call.attr(k) for k in ("strides", "dilations", "output_padding"))
     reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilation, strict=True)]
     full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
@@ -73,7 +73,7 @@ def conv_transpose(call: OnnxCall) -> Value:
         "deconv",
         x,
         weights,
-        bias_of(call, 2) if all(a >= 0 and b >= 0 for a, b in padding) else 0.0,
+        find_bias(call, 2) if all(a >= 0 and b >= 0 for a, b in padding) else 0.0,
         border="constant",
         padding=[(max(a, 0), max(b, 0)) for a, b in padding],
         stride=list(stride),
@@ -84,7 +84,7 @@ def conv_transpose(call: OnnxCall) -> Value:
         return result
     sides = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in padding)]
     padded = call.op("pad", result, padding=sides, border="constant", value=0.0)
-    return call.op("add", padded, bias_of(call, 2)) if call.has(2) else padded
+    return call.op("add", padded, find_bias(call, 2)) if call.has(2) else padded
 
 
 def _up_padding(
@@ -110,11 +110,11 @@ def _up_padding(
 def conv_integer(call: OnnxCall) -> Value:
     x, weights = call[0], call[1]
     if call.has(2):
-        x = less_zero(call, x, call[2])
+        x = subtract_zero_point(call, x, call[2])
     if call.has(3):
         zero, rank = call[3], weights.rank
         each = call.reshape(zero, [zero.shape[0], *[1] * (rank - 1)]) if zero.rank else zero
-        weights = less_zero(call, weights, each)
+        weights = subtract_zero_point(call, weights, each)
     shape = window(call, x.shape[2:], list(weights.shape[2:]))
     y = call.op(
         "int_conv",
@@ -151,7 +151,7 @@ def deform_conv(call: OnnxCall) -> Value:
         "conv",
         columns,
         flat,
-        bias_of(call, 3),
+        find_bias(call, 3),
         border="constant",
         padding=[(0, 0)] * rank,
         stride=[1] * rank,
@@ -191,13 +191,15 @@ _FUSED = {**CONV, "activation": "", "activation_params": FLOATS}
 
 @op("FusedConv", nnef="conv, and its activation", inputs=4, attrs=_FUSED, domain=MICROSOFT)
 def fused_conv(call: OnnxCall) -> Value:
-    result = convolved(call, call[0], call[1], bias_of(call, 2))
+    result = convolve(call, call[0], call[1], find_bias(call, 2))
     if call.has(3):
         result = call.zip("add", result, call[3])
-    return activated(call, result, call.attr("activation"), call.attr("activation_params") or [])
+    return apply_activation(
+        call, result, call.attr("activation"), call.attr("activation_params") or []
+    )
 
 
-def activated(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
+def apply_activation(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
     """Applies an activation given by its ONNX name, as fused and recurrent operators have it."""
     name = name.lower()
     if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):
@@ -220,4 +222,4 @@ def activated(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value
         return call.op("select", call.op("gt", x, bound), x, 0.0)
     if name == "scaledtanh":
         return call.op("mul", call.op("tanh", call.op("mul", x, params[1])), params[0])
-    raise call.refuse(f"the activation '{name}'")
+    raise call.unsupported_error(f"the activation '{name}'")

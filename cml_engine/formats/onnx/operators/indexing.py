@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import INT, at_least, one_of
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import ML, op
-from cml_engine.formats.onnx.operators.arithmetic import wrapped
+from cml_engine.formats.onnx.operators.arithmetic import wrap
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 
@@ -20,11 +20,11 @@ def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
     range."""
     if array.size and (array.min() < -extent or array.max() >= extent):
         wrong = array[(array < -extent) | (array >= extent)].flat[0]
-        raise call.wrong(f"index {wrong} of {extent} elements")
+        raise call.shape_error(f"index {wrong} of {extent} elements")
     return np.asarray(array % extent if extent else array, np.int64)
 
 
-def from_zero(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
+def wrap_indices(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
     """Converts negative indices, which count from the end, to positive ones.
 
     ``extents`` has one extent for all indices, or one per element of the last axis.
@@ -49,7 +49,7 @@ def gather(call: OnnxCall) -> Value:
     axis = call.axis(call.attr("axis"), x.rank)
     extent = x.shape[axis]
     if indices.array is None:
-        return call.op("gather", x, from_zero(call, indices, [extent]), axis=axis).typed(x.dtype)
+        return call.op("gather", x, wrap_indices(call, indices, [extent]), axis=axis).typed(x.dtype)
     places = _known_indices(call, indices.array, extent)
     flat = places.reshape(-1).tolist()
     if flat and places.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
@@ -63,7 +63,7 @@ def array_feature_extractor(call: OnnxCall) -> Value:
     x, indices = call[0], call[1]
     x = call.unsqueeze(x, [0]) if x.rank == 1 else x
     flat = call.reshape(indices, [prod(indices.shape)])
-    places = from_zero(call, flat, [x.shape[-1]])
+    places = wrap_indices(call, flat, [x.shape[-1]])
     return call.op("gather", x, places, axis=x.rank - 1).typed(x.dtype)
 
 
@@ -71,7 +71,7 @@ def array_feature_extractor(call: OnnxCall) -> Value:
 def gather_nd(call: OnnxCall) -> Value:
     x, indices, batch = call[0], call[1], call.attr("batch_dims")
     depth = indices.shape[-1]
-    indices = from_zero(call, indices, list(x.shape[batch : batch + depth]))
+    indices = wrap_indices(call, indices, list(x.shape[batch : batch + depth]))
     if batch:
         # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch]
@@ -93,7 +93,7 @@ _SCATTER_FROM_16 = {"axis": 0, "reduction": _REDUCTION}
 def _reduction(call: OnnxCall) -> str:
     found = str(call.attributes.get("reduction", "none"))
     if found != "none" and call[0].kind == "logical":
-        raise call.refuse(f"reduction='{found}' of truth values")
+        raise call.unsupported_error(f"reduction='{found}' of truth values")
     return found
 
 
@@ -104,20 +104,20 @@ def scatter_elements(call: OnnxCall) -> Value:
     x = call[0]
     axis, reduction = call.axis(call.attr("axis"), x.rank), _reduction(call)
     y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
-    return _stored(call, y)
+    return _cast_result(call, y)
 
 
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
 @op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": _REDUCTION}, since=16)
 def scatter_nd(call: OnnxCall) -> Value:
     y = call.op("scatter_nd", call[0], call[1], call[2], reduction=_reduction(call))
-    return _stored(call, y)
+    return _cast_result(call, y)
 
 
-def _stored(call: OnnxCall, result: Value) -> Value:
+def _cast_result(call: OnnxCall, result: Value) -> Value:
     """Returns the result in the type of the first input; integer sums and products wrap around."""
     if result.kind == "integer" and _reduction(call) in ("add", "mul"):
-        return wrapped(result, call[0].dtype, call)
+        return wrap(result, call[0].dtype, call)
     return result.typed(call[0].dtype)
 
 
@@ -133,7 +133,7 @@ def one_hot(call: OnnxCall) -> Value:
     shape = [depth if a == axis else 1 for a in range(lifted.rank)]
     call.checked_shape([*indices.shape, *call.allocate([depth])])
     places = Value.known(np.arange(depth).reshape(shape))
-    hit = call.zip("int_eq", from_zero(call, lifted, [depth]), places)
+    hit = call.zip("int_eq", wrap_indices(call, lifted, [depth]), places)
     off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))
     return call.zip("select", hit, on, off).typed(values.dtype)
 
@@ -177,7 +177,7 @@ def non_max_suppression(call: OnnxCall) -> Value:
     if call[0].array is not None and call[1].array is not None:
         rows, found = call.emit.evaluate([chosen, count], mark)
         assert rows is not None and found is not None
-        return call.slice(rows.typed(np.int64), 0, 0, int(call.known(found, "the count")[0]))
+        return call.slice(rows.typed(np.int64), 0, 0, int(call.known_values(found, "the count")[0]))
     call.emit.also(f"{call.node.outputs[0]}_count", count, chosen, 0)
     return chosen.typed(np.int64)
 
@@ -190,7 +190,7 @@ def compress(call: OnnxCall) -> Value:
         x, axis = call.reshape(x, [int(np.prod(x.shape))]), 0
     axis = call.axis(axis, x.rank)
     if kept.size and kept[-1] >= x.shape[axis]:
-        raise call.wrong(f"a condition of {call[1].shape[0]} for {x.shape[axis]} elements")
+        raise call.shape_error(f"a condition of {call[1].shape[0]} for {x.shape[axis]} elements")
     if x.array is not None:
         return Value.known(x.array.take(kept, axis))
     return call.op("gather", x, Value.known(kept), axis=axis).typed(x.dtype)

@@ -51,14 +51,14 @@ def _loss(call: OnnxCall, logs: Value) -> Value:
         loss = call.op("mul", loss, weights)
     if call.attr("reduction") == "none":
         return loss
-    total = _summed(call, loss)
+    total = _reduce(call, loss)
     if call.attr("reduction") == "sum":
         return total
     if weights is None:
         return call.op("mul", total, 1.0 / int(np.prod(loss.shape)))
-    return call.op("div", total, _summed(call, weights))
+    return call.op("div", total, _reduce(call, weights))
 
 
-def _summed(call: OnnxCall, x: Value) -> Value:
+def _reduce(call: OnnxCall, x: Value) -> Value:
     axes = list(range(x.rank))
     return call.squeeze(call.op("sum_reduce", x, axes=axes), axes)

@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import Attr, at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import MANY, MICROSOFT, op
-from cml_engine.formats.onnx.operators.arithmetic import wrapped
+from cml_engine.formats.onnx.operators.arithmetic import wrap
 from cml_engine.formats.onnx.operators.reduction import integer_sum
 from cml_engine.formats.onnx.values import Value
 from cml_engine.io.load_limits import current
@@ -23,7 +23,7 @@ def matmul(
     """Multiplies as NumPy's ``matmul``: a vector is a row on the left and a column on the right."""
     row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
-        raise call.wrong(f"a product of {x} and {y}")
+        raise call.shape_error(f"a product of {x} and {y}")
     x = call.unsqueeze(x, [0]) if row else x
     y = call.unsqueeze(y, [1]) if column else y
     rank = max(x.rank, y.rank)
@@ -91,7 +91,7 @@ _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB
 @op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", inputs=2, attrs=_FUSED, domain=MICROSOFT)
 def fused_matmul(call: OnnxCall) -> Value:
     if call.attr("transBatchA") or call.attr("transBatchB"):
-        raise call.refuse("transBatchA or transBatchB")
+        raise call.unsupported_error("transBatchA or transBatchB")
     turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
     result = matmul(call, call[0], call[1], **turns)
     return result if call.attr("alpha") == 1.0 else call.op("mul", result, call.attr("alpha"))
@@ -104,16 +104,16 @@ def fused_matmul(call: OnnxCall) -> Value:
 def einsum(call: OnnxCall) -> Value:
     values = [call[i] for i in range(len(call.inputs))]
     if any(value.kind != values[0].kind for value in values):
-        raise call.wrong(f"it has operands of {', '.join(map(str, values))}")
-    terms, result = _parsed(call, call.attr("equation"), values)
+        raise call.shape_error(f"it has operands of {', '.join(map(str, values))}")
+    terms, result = _parse_equation(call, call.attr("equation"), values)
     for i, labels in enumerate(terms):
-        values[i], terms[i] = _without_repeats(call, values[i], labels)
-    values, terms = _without_ones(call, values, terms)
+        values[i], terms[i] = _take_diagonals(call, values[i], labels)
+    values, terms = _squeeze_ones(call, values, terms)
     missing = [label for label in result if not any(label in term for term in terms)]
     if missing:
-        raise call.wrong(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
+        raise call.shape_error(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
     if values[0].kind == "integer":
-        return wrapped(_integer_einsum(call, values, terms, result), values[0].dtype, call)
+        return wrap(_integer_einsum(call, values, terms, result), values[0].dtype, call)
     equation = f"{','.join(terms)}->{result}"
     return call.fragment("einsum", 1, *values, equation=equation)[0].typed(values[0].dtype)
 
@@ -135,18 +135,20 @@ def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], resul
     return call.squeeze(integer_sum(call, product, summed), summed) if summed else product
 
 
-def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
+def _parse_equation(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
     """Returns the labels of the operands and the result; an ellipsis becomes unused letters."""
     text = equation.replace(" ", "")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(values):
-        raise call.wrong(f"equation '{equation}' has {len(terms)} operands, got {len(values)}")
+        raise call.shape_error(
+            f"equation '{equation}' has {len(terms)} operands, got {len(values)}"
+        )
     free = [c for c in string.ascii_letters if c not in text]
     hidden = [v.rank - len(t.replace("...", "")) for t, v in zip(terms, values, strict=True)]
     depth = max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0)
     if depth > len(free) or any(n < 0 for n in hidden):
-        raise call.wrong(f"equation '{equation}' of {', '.join(map(str, values))}")
+        raise call.shape_error(f"equation '{equation}' of {', '.join(map(str, values))}")
     dots = "".join(free[:depth])
     filled = [
         t.replace("...", dots[depth - n :]) if "..." in t else t
@@ -154,14 +156,14 @@ def _parsed(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[st
     ]
     for term, value in zip(filled, values, strict=True):
         if len(term) != value.rank or not term.isalpha() and term:
-            raise call.wrong(f"equation '{equation}': '{term}' does not fit {value}")
+            raise call.shape_error(f"equation '{equation}': '{term}' does not fit {value}")
     if not arrow:
         once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
         return filled, dots + "".join(once)
     return filled, result.replace("...", dots)
 
 
-def _without_repeats(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
+def _take_diagonals(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
     """Replaces two axes of one operand with the same label by their diagonal."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -185,7 +187,7 @@ def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
     return call.transpose(taken, back)
 
 
-def _without_ones(
+def _squeeze_ones(
     call: OnnxCall, values: list[Value], terms: list[str]
 ) -> tuple[list[Value], list[str]]:
     """Removes axes of extent 1 that broadcast against longer ones."""
@@ -203,7 +205,7 @@ def _without_ones(
 # -- products of integers --------------------------------------------------------------------------
 
 
-def less_zero(call: OnnxCall, x: Value, zero: Value) -> Value:
+def subtract_zero_point(call: OnnxCall, x: Value, zero: Value) -> Value:
     """Subtracts the zero point, which broadcasts, from an integer tensor."""
     if zero.array is not None and not zero.array.any():
         return x
@@ -218,9 +220,9 @@ def matmul_integer(call: OnnxCall) -> Value:
     if call.has(2):
         zero = call[2]
         rows = zero.rank == 1 and zero.shape != (1,) and a.rank > 1
-        a = less_zero(call, a, call.unsqueeze(zero, [1]) if rows else zero)
+        a = subtract_zero_point(call, a, call.unsqueeze(zero, [1]) if rows else zero)
     if call.has(3):
-        b = less_zero(call, b, call[3])
+        b = subtract_zero_point(call, b, call[3])
     return matmul(call, a, b).typed(np.int32)
 
 
@@ -239,7 +241,7 @@ def matmul_nbits(call: OnnxCall) -> Value:
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
     blocks = -(-call.attr("K") // size)
     if call.has(4) and call[4].shape != (0,):
-        raise call.refuse("g_idx")
+        raise call.unsupported_error("g_idx")
     codes = call.array(1, "the weights").reshape(rows, -1).astype(np.uint8)
     codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
     scales = call.reshape(call[2], [rows, blocks])
@@ -268,9 +270,11 @@ _MAX_ROWS = 4
 def det(call: OnnxCall) -> Value:
     x = call[0]
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:
-        raise call.wrong(f"the determinant of {x}")
+        raise call.shape_error(f"the determinant of {x}")
     if x.shape[-1] > _MAX_ROWS:
-        raise call.refuse(f"the determinant of {x.shape[-1]} rows (up to {_MAX_ROWS} are)")
+        raise call.unsupported_error(
+            f"the determinant of {x.shape[-1]} rows (up to {_MAX_ROWS} are)"
+        )
     count = range(x.shape[-1])
     rows = [call.slice(x, x.rank - 2, i, i + 1) for i in count]
     elements = [[call.slice(row, x.rank - 1, i, i + 1) for i in count] for row in rows]

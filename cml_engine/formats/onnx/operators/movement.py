@@ -22,7 +22,7 @@ def identity(call: OnnxCall) -> Value:
 def dropout(call: OnnxCall) -> list[Value | None]:
     training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
     if training and call.number(1, 0.5) != 0.0:
-        raise call.refuse("training_mode=true")
+        raise call.unsupported_error("training_mode=true")
     if not call.wants(1):
         return [call[0], None]
     return [call[0], Value.known(np.ones(call.allocate(call[0].shape, 1), np.bool_))]
@@ -36,22 +36,22 @@ def reshape(call: OnnxCall) -> Value:
     x, wanted = call[0], call.ints(1, "the shape")
     if not call.attr("allowzero"):
         if any(n == 0 and i >= x.rank for i, n in enumerate(wanted)):
-            raise call.wrong(f"the shape {wanted} copies an extent that {x} lacks")
+            raise call.shape_error(f"the shape {wanted} copies an extent that {x} lacks")
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return call.reshape(x, _filled(call, wanted, x))
+    return call.reshape(x, _fill_shape(call, wanted, x))
 
 
-def _filled(call: OnnxCall, wanted: list[int], x: Value) -> list[int]:
+def _fill_shape(call: OnnxCall, wanted: list[int], x: Value) -> list[int]:
     size = int(np.prod(x.shape, dtype=object))
     if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
-        raise call.wrong(f"the shape {wanted}")
+        raise call.shape_error(f"the shape {wanted}")
     if -1 in wanted:
         rest = int(np.prod([n for n in wanted if n != -1], dtype=object))
         if rest == 0 or size % rest:
-            raise call.wrong(f"{x} does not fit the shape {wanted}")
+            raise call.shape_error(f"{x} does not fit the shape {wanted}")
         wanted = [size // rest if n == -1 else n for n in wanted]
     if int(np.prod(wanted, dtype=object)) != size:
-        raise call.wrong(f"{x} does not fit the shape {wanted}")
+        raise call.shape_error(f"{x} does not fit the shape {wanted}")
     return wanted
 
 
@@ -59,7 +59,7 @@ def _filled(call: OnnxCall, wanted: list[int], x: Value) -> list[int]:
 def flatten(call: OnnxCall) -> Value:
     x, axis = call[0], call.attr("axis")
     if not -x.rank <= axis <= x.rank:
-        raise call.wrong(f"axis {axis} of {x}")
+        raise call.shape_error(f"axis {axis} of {x}")
     at = axis if axis >= 0 else axis + x.rank
     halves = [x.shape[:at], x.shape[at:]]
     return call.reshape(x, [int(np.prod(half, dtype=object)) for half in halves])
@@ -67,15 +67,15 @@ def flatten(call: OnnxCall) -> Value:
 
 @op("Squeeze", nnef="squeeze", attrs={"axes": INTS}, until=12)
 def squeeze_1(call: OnnxCall) -> Value:
-    return _squeezed(call, call.attr("axes"))
+    return _squeeze(call, call.attr("axes"))
 
 
 @op("Squeeze", nnef="squeeze", inputs=2, since=13)
 def squeeze(call: OnnxCall) -> Value:
-    return _squeezed(call, call.ints(1, "the axes") if call.has(1) else None)
+    return _squeeze(call, call.ints(1, "the axes") if call.has(1) else None)
 
 
-def _squeezed(call: OnnxCall, axes: Sequence[int] | None) -> Value:
+def _squeeze(call: OnnxCall, axes: Sequence[int] | None) -> Value:
     x = call[0]
     if axes is None:
         axes = [a for a, n in enumerate(x.shape) if n == 1]
@@ -84,15 +84,15 @@ def _squeezed(call: OnnxCall, axes: Sequence[int] | None) -> Value:
 
 @op("Unsqueeze", nnef="unsqueeze", attrs={"axes": required(INTS)}, until=12)
 def unsqueeze_1(call: OnnxCall) -> Value:
-    return _unsqueezed(call, call.attr("axes"))
+    return _unsqueeze(call, call.attr("axes"))
 
 
 @op("Unsqueeze", nnef="unsqueeze", inputs=2, since=13)
 def unsqueeze(call: OnnxCall) -> Value:
-    return _unsqueezed(call, call.ints(1, "the axes"))
+    return _unsqueeze(call, call.ints(1, "the axes"))
 
 
-def _unsqueezed(call: OnnxCall, axes: Sequence[int]) -> Value:
+def _unsqueeze(call: OnnxCall, axes: Sequence[int]) -> Value:
     return call.unsqueeze(call[0], call.axes(axes, call[0].rank + len(axes)))
 
 
@@ -102,7 +102,7 @@ def transpose(call: OnnxCall) -> Value:
     rank = call[0].rank
     order = list(range(rank))[::-1] if order is None else call.axes(order, rank)
     if len(order) != rank:
-        raise call.wrong(f"perm {order} of {call[0]}")
+        raise call.shape_error(f"perm {order} of {call[0]}")
     return call.transpose(call[0], order)
 
 
@@ -117,7 +117,7 @@ def tile(call: OnnxCall) -> Value:
     repeats = call.ints(1, "the repeats")
     x = call[0]
     if len(repeats) != x.rank or any(n < 0 for n in repeats):
-        raise call.wrong(f"the repeats {repeats} of {x}")
+        raise call.shape_error(f"the repeats {repeats} of {x}")
     shape = call.checked_shape([n * r for n, r in zip(x.shape, repeats, strict=True)])
     if x.array is not None:
         call.allocate(shape, x.dtype.itemsize)
@@ -164,7 +164,7 @@ def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> li
         ends = [min(x.shape[axis], each * (i + 1)) for i in range(count)]
         sizes = np.diff([0, *ends]).tolist()
     if sum(sizes) != x.shape[axis] or any(n < 0 for n in sizes):
-        raise call.wrong(f"{x} cannot be split into {list(sizes)} along axis {axis}")
+        raise call.shape_error(f"{x} cannot be split into {list(sizes)} along axis {axis}")
     return [x] if len(sizes) == 1 else call.split(x, axis, sizes)
 
 
@@ -177,7 +177,9 @@ def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> li
 def slice_1(call: OnnxCall) -> Value:
     starts, ends = call.attr("starts"), call.attr("ends")
     axes = call.attr("axes")
-    return sliced(call, call[0], starts, ends, range(len(starts)) if axes is None else axes, None)
+    return slice_axes(
+        call, call[0], starts, ends, range(len(starts)) if axes is None else axes, None
+    )
 
 
 @op("Slice", nnef="slice", inputs=5, since=10)
@@ -185,10 +187,10 @@ def slice_10(call: OnnxCall) -> Value:
     starts, ends = call.ints(1, "the starts"), call.ints(2, "the ends")
     axes = call.ints(3, "the axes") if call.has(3) else list(range(len(starts)))
     steps = call.ints(4, "the steps") if call.has(4) else None
-    return sliced(call, call[0], starts, ends, axes, steps)
+    return slice_axes(call, call[0], starts, ends, axes, steps)
 
 
-def sliced(
+def slice_axes(
     call: OnnxCall,
     x: Value,
     starts: Sequence[int],
@@ -200,15 +202,15 @@ def sliced(
     axes = call.axes(axes, x.rank)
     steps = steps or [1] * len(axes)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise call.wrong(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
+        raise call.shape_error(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
     ranges = {
-        axis: _clamped(x.shape[axis], start, end, step)
+        axis: _clamp_range(x.shape[axis], start, end, step)
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     }
-    return taken(call, x, ranges)
+    return take_ranges(call, x, ranges)
 
 
-def _clamped(extent: int, start: int, end: int, step: int) -> range:
+def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
     """Returns the indices that a slice selects from one axis.
 
     With a negative step a start before the first element selects the first one, unlike in Python.
@@ -219,7 +221,7 @@ def _clamped(extent: int, start: int, end: int, step: int) -> range:
     return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
-def taken(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
+def take_ranges(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
     """Selects evenly spaced elements of some axes."""
     ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
     if x.array is not None:
@@ -255,13 +257,18 @@ def _bounds(r: range, extent: int) -> tuple[int, int, int]:
 _BLOCKS = {"blocksize": required(at_least(1)), "mode": one_of("DCR", "CRD")}
 
 
-@op("DepthToSpace", nnef="reshape, transpose", attrs={"blocksize": required(at_least(1))}, until=10)
+@op(
+    "DepthToSpace",
+    nnef="reshape, transpose",
+    attrs={"blocksize": required(at_least(1))},
+    until=10,
+)
 @op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
 def depth_to_space(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
     if c % (b * b):
-        raise call.wrong(f"{c} channels in blocks of {b} x {b}")
+        raise call.shape_error(f"{c} channels in blocks of {b} x {b}")
     depth_first = call.opset < 11 or call.attr("mode") == "DCR"
     shape = [n, b, b, c // (b * b), h, w] if depth_first else [n, c // (b * b), b, b, h, w]
     order = [0, 3, 4, 1, 5, 2] if depth_first else [0, 1, 4, 2, 5, 3]
@@ -274,7 +281,7 @@ def space_to_depth(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
     n, c, h, w = _image(call, x)
     if h % b or w % b:
-        raise call.wrong(f"{x} in blocks of {b} x {b}")
+        raise call.shape_error(f"{x} in blocks of {b} x {b}")
     order = [0, 3, 5, 1, 2, 4] if call.attr("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
     parts = call.reshape(x, [n, c, h // b, b, w // b, b])
     return call.reshape(call.transpose(parts, order), [n, c * b * b, h // b, w // b])
@@ -282,7 +289,7 @@ def space_to_depth(call: OnnxCall) -> Value:
 
 def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
     if x.rank != 4:
-        raise call.wrong(f"it wants [batch, channels, height, width], got {x}")
+        raise call.shape_error(f"it wants [batch, channels, height, width], got {x}")
     return x.shape
 
 
@@ -300,7 +307,7 @@ _BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "
 )
 def pad_2(call: OnnxCall) -> Value:
     rank = call[0].rank
-    return padded(
+    return pad_axes(
         call, call[0], call.attr("pads"), range(rank), call.attr("mode"), call.attr("value")
     )
 
@@ -310,15 +317,15 @@ def pad(call: OnnxCall) -> Value:
     x = call[0]
     pads = call.ints(1, "the padding")
     axes = call.axes(call.ints(3, "the axes"), x.rank) if call.has(3) else range(x.rank)
-    return padded(call, x, pads, axes, call.attr("mode"), call.number(2))
+    return pad_axes(call, x, pads, axes, call.attr("mode"), call.number(2))
 
 
-def padded(
+def pad_axes(
     call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
     """Pads some axes; negative padding crops."""
     if len(pads) != 2 * len(axes):
-        raise call.wrong(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
+        raise call.shape_error(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
     sides = [(0, 0)] * x.rank
     for i, axis in enumerate(axes):
         sides[axis] = (pads[i], pads[i + len(axes)])
@@ -336,7 +343,7 @@ def _padded_axis(
     call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
 ) -> Value:
     """Pads one axis by slices and concatenation: NNEF's pad takes floats only and cannot wrap."""
-    x = taken(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
+    x = take_ranges(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
     before, after = max(before, 0), max(after, 0)
     if not before and not after:
         return x
@@ -361,10 +368,10 @@ def center_crop_pad(call: OnnxCall) -> Value:
         have = x.shape[axis]
         if n < have:
             start = (have - n) // 2
-            x = taken(call, x, {axis: range(start, start + n)})
+            x = take_ranges(call, x, {axis: range(start, start + n)})
         pads[axis] = (max(n - have, 0) // 2, max(n - have, 0) - max(n - have, 0) // 2)
     sides = [*(pads[a][0] for a in axes), *(pads[a][1] for a in axes)]
-    return padded(call, x, sides, axes, "constant", 0.0)
+    return pad_axes(call, x, sides, axes, "constant", 0.0)
 
 
 # -- triangles -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from cml_engine.formats.onnx.values import Value
 def batch_normalization(call: OnnxCall) -> list[Value | None]:
     x = call[0]
     if call.opset < 9 and not call.attr("spatial"):
-        raise call.refuse("spatial=0")
+        raise call.unsupported_error("spatial=0")
     scale, offset, mean, variance = (call.unsqueeze(call[i], [0]) for i in range(1, 5))
     results: list[Value | None] = []
     if call.opset >= 14 and call.attr("training_mode"):
@@ -31,14 +31,14 @@ def batch_normalization(call: OnnxCall) -> list[Value | None]:
             mixed = call.op("add", call.op("mul", before, keep), call.op("mul", now, 1 - keep))
             results.append(call.squeeze(mixed, [0]))
     elif call.wants(1):
-        raise call.refuse("an output besides the first without training_mode")
+        raise call.unsupported_error("an output besides the first without training_mode")
     y = call.op(
         "batch_normalization", x, mean, variance, offset, scale, epsilon=call.attr("epsilon")
     )
     return [y, *results]
 
 
-def normalized(
+def normalize(
     call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
 ) -> tuple[Value, Value, Value]:
     """Returns (x - mean) / sqrt(variance + epsilon) * scale + offset, the mean and the variance."""
@@ -50,7 +50,7 @@ def normalized(
 @op("InstanceNormalization", nnef="moments, batch_normalization", inputs=3, attrs={"epsilon": 1e-5})
 def instance_normalization(call: OnnxCall) -> Value:
     x, scale, offset = call[0], call.unsqueeze(call[1], [0]), call.unsqueeze(call[2], [0])
-    return normalized(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
+    return normalize(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
 
 
 _GROUPS = {"epsilon": 1e-5, "num_groups": required(at_least(1)), "stash_type": 1}
@@ -67,17 +67,17 @@ def group_normalization(call: OnnxCall) -> Value:
             call.reshape(call.expand(call.reshape(v, [groups, 1]), [groups, each]), [channels])
             for v in (scale, offset)
         )
-    return grouped(call, x, groups, call.attr("epsilon"), scale, offset)
+    return normalize_groups(call, x, groups, call.attr("epsilon"), scale, offset)
 
 
-def grouped(
+def normalize_groups(
     call: OnnxCall, x: Value, groups: int, epsilon: float, scale: Value, offset: Value
 ) -> Value:
     if groups < 1 or x.shape[1] % groups:
-        raise call.wrong(f"{groups} groups of {x.shape[1]} channels")
+        raise call.shape_error(f"{groups} groups of {x.shape[1]} channels")
     flat = call.reshape(x, [x.shape[0], groups, -(-int(np.prod(x.shape[1:])) // groups)])
     zero, one = call.emit.value(0.0), call.emit.value(1.0)
-    even = normalized(call, flat, [2], epsilon, one, zero)[0]
+    even = normalize(call, flat, [2], epsilon, one, zero)[0]
     y = call.op("mul", call.reshape(even, x.shape), call.unsqueeze(scale, [0]))
     return call.op("add", y, call.unsqueeze(offset, [0]))
 
@@ -89,7 +89,7 @@ def group_norm(call: OnnxCall) -> Value:
     x, last = call[0], call.attr("channels_last")
     if last:
         x = call.transpose(x, [0, x.rank - 1, *range(1, x.rank - 1)])
-    y = grouped(call, x, call.attr("groups"), call.attr("epsilon"), call[1], call[2])
+    y = normalize_groups(call, x, call.attr("groups"), call.attr("epsilon"), call[1], call[2])
     y = call.op("silu", y) if call.attr("activation") else y
     return call.transpose(y, [0, *range(2, y.rank), 1]) if last else y
 
@@ -97,7 +97,7 @@ def group_norm(call: OnnxCall) -> Value:
 # -- over the last axes --------------------------------------------------------------------------
 
 
-def _lifted(call: OnnxCall, value: Value, rank: int) -> Value:
+def _lift(call: OnnxCall, value: Value, rank: int) -> Value:
     """Prepends axes of 1, because NNEF aligns shapes from the left."""
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
@@ -107,9 +107,9 @@ def _lifted(call: OnnxCall, value: Value, rank: int) -> Value:
 def layer_normalization(call: OnnxCall) -> list[Value | None]:
     x, epsilon = call[0], call.attr("epsilon")
     axes = range(call.axis(call.attr("axis"), x.rank), x.rank)
-    scale = _lifted(call, call[1], x.rank)
-    offset = _lifted(call, call.get(2, 0.0), x.rank) if call.has(2) else call.emit.value(0.0)
-    y, mean, variance = normalized(call, x, axes, epsilon, scale, offset)
+    scale = _lift(call, call[1], x.rank)
+    offset = _lift(call, call.get(2, 0.0), x.rank) if call.has(2) else call.emit.value(0.0)
+    y, mean, variance = normalize(call, x, axes, epsilon, scale, offset)
     if not call.wants(1) and not call.wants(2):
         return [y, None, None]
     return [y, mean, call.op("rsqrt", call.op("add", variance, epsilon))]
@@ -137,10 +137,10 @@ def skip_layer_normalization(call: OnnxCall) -> list[Value | None]:
     total = call.zip("add", call[0], call[1])
     if call.has(4):
         total = call.zip("add", total, call[4])
-    scale = _lifted(call, call[2], total.rank)
-    offset = _lifted(call, call[3], total.rank) if call.has(3) else call.emit.value(0.0)
+    scale = _lift(call, call[2], total.rank)
+    offset = _lift(call, call[3], total.rank) if call.has(3) else call.emit.value(0.0)
     last = [total.rank - 1]
-    y, _, _ = normalized(call, total, last, call.attr("epsilon"), scale, offset)
+    y, _, _ = normalize(call, total, last, call.attr("epsilon"), scale, offset)
     return [y, None, None, total]
 
 
@@ -182,7 +182,7 @@ def lp_normalization(call: OnnxCall) -> Value:
     elif call.attr("p") == 2:
         norm = call.op("sqrt", call.op("sum_reduce", call.op("sqr", x), axes=axes))
     else:
-        raise call.refuse(f"p={call.attr('p')}")
+        raise call.unsupported_error(f"p={call.attr('p')}")
     return call.op("select", call.op("eq", norm, 0.0), 0.0, call.op("div", x, norm))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import at_least, required
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.ranges.interval import EXACT, total
+from cml_engine.formats.onnx.ranges.interval import EXACT, sum_of
 from cml_engine.formats.onnx.values import Value
 
 
@@ -60,7 +60,7 @@ def _leaves_floats(call: OnnxCall, axis: int) -> bool:
     x, count = call[0], call[0].shape[axis]
     if x.kind != "integer" or not 0 < count <= _MAX_COLUMNS:
         return False
-    return not total(call.emit.intervals.of(x), count).within(EXACT)
+    return not sum_of(call.emit.intervals.of(x), count).within(EXACT)
 
 
 def _integer_sums(call: OnnxCall, axis: int, exclusive: bool, reverse: bool) -> Value:

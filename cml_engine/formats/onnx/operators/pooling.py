@@ -19,7 +19,7 @@ _POOL = {**WINDOW, "kernel_shape": required(per_axis(1)), "ceil_mode": 0}
 def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
     """Returns the window; with ceil_mode the padding is extended to the end of the last window."""
     if x.rank < 3:
-        raise call.wrong(f"it wants [batch, channels, …], got {x}")
+        raise call.shape_error(f"it wants [batch, channels, …], got {x}")
     found = window(call, x.shape[2:], list(call.attr("kernel_shape")))
     if not call.attr("ceil_mode"):
         return found

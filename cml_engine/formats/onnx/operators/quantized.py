@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import at_least
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.operators.convolution import CONV, convolved
+from cml_engine.formats.onnx.operators.convolution import CONV, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import Value
@@ -37,7 +37,7 @@ def _ranged(call: OnnxCall, value: Value, x: Value, block: int = 0) -> Value:
 
 def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Value:
     if value.rank != x.rank or -(-x.shape[axis] // block) != value.shape[axis]:
-        raise call.wrong(f"{value} of {x} in blocks of {block}")
+        raise call.shape_error(f"{value} of {x} in blocks of {block}")
     shape = list(value.shape)
     each = call.unsqueeze(value, [axis + 1])
     each = call.expand(each, [*shape[: axis + 1], block, *shape[axis + 1 :]])
@@ -45,9 +45,7 @@ def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Va
     return call.slice(whole, axis, 0, x.shape[axis])
 
 
-def dequantized(
-    call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
-) -> Value:
+def dequantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0) -> Value:
     """Computes (x - zero) * scale."""
     scale = _ranged(call, scale, x, block)
     known = x.array is not None and scale.array is not None
@@ -65,7 +63,7 @@ def dequantized(
     return call.zip("mul", y, scale)
 
 
-def quantized(
+def quantize(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
 ) -> Value:
     """Computes x / scale, rounded to even, plus zero, clamped to the type's range."""
@@ -103,9 +101,9 @@ def quantize_linear(call: OnnxCall) -> Value:
     kind = ELEMENT_TYPES.get(element, "")
     dtype = zero.dtype if zero is not None else element_dtype(element)
     if dtype is None or dtype.kind not in "iu" or kind in ("int4", "uint4"):
-        raise call.refuse(f"quantizing to {kind}")
+        raise call.unsupported_error(f"quantizing to {kind}")
     block = call.attributes.get("block_size") or 0
-    return quantized(call, call[0], call[1], zero, dtype, block)
+    return quantize(call, call[0], call[1], zero, dtype, block)
 
 
 @op("DequantizeLinear", nnef="cast, sub, mul", inputs=3, attrs={}, until=12)
@@ -114,7 +112,7 @@ def quantize_linear(call: OnnxCall) -> Value:
     attrs={"axis": 1, "block_size": at_least(0, 0), "output_dtype": 0}, since=21)  # fmt: skip
 def dequantize_linear(call: OnnxCall) -> Value:
     zero = call[2] if call.has(2) else None
-    return dequantized(call, call[0], call[1], zero, call.attributes.get("block_size") or 0)
+    return dequantize(call, call[0], call[1], zero, call.attributes.get("block_size") or 0)
 
 
 @op("DynamicQuantizeLinear",
@@ -130,7 +128,7 @@ def dynamic_quantize_linear(call: OnnxCall) -> list[Value]:
     start = call.op("clamp", call.op("round_even", call.op("div", call.op("neg", low), scale)),
                     0.0, 255.0)  # fmt: skip
     zero = call.cast(start, "integer").typed(np.uint8)
-    return [quantized(call, x, scale, zero, np.dtype(np.uint8)), scale, zero]
+    return [quantize(call, x, scale, zero, np.dtype(np.uint8)), scale, zero]
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -138,9 +136,9 @@ def dynamic_quantize_linear(call: OnnxCall) -> list[Value]:
 
 @op("QLinearMatMul", nnef="cast, sub, mul, matmul, round_even, clamp", inputs=8)
 def qlinear_matmul(call: OnnxCall) -> Value:
-    a = dequantized(call, call[0], _row(call, call[1], call[0]), _row(call, call[2], call[0]))
-    b = dequantized(call, call[3], call[4], call[5])
-    return quantized(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
+    a = dequantize(call, call[0], _row(call, call[1], call[0]), _row(call, call[2], call[0]))
+    b = dequantize(call, call[3], call[4], call[5])
+    return quantize(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
 
 
 def _row(call: OnnxCall, value: Value, x: Value) -> Value:
@@ -152,17 +150,17 @@ def _row(call: OnnxCall, value: Value, x: Value) -> Value:
 
 @op("QLinearConv", nnef="cast, sub, mul, conv, round_even, clamp", inputs=9, attrs=CONV)
 def qlinear_conv(call: OnnxCall) -> Value:
-    x = dequantized(call, call[0], call[1], call[2])
+    x = dequantize(call, call[0], call[1], call[2])
     weights = call[3]
     scale, zero = (_channel(call, call[i], weights) for i in (4, 5))
-    weights = dequantized(call, weights, scale, zero)
+    weights = dequantize(call, weights, scale, zero)
     bias = call.emit.value(0.0)
     if call.has(8):
         of_x, of_weights = (call.reshape(call[i], [int(np.prod(call[i].shape))]) for i in (1, 4))
         bias = call.zip("mul", call.zip("mul", call.scalar(call[8]), of_weights), of_x)
         bias = call.unsqueeze(bias, [0])
-    y = convolved(call, x, weights, bias)
-    return quantized(call, y, call[6], call[7], call[7].dtype)
+    y = convolve(call, x, weights, bias)
+    return quantize(call, y, call[6], call[7], call[7].dtype)
 
 
 def _channel(call: OnnxCall, value: Value, weights: Value) -> Value:

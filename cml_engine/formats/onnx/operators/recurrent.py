@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.formats.onnx.attributes import FLOAT, FLOATS, TEXTS, at_least, one_of
 from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.operators.convolution import activated
+from cml_engine.formats.onnx.operators.convolution import apply_activation
 from cml_engine.formats.onnx.values import Value
 
 _COMMON = {
@@ -55,7 +55,7 @@ class RecurrentCell:
         name, params = self.activations[number]
         bound = self.call.attr("clip") if clipped else None
         x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
-        return activated(self.call, x, name, params)
+        return apply_activation(self.call, x, name, params)
 
     def from_state(self, hidden: Value, weights: Value, bias: Value | float = 0.0) -> Value:
         return self.call.op("linear", hidden, weights, bias)
@@ -81,18 +81,18 @@ def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
     gates = call.op("add", x, cell.from_state(hidden, cell.recurrent))
     i, o, f, c = _parts(cell, gates, 4)
     look = [None] * 3 if cell.peephole is None else _parts(cell, cell.peephole, 3)
-    i = cell.apply(0, _peeped(call, i, look[0], old))
+    i = cell.apply(0, _add_peephole(call, i, look[0], old))
     if call.attr("input_forget"):
         f = call.op("sub", 1.0, i)
     else:
-        f = cell.apply(0, _peeped(call, f, look[2], old))
+        f = cell.apply(0, _add_peephole(call, f, look[2], old))
     new = call.op("add", call.op("mul", f, old), call.op("mul", i, cell.apply(1, c)))
-    o = cell.apply(0, _peeped(call, o, look[1], new))
+    o = cell.apply(0, _add_peephole(call, o, look[1], new))
     # `clip` bounds the sums of the gates only: ONNX Runtime does not clip the argument of h
     return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
 
 
-def _peeped(call: OnnxCall, gate: Value, weights: Value | None, state: Value) -> Value:
+def _add_peephole(call: OnnxCall, gate: Value, weights: Value | None, state: Value) -> Value:
     return gate if weights is None else call.op("add", gate, call.op("mul", weights, state))
 
 
@@ -129,7 +129,7 @@ def _run(
     call.check_written_out(length)
     directions = 2 if call.attr("direction") == "bidirectional" else 1
     if call[1].shape[0] != directions:
-        raise call.wrong(f"direction '{call.attr('direction')}' with weights {call[1]}")
+        raise call.shape_error(f"direction '{call.attr('direction')}' with weights {call[1]}")
     names = _activations(call, defaults * directions)
     outputs, finals = [], []
     for d in range(directions):
@@ -217,7 +217,7 @@ def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, l
     """Returns the activations' names with their parameters, which two attributes list in order."""
     names = call.attr("activations") or defaults
     if len(names) != len(defaults):
-        raise call.wrong(f"activations {names}: wanted {len(defaults)}")
+        raise call.shape_error(f"activations {names}: wanted {len(defaults)}")
     alphas = list(call.attr("activation_alpha") or [])
     betas = list(call.attr("activation_beta") or [])
     found = []

@@ -15,9 +15,9 @@ from cml_engine.formats.onnx.op_schemas import op
 from cml_engine.formats.onnx.operators.arithmetic import (
     integer_division,
     integer_root,
-    wrapped,
+    wrap,
 )
-from cml_engine.formats.onnx.ranges.interval import EXACT, total
+from cml_engine.formats.onnx.ranges.interval import EXACT, sum_of
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array
 
@@ -99,7 +99,7 @@ def _fold(reduction: _Reduction) -> Callable[..., Array] | None:
 
 def _check_kind(call: OnnxCall, reduction: _Reduction) -> None:
     if call[0].kind == "logical" and reduction.name not in ("ReduceMax", "ReduceMin"):
-        raise call.wrong(f"it wants numbers, got {call[0]}")
+        raise call.shape_error(f"it wants numbers, got {call[0]}")
 
 
 def _empty(
@@ -139,7 +139,7 @@ def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
             return x
         if not axes:  # reduce an appended axis of extent 1
             x, axes, keep = call.unsqueeze(x, [x.rank]), [x.rank], False
-        y = _reduced(call, reduction, x, axes)
+        y = _reduce(call, reduction, x, axes)
         return y if keep else call.squeeze(y, axes)
 
     return form
@@ -149,15 +149,15 @@ def _form(reduction: _Reduction) -> Callable[[OnnxCall], Value]:
 _SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
-def _reduced(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) -> Value:
+def _reduce(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) -> Value:
     if x.kind == "logical":
         return call.op(
             "any_reduce" if reduction.name == "ReduceMax" else "all_reduce", x, axes=axes
         )
     if x.kind == "integer" and reduction.name in EXACTLY:
-        return wrapped(EXACTLY[reduction.name](call, x, axes), x.dtype, call)
+        return wrap(EXACTLY[reduction.name](call, x, axes), x.dtype, call)
     y = reduction.form(call, call.scalar(x), axes)
-    return y.typed(x.dtype) if x.kind == "scalar" else wrapped(call.cast(y, x.kind), x.dtype, call)
+    return y.typed(x.dtype) if x.kind == "scalar" else wrap(call.cast(y, x.kind), x.dtype, call)
 
 
 # -- integers that floats do not hold -------------------------------------------------------------
@@ -168,7 +168,7 @@ def integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
     product."""
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
-    if total(call.emit.intervals.of(x), count).within(EXACT):
+    if sum_of(call.emit.intervals.of(x), count).within(EXACT):
         return call.cast(call.op("sum_reduce", call.scalar(x), axes=axes), "integer")
     rows = call.reshape(call.transpose(x, [*others, *axes]), [-1, count])
     ones = Value.known(np.ones((count, 1), np.int64))
@@ -199,7 +199,7 @@ def _integer_limit(name: str) -> Reduce:
         worst = -1 if name == "max_reduce" else 1 << _LOW_BITS
         rest = of(call.op("select", call.op("int_eq", high, most), low, worst))
         both = call.op("int_add", call.op("int_mul", most, 1 << _LOW_BITS), rest)
-        return call.emit.intervals.bounded(both, call.emit.intervals.of(x))
+        return call.emit.intervals.with_bounds(both, call.emit.intervals.of(x))
 
     return limit
 

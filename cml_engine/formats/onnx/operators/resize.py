@@ -64,11 +64,13 @@ def upsample(call: OnnxCall) -> Value:
     given = call.attributes.get("scales")
     scales = call.array(1, "the scales").tolist() if given is None else given
     mode = call.attr("mode")
-    axes = [ResizeAxis(n, _scaled(n, s), s) for n, s in zip(call[0].shape, scales, strict=True)]
-    return resized(call, call[0], axes, ResizeRule(mode, nearest=BEFORE_11))
+    axes = [
+        ResizeAxis(n, _scaled_extent(n, s), s) for n, s in zip(call[0].shape, scales, strict=True)
+    ]
+    return resize_axes(call, call[0], axes, ResizeRule(mode, nearest=BEFORE_11))
 
 
-def _scaled(extent: float, scale: float) -> int:
+def _scaled_extent(extent: float, scale: float) -> int:
     """Returns an extent times a scale, rounded down.
 
     The product is computed in float32, as in ONNX Runtime: 10 times float32(1.3) is 13 there and
@@ -117,7 +119,7 @@ def resize(call: OnnxCall) -> Value:
         bool(call.attributes.get("antialias")),
         call.attr("extrapolation_value"),
     )
-    return resized(call, call[0], _axes(call, rule), rule)
+    return resize_axes(call, call[0], _axes(call, rule), rule)
 
 
 def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
@@ -128,7 +130,7 @@ def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
     scales = call.array(2, "the scales").tolist() if call.has(2) and call[2].shape != (0,) else None
     sizes = call.ints(3, "the sizes") if call.has(3) else None
     if (scales is None) == (sizes is None):
-        raise call.wrong("it wants either scales or sizes")
+        raise call.shape_error("it wants either scales or sizes")
     axes = [ResizeAxis(n, n, 1.0) for n in shape]
     if sizes is not None:
         given = list(zip(sizes, [shape[a] for a in which], strict=True))
@@ -141,7 +143,7 @@ def _axes(call: OnnxCall, rule: ResizeRule) -> list[ResizeAxis]:
     assert scales is not None
     for i, axis in enumerate(which):
         n, (start, end) = shape[axis], regions[i]
-        size = _scaled(n * (end - start), scales[i]) if sizes is None else sizes[i]
+        size = _scaled_extent(n * (end - start), scales[i]) if sizes is None else sizes[i]
         axes[axis] = ResizeAxis(n, size, scales[i], regions[i])
     return axes
 
@@ -161,10 +163,10 @@ _ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
               "floor": "floor", "ceil": "ceil"}  # fmt: skip
 
 
-def resized(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
+def resize_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     sizes = [a.size for a in axes]
     if any(not 0 <= n <= 1 << 24 for n in sizes):
-        raise call.wrong(f"{x} to {sizes}")
+        raise call.shape_error(f"{x} to {sizes}")
     if 0 in sizes:
         return Value.known(np.zeros(sizes, x.dtype))
     if not any(a.changes for a in axes) and rule.coordinates != "tf_crop_and_resize":
@@ -239,7 +241,7 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
         if rule.mode == "nearest":
             if rule.nearest == BEFORE_11:
                 places = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
-            indices = _rounded(places, rule.nearest, axis.scale).clip(0, axis.extent - 1)
+            indices = _round_places(places, rule.nearest, axis.scale).clip(0, axis.extent - 1)
             known = Value.known(indices.astype(np.int64))
             y = call.op("gather", y, known, axis=position).typed(x.dtype)
         else:
@@ -277,7 +279,7 @@ def positions(axis: ResizeAxis, coordinates: str) -> Any:
     return (i + 0.5) / scale - 0.5
 
 
-def _rounded(places: Array, how: str, scale: float) -> Any:
+def _round_places(places: Array, how: str, scale: float) -> Any:
     if how == BEFORE_11:
         how = "ceil" if scale < 1 else "floor"
     if how == "round_prefer_floor":

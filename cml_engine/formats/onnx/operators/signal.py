@@ -33,7 +33,7 @@ def dft(call: OnnxCall) -> Value:
     matrix = transform(call, x.shape[axis], x.shape[-1], length, inverse, half)
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     moved = call.transpose(x, order)
-    return call.transpose(_transformed(call, moved, matrix), np.argsort(order).tolist())
+    return call.transpose(_transform(call, moved, matrix), np.argsort(order).tolist())
 
 
 def transform(
@@ -45,7 +45,7 @@ def transform(
     complex input.
     """
     if length < 1:
-        raise call.refuse(f"a transform of {length} values")
+        raise call.unsupported_error(f"a transform of {length} values")
     call.allocate([extent, parts, length, 2])
     units: Any = np.eye(extent)
     if parts == 2:
@@ -58,7 +58,7 @@ def transform(
     return np.stack([result.real, result.imag], -1).astype(np.float32)
 
 
-def _transformed(call: OnnxCall, x: Value, matrix: Array) -> Value:
+def _transform(call: OnnxCall, x: Value, matrix: Array) -> Value:
     """Multiplies the last two axes by the matrix."""
     rows = int(np.prod(x.shape[:-2]))
     flat = call.reshape(x, [rows, x.shape[-2] * x.shape[-1]])
@@ -75,7 +75,7 @@ def stft(call: OnnxCall) -> Value:
     length = extent if window is None else window.shape[0]
     length = call.ints(3, "the frame's length")[0] if call.has(3) else length
     if step < 1 or not 0 < length <= extent:
-        raise call.wrong(f"frames of {length} every {step} of {extent} values")
+        raise call.shape_error(f"frames of {length} every {step} of {extent} values")
     count = 1 + (extent - length) // step
     call.allocate([count, length])
     places = np.arange(count)[:, None] * step + np.arange(length)
@@ -83,7 +83,7 @@ def stft(call: OnnxCall) -> Value:
     if window is not None:
         frames = call.op("mul", frames, call.reshape(window, [1, 1, length, 1]))
     half = bool(call.attr("onesided"))
-    return _transformed(call, frames, transform(call, length, parts, length, False, half))
+    return _transform(call, frames, transform(call, length, parts, length, False, half))
 
 
 @op("AffineGrid", nnef="matmul, reshape", inputs=2, attrs={"align_corners": 0})
@@ -91,7 +91,7 @@ def affine_grid(call: OnnxCall) -> Value:
     theta, size = call[0], call.ints(1, "the size")
     extents = size[2:]
     if len(extents) + 2 != len(size) or theta.shape[1:] != (len(extents), len(extents) + 1):
-        raise call.wrong(f"matrices {theta} for the size {size}")
+        raise call.shape_error(f"matrices {theta} for the size {size}")
     call.allocate([len(extents) + 1, *extents])
     axes = [_along(n, bool(call.attr("align_corners"))) for n in extents]
     grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z

@@ -47,11 +47,13 @@ def unique(call: OnnxCall) -> list[Value]:
     axis = None if call.attr("axis") is None else call.axis(call.attr("axis"), x.rank)
     count = prod(x.shape) if axis is None else x.shape[axis]
     if x.kind == "logical" or not 0 < count * prod(x.shape) <= _MAX_COMPARED:
-        raise call.refuse(f"Unique of {count:,} parts, {prod(x.shape):,} of {x.dtype} in all")
+        raise call.unsupported_error(
+            f"Unique of {count:,} parts, {prod(x.shape):,} of {x.dtype} in all"
+        )
     order = [axis or 0, *(a for a in range(x.rank) if a != (axis or 0))]
     moved = call.transpose(x, order) if axis is not None else x
     rows = call.reshape(moved, [count, prod(x.shape) // count])
-    same, less = _compared(call, rows)
+    same, less = _compare_rows(call, rows)
     column = Value.known(np.arange(count).reshape(-1, 1))
     line = Value.known(np.arange(count).reshape(1, -1))
     # the first of equal parts is kept; its rank is the number of kept parts before it
@@ -88,7 +90,7 @@ def unique(call: OnnxCall) -> list[Value]:
     return [results[0], *(v.typed(np.int64) for v in results[1:])]
 
 
-def _compared(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
+def _compare_rows(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
     """Returns two matrices: True where rows are equal, and where the second row precedes the first.
 
     Rows are ordered by the first number that differs. NaN is the greatest number and equal to

@@ -36,7 +36,7 @@ def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> Spatial
     """Returns the window of a convolution or pooling, with its padding resolved."""
     stride, dilation = call.attr("strides"), call.attr("dilations")
     if len(size) != len(extents) or min(size, default=1) < 1:
-        raise call.wrong(f"a window {size} over {extents}")
+        raise call.shape_error(f"a window {size} over {extents}")
     reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
     mode = call.attr("auto_pad")
     if mode in ("SAME_UPPER", "SAME_LOWER"):

@@ -11,8 +11,8 @@ from cml_engine.formats.onnx.values import Value
 class Intervals:
     """The tensors' bounds, by name.
 
-    The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`; :meth:`held`
-    gives the bounds in the network's 32 bits.
+    The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`;
+    :meth:`stored_interval` gives the bounds in the network's 32 bits.
     """
 
     def __init__(self, builder: GraphBuilder) -> None:
@@ -30,7 +30,7 @@ class Intervals:
         for node in nodes[self._learned :]:
             rule = RULES.get(node.op)
             if rule is not None:
-                of = self.__getitem__ if node.op in PASSED else self.held
+                of = self.__getitem__ if node.op in PASSED else self.stored_interval
                 given = [of(name) for name in node.inputs]
                 facts = [self._builder.facts[name] for name in node.inputs]
                 found = rule(Operands(node, given, facts))
@@ -43,9 +43,9 @@ class Intervals:
         if value.array is not None:
             return of_array(value.array)
         self.learn()
-        return self.held(value.tensor or "")
+        return self.stored_interval(value.tensor or "")
 
-    def bounded(self, value: Value, interval: Interval) -> Value:
+    def with_bounds(self, value: Value, interval: Interval) -> Value:
         """Sets the bounds of a value that are tighter than those computed, and returns the
         value."""
         self.learn()
@@ -70,7 +70,7 @@ class Intervals:
             self._known[tensor] = known
         return known
 
-    def held(self, tensor: str) -> Interval:
+    def stored_interval(self, tensor: str) -> Interval:
         """Returns the bounds in the network: an integer that leaves 32 bits may have any value."""
         found, all_of_type = self[tensor], whole(self._builder.facts[tensor])
         return found if found.within(all_of_type) else all_of_type

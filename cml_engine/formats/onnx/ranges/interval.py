@@ -68,7 +68,7 @@ def whole(fact: Fact) -> Interval:
 # -- arithmetic ----------------------------------------------------------------------------------
 
 
-def made(*ends: float) -> Interval:
+def hull(*ends: float) -> Interval:
     """Returns the interval from the smallest to the largest end; all numbers if an end is NaN."""
     return ANY if any(math.isnan(end) for end in ends) else Interval(min(ends), max(ends))
 
@@ -78,7 +78,7 @@ def union(*parts: Interval) -> Interval:
 
 
 def add(a: Interval, b: Interval) -> Interval:
-    return made(a.low + b.low, a.high + b.high)
+    return hull(a.low + b.low, a.high + b.high)
 
 
 def neg(a: Interval) -> Interval:
@@ -86,7 +86,7 @@ def neg(a: Interval) -> Interval:
 
 
 def mul(a: Interval, b: Interval) -> Interval:
-    return made(*(x * y for x in a for y in b))
+    return hull(*(x * y for x in a for y in b))
 
 
 def absolute(a: Interval) -> Interval:
@@ -100,10 +100,10 @@ def quotient(a: Interval, b: Interval) -> Interval:
     if b.low < 1:
         most = absolute(a).high
         return Interval(-most, most)
-    return made(*(math.trunc(x / y) for x in a for y in b))
+    return hull(*(math.trunc(x / y) for x in a for y in b))
 
 
-def rest(a: Interval, b: Interval, of_divisor: bool) -> Interval:
+def remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
     """Returns the bounds of a remainder, with the sign of the divisor or of the dividend."""
     most = max(absolute(b).high - 1, 0)
     most = most if of_divisor else min(most, absolute(a).high)
@@ -126,17 +126,17 @@ def shift_right(a: Interval, by: Interval) -> Interval:
     return Interval(0, int(a.high) >> max(0, min(int(by.low), 31))) if a.low >= 0 else INT32
 
 
-def total(x: Interval, count: int) -> Interval:
-    return made(x.low * count, x.high * count) if count else NOTHING
+def sum_of(x: Interval, count: int) -> Interval:
+    return hull(x.low * count, x.high * count) if count else NOTHING
 
 
-def running(x: Interval, count: int) -> Interval:
-    return union(NOTHING, x, total(x, count))
+def cumulative_sum(x: Interval, count: int) -> Interval:
+    return union(NOTHING, x, sum_of(x, count))
 
 
-def least(*parts: Interval) -> Interval:
+def minimum(*parts: Interval) -> Interval:
     return Interval(min(p.low for p in parts), min(p.high for p in parts))
 
 
-def greatest(*parts: Interval) -> Interval:
+def maximum(*parts: Interval) -> Interval:
     return Interval(max(p.low for p in parts), max(p.high for p in parts))

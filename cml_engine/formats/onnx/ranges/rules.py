@@ -14,16 +14,16 @@ from cml_engine.formats.onnx.ranges.interval import (
     absolute,
     add,
     bit_and,
-    greatest,
-    least,
+    cumulative_sum,
+    maximum,
+    minimum,
     mul,
     neg,
     quotient,
-    rest,
-    running,
+    remainder,
     shift_left,
     shift_right,
-    total,
+    sum_of,
     union,
     whole,
 )
@@ -58,7 +58,7 @@ Rule = Callable[[Operands], "Interval | list[Interval]"]
 
 
 def _reduced(o: Operands) -> Interval:
-    return o[0] if o.node.attrs.get("normalize") else total(o[0], o.reduced)
+    return o[0] if o.node.attrs.get("normalize") else sum_of(o[0], o.reduced)
 
 
 def _cast(o: Operands) -> Interval:
@@ -79,7 +79,7 @@ def _clamp(o: Operands) -> Interval:
 def _product(o: Operands) -> Interval:
     """Returns the bounds of an integer matrix product: a sum over the inner extent."""
     inner = o.facts[0].shape[-1] if o.facts[0].rank else 1
-    return total(mul(o[0], o[1]), inner) if len(o.given) == 2 else INT32
+    return sum_of(mul(o[0], o[1]), inner) if len(o.given) == 2 else INT32
 
 
 def _scattered(o: Operands) -> Interval:
@@ -135,12 +135,12 @@ RULES: Mapping[str, Rule] = {
     "int_mul": lambda o: mul(o[0], o[1]),
     "mul": lambda o: mul(o[0], o[1]),
     "int_div": lambda o: quotient(o[0], o[1]),
-    "int_rem": lambda o: rest(o[0], o[1], of_divisor=False),
-    "int_mod": lambda o: rest(o[0], o[1], of_divisor=True),
-    "int_min": lambda o: least(o[0], o[1]),
-    "min": lambda o: least(o[0], o[1]),
-    "int_max": lambda o: greatest(o[0], o[1]),
-    "max": lambda o: greatest(o[0], o[1]),
+    "int_rem": lambda o: remainder(o[0], o[1], of_divisor=False),
+    "int_mod": lambda o: remainder(o[0], o[1], of_divisor=True),
+    "int_min": lambda o: minimum(o[0], o[1]),
+    "min": lambda o: minimum(o[0], o[1]),
+    "int_max": lambda o: maximum(o[0], o[1]),
+    "max": lambda o: maximum(o[0], o[1]),
     "int_neg": lambda o: neg(o[0]),
     "neg": lambda o: neg(o[0]),
     "int_abs": lambda o: absolute(o[0]),
@@ -148,7 +148,7 @@ RULES: Mapping[str, Rule] = {
     "sqr": lambda o: mul(absolute(o[0]), absolute(o[0])),
     "int_sign": _bounded(-1, 1),
     "sign": _bounded(-1, 1),
-    "relu": lambda o: greatest(o[0], NOTHING),
+    "relu": lambda o: maximum(o[0], NOTHING),
     "sigmoid": _bounded(0, 1),
     "softmax": _bounded(0, 1),
     "tanh": _bounded(-1, 1),
@@ -160,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     "shift_left": lambda o: shift_left(o[0], o[1]),
     "shift_right": lambda o: shift_right(o[0], o[1]),
     "sum_reduce": _reduced,
-    "cumsum": lambda o: running(o[0], o.extent),
+    "cumsum": lambda o: cumulative_sum(o[0], o.extent),
     "int_matmul": _product,
     "argmax_reduce": _most_of_axis,
     "argmin_reduce": _most_of_axis,

@@ -116,7 +116,7 @@ def _floats(call: OnnxCall, mark: int) -> Interval | None:
     if not into:
         return None
     back = [n for n in casts if n.attrs["dtype"] == "integer"]
-    found = [intervals.held(n.inputs[0]) for n in (*into, *back)]
+    found = [intervals.stored_interval(n.inputs[0]) for n in (*into, *back)]
     return Interval(min(i.low for i in found), max(i.high for i in found))
 
 

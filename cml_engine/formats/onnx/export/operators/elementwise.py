@@ -25,19 +25,19 @@ for _name, _onnx in _SAME.items():
 
     @rule(_name, onnx=f"`{_onnx}`")
     def _same(c: ExportCall, op: str = _onnx) -> str:
-        return c.add(op, *c.all_aligned())
+        return c.add(op, *c.align_all())
 
 
 @rule("ne", "int_ne", onnx="`Not` of `Equal`")
 def _unequal(c: ExportCall) -> str:
-    return c.add("Not", c.add("Equal", *c.all_aligned()))
+    return c.add("Not", c.add("Equal", *c.align_all()))
 
 
 @rule("select", onnx="`Where`; of truth values `And`, `Or`, `Not`")
 def _select(c: ExportCall) -> str:
-    condition, yes, no = c.all_aligned()
+    condition, yes, no = c.align_all()
     if c.out.dtype != "logical":
-        return c.either(condition, yes, no)
+        return c.where(condition, yes, no)
     return c.add(
         "Or", c.add("And", condition, yes), c.add("And", c.add("Not", condition), no)
     )  # fmt: skip
@@ -45,9 +45,9 @@ def _select(c: ExportCall) -> str:
 
 @rule("min", "max", onnx="`Where` of `Less` or `Greater`: of a NaN `Min` and `Max` make another")
 def _extreme(c: ExportCall) -> str:
-    x, y = c.all_aligned()
+    x, y = c.align_all()
     compared = c.add("Less" if c.node.op == "min" else "Greater", x, y)
-    return c.either(compared, x, y)
+    return c.where(compared, x, y)
 
 
 @rule("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
@@ -55,16 +55,16 @@ def _clamp(c: ExportCall) -> str:
     low, high = c.value(1), c.value(2)
     if low is not None and high is not None and low.ndim == high.ndim == 0 and low <= high:
         return c.add("Clip", *c.tensors)
-    x, a, b = c.all_aligned()
-    x = c.either(c.add("Greater", x, b), b, x)
-    return c.either(c.add("Less", x, a), a, x)
+    x, a, b = c.align_all()
+    x = c.where(c.add("Greater", x, b), b, x)
+    return c.where(c.add("Less", x, a), a, x)
 
 
 @rule("round", onnx="`Floor`, one more from halves on", function=True)
 def _round(c: ExportCall) -> str:
     low = c.add("Floor", c.x)
     up = c.add("GreaterOrEqual", c.add("Sub", c.x, low), c.real(0.5))
-    return c.either(up, c.add("Add", low, c.real(1.0)), low)
+    return c.where(up, c.add("Add", low, c.real(1.0)), low)
 
 
 @rule("sqr", onnx="`Mul`")
@@ -95,10 +95,10 @@ def _leaky(c: ExportCall) -> str:
 
 @rule("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
 def _prelu(c: ExportCall) -> str:
-    x, slopes = c.all_aligned()
+    x, slopes = c.align_all()
     if c.fact(0) == c.out:
         return c.add("PRelu", x, slopes)
-    return c.either(c.add("Less", x, c.real(0.0)), c.add("Mul", slopes, x), x)
+    return c.where(c.add("Less", x, c.real(0.0)), c.add("Mul", slopes, x), x)
 
 
 @rule("selu", onnx="`Selu`")
@@ -131,7 +131,7 @@ def _softabs(c: ExportCall) -> str:
 
 @rule("fmod", onnx="`Mod`")
 def _fmod(c: ExportCall) -> str:
-    return c.add("Mod", *c.all_aligned(), fmod=1)
+    return c.add("Mod", *c.align_all(), fmod=1)
 
 
 @rule("batch_normalization", onnx="`BatchNormalization`; where the operands are not one value per "
@@ -145,7 +145,7 @@ def _batch_normalization(c: ExportCall) -> str:
     ):  # fmt: skip
         operands = [_per_channel(c, i, channels) for i in (4, 3, 1, 2)]
         return c.add("BatchNormalization", c.x, *operands, epsilon=float(c.attrs.epsilon))
-    aligned, mu, var, shift, factor = c.all_aligned()
+    aligned, mu, var, shift, factor = c.align_all()
     root = c.add("Sqrt", c.add("Add", var, c.real(c.attrs.epsilon)))
     scaled = c.add("Mul", factor, c.add("Sub", aligned, mu))
     return c.add("Add", shift, c.add("Div", scaled, root))

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import sliced
+from cml_engine.formats.onnx.export.operators.movement import slice_axes
 from cml_engine.ir.graph import Array
 
 #: the lowest opset of a scatter with a reduction
@@ -41,9 +41,9 @@ def _reverse_sequence(c: ExportCall) -> str:
     if {time, batch} == {0, 1}:
         return c.add("ReverseSequence", c.x, lengths, time_axis=time, batch_axis=batch)
     order = [batch, time, *(a for a in range(rank) if a not in (batch, time))]
-    lines = c.transposed(c.x, order)
+    lines = c.transpose(c.x, order)
     result = c.add("ReverseSequence", lines, lengths, time_axis=1, batch_axis=0)
-    return c.transposed(result, [order.index(a) for a in range(rank)])
+    return c.transpose(result, [order.index(a) for a in range(rank)])
 
 
 @rule("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
@@ -58,7 +58,7 @@ def _scatter_elements(c: ExportCall) -> str:
     places = _guarded(c, c.tensor(1), c.whole(extent))
     x = _longer(c, axis)
     wide = c.add("ScatterElements", x, places, c.tensor(2), axis=axis, **how)
-    return sliced(c, wide, {axis: (0, extent, 1)})
+    return slice_axes(c, wide, {axis: (0, extent, 1)})
 
 
 @rule("scatter_nd", onnx="`ScatterND`; computed indices are guarded likewise", function=True)
@@ -75,11 +75,11 @@ def _scatter_nd(c: ExportCall) -> str:
     # flattened positions, and an extra one for indices out of range
     count = prod(extents)
     flat = _flat(c, limits, rows) if width else c.constant(np.zeros(rows, np.int32))
-    places = c.reshaped(c.cast(flat, "int64"), (*rows, 1))
+    places = c.reshape(c.cast(flat, "int64"), (*rows, 1))
     rest = c.shape[width:]
     x = _longer(c, 0, (count, *rest))
     wide = c.add("ScatterND", x, places, c.tensor(2), **how)
-    return c.reshaped(sliced(c, wide, {0: (0, count, 1)}), c.shape)
+    return c.reshape(slice_axes(c, wide, {0: (0, count, 1)}), c.shape)
 
 
 def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> str:
@@ -87,17 +87,17 @@ def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> str:
     count."""
     limit, last = c.constant(limits), [len(rows)]
     inside = _within(c, c.tensor(1), limit)
-    every = c.reduced("ReduceMin", c.cast(inside, "integer"), last, keep=False)
-    known = c.either(inside, c.tensor(1), c.whole(0))
-    known = c.either(c.add("Less", known, c.whole(0)), c.add("Add", known, limit), known)
+    every = c.reduce("ReduceMin", c.cast(inside, "integer"), last, keep=False)
+    known = c.where(inside, c.tensor(1), c.whole(0))
+    known = c.where(c.add("Less", known, c.whole(0)), c.add("Add", known, limit), known)
     steps = np.array([prod(limits[i + 1 :].tolist()) for i in range(len(limits))], np.int32)
-    flat = c.reduced("ReduceSum", c.add("Mul", known, c.constant(steps)), last, keep=False)
-    return c.either(c.cast(every, "logical"), flat, c.whole(prod(limits.tolist())))
+    flat = c.reduce("ReduceSum", c.add("Mul", known, c.constant(steps)), last, keep=False)
+    return c.where(c.cast(every, "logical"), flat, c.whole(prod(limits.tolist())))
 
 
 def _reduction(c: ExportCall) -> dict[str, str]:
     name = str(c.attrs.reduction)
-    c.need(_SINCE[name], f"reduction '{name}'")
+    c.require_opset(_SINCE[name], f"reduction '{name}'")
     return {} if name == "none" else {"reduction": name}
 
 
@@ -109,15 +109,15 @@ def _within(c: ExportCall, index: str, extent: str) -> str:
 def _guarded(c: ExportCall, index: str, extent: str) -> str:
     """Makes negative indices positive; an index out of range becomes the extent."""
     inside = _within(c, index, extent)
-    front = c.either(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
-    return c.either(inside, front, extent)
+    front = c.where(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
+    return c.where(inside, front, extent)
 
 
 def _longer(c: ExportCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
     """Extends the first operand by one element at the end of an axis."""
     x, extents = c.x, list(shape or c.shape)
     if shape and shape != c.shape:
-        x = c.reshaped(x, shape)
+        x = c.reshape(x, shape)
     extents[axis] = 1
     dtype = {"scalar": np.float32, "integer": np.int32, "logical": np.bool_}[c.out.dtype]
     return c.add("Concat", x, c.constant(np.zeros(extents, dtype)), axis=axis)

@@ -22,7 +22,7 @@ for _table, _since in ((_SAME, 13), (_BITS, 18)):
 
         @rule(_name, onnx=f"`{_onnx}`", since=_since)
         def _same(c: ExportCall, op: str = _onnx) -> str:
-            return c.add(op, *c.all_aligned())
+            return c.add(op, *c.align_all())
 
 
 def _safe_divisor(c: ExportCall, y: str) -> tuple[str, str, str]:
@@ -32,7 +32,7 @@ def _safe_divisor(c: ExportCall, y: str) -> tuple[str, str, str]:
     """
     zero = c.add("Equal", y, c.whole(0))
     minus = c.add("Equal", y, c.whole(-1))
-    return c.either(c.add("Or", zero, minus), c.whole(1), y), zero, minus
+    return c.where(c.add("Or", zero, minus), c.whole(1), y), zero, minus
 
 
 def _is_plain(c: ExportCall) -> bool:
@@ -42,17 +42,17 @@ def _is_plain(c: ExportCall) -> bool:
 
 @rule("int_div", onnx="`Div`, guarded: by 0 it is 0", function=True)
 def _divide(c: ExportCall) -> str:
-    x, y = c.all_aligned()
+    x, y = c.align_all()
     if _is_plain(c):
         return c.add("Div", x, y)
     divisor, zero, minus = _safe_divisor(c, y)
-    quotient = c.either(minus, c.add("Neg", x), c.add("Div", x, divisor))
-    return c.either(zero, c.whole(0), quotient)
+    quotient = c.where(minus, c.add("Neg", x), c.add("Div", x, divisor))
+    return c.where(zero, c.whole(0), quotient)
 
 
 @rule("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
 def _remainder(c: ExportCall) -> str:
-    x, y = c.all_aligned()
+    x, y = c.align_all()
     divisor = y if _is_plain(c) else _safe_divisor(c, y)[0]
     return c.add("Mod", x, divisor, fmod=int(c.node.op == "int_rem"))
 
@@ -60,10 +60,10 @@ def _remainder(c: ExportCall) -> str:
 @rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
       function=True)  # fmt: skip
 def _shift(c: ExportCall) -> str:
-    x, y = c.all_aligned()
+    x, y = c.align_all()
     low = c.add("GreaterOrEqual", y, c.whole(0))
     inside = c.add("And", low, c.add("Less", y, c.whole(32)))
-    steps = c.cast(c.either(inside, y, c.whole(0)), "uint32")
+    steps = c.cast(c.where(inside, y, c.whole(0)), "uint32")
     direction = "LEFT" if c.node.op == "shift_left" else "RIGHT"
     shifted = c.add("BitShift", c.cast(x, "uint32"), steps, direction=direction)
-    return c.either(inside, c.cast(shifted, "integer"), c.whole(0))
+    return c.where(inside, c.cast(shifted, "integer"), c.whole(0))

@@ -18,7 +18,7 @@ _MODES = {"replicate": "edge", "reflect": "reflect"}
 
 @rule("reshape", onnx="`Reshape`")
 def _reshape(c: ExportCall) -> str:
-    return c.reshaped(c.x, c.out.shape)
+    return c.reshape(c.x, c.out.shape)
 
 
 @rule("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
@@ -32,7 +32,7 @@ def _squeeze(c: ExportCall) -> str:
 @rule("transpose", onnx="`Transpose`")
 def _transpose(c: ExportCall) -> str:
     given = [int(axis) for axis in c.attrs.axes]
-    return c.transposed(c.x, [*given, *range(len(given), len(c.shape))])
+    return c.transpose(c.x, [*given, *range(len(given), len(c.shape))])
 
 
 @rule("concat", onnx="`Concat`")
@@ -66,10 +66,10 @@ def _unstack(c: ExportCall) -> list[str]:
 def _slice(c: ExportCall) -> str:
     taken = ranges(c.attrs, c.fact(0))
     axes = [a for a, part in enumerate(taken) if part != (0, c.shape[a], 1)]
-    return sliced(c, c.x, {axis: taken[axis] for axis in axes})
+    return slice_axes(c, c.x, {axis: taken[axis] for axis in axes})
 
 
-def sliced(c: ExportCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
+def slice_axes(c: ExportCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
     """Slices axes of ``x``; ``taken`` gives the first index, the count and the step of each
     axis."""
     if not taken:
@@ -89,10 +89,10 @@ def _tile(c: ExportCall) -> str:
 @rule("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
       "input")  # fmt: skip
 def _pad(c: ExportCall) -> str:
-    return padded(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
+    return pad_axes(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
 
 
-def padded(
+def pad_axes(
     c: ExportCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
 ) -> str:  # fmt: skip
@@ -127,12 +127,12 @@ def _cast(c: ExportCall) -> str:
         c.add("Less", c.x, c.real(-(2.0**31))),
     )
     lost = c.add("Or", c.add("IsNaN", c.x), c.add("Or", high, low))
-    inside = c.cast(c.either(lost, c.real(0.0), c.x), "integer")
+    inside = c.cast(c.where(lost, c.real(0.0), c.x), "integer")
     info = np.iinfo(np.int32)
-    least = c.either(low, c.whole(info.min), inside)
-    return c.either(high, c.whole(info.max), least)
+    least = c.where(low, c.whole(info.min), inside)
+    return c.where(high, c.whole(info.max), least)
 
 
-def merged(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
     """Returns a permutation for ``Transpose`` that moves ``axes`` behind all others."""
     return [*(a for a in range(len(shape)) if a not in axes), *axes]

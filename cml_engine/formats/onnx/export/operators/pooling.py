@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import padded
+from cml_engine.formats.onnx.export.operators.movement import pad_axes
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.movement.padding import border_index
@@ -49,7 +49,7 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     return np.array(rows, np.int64).reshape(axis.wide, longest)
 
 
-def taken(
+def gather_taps(
     c: ExportCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float
 ) -> str:
     """Gathers an axis by a table of indices, whose columns become one more axis; -1 gives
@@ -67,8 +67,8 @@ def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: 
     for i, axis in enumerate(window):
         if not axis.trivial:
             table = window_table(axis, border)
-            x = taken(c, x, len(window), i, table, axis.wide, fill)
-            x = c.reduced(op, x, [i + 1], keep=False)
+            x = gather_taps(c, x, len(window), i, table, axis.wide, fill)
+            x = c.reduce(op, x, [i + 1], keep=False)
     return x
 
 
@@ -102,7 +102,7 @@ def _pool(c: ExportCall, op: str, x: str, window: Window, border: str, **more: i
     spatial = window[2:]
     pairs = [(a.before, a.after) for a in spatial]
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
-        x = padded(c, x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
+        x = pad_axes(c, x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
         pairs = [(0, 0)] * len(spatial)
     dilated = any(a.dilation > 1 and a.size > 1 for a in spatial)
     return c.add(
@@ -149,7 +149,7 @@ def _greatest(c: ExportCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
-        return c.filled(fill)
+        return c.fill(fill)
     if _is_pool(window, dilated=True) and (border != "ignore" or _fits(window[2:])):
         return _pool(c, "MaxPool", c.x, window, border)
     return _by_axis(c, c.x, window, border, "ReduceMax", fill)
@@ -165,18 +165,18 @@ def _joint(c: ExportCall, x: str, window: Window, border: str, fill: float) -> s
     at = 0
     for i, axis in enumerate(window):
         table = window_table(axis, border)
-        x = taken(c, x, rank + i, at, table, axis.wide, fill)
+        x = gather_taps(c, x, rank + i, at, table, axis.wide, fill)
         sizes += [2 * i, 2 * i + 1]
         at += 2
-    x = c.transposed(x, [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
-    return c.reshaped(x, (*(a.narrow for a in window), volume(window)))
+    x = c.transpose(x, [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
+    return c.reshape(x, (*(a.narrow for a in window), volume(window)))
 
 
 @rule("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
 def _place(c: ExportCall) -> str:
     window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
     if c.fact(0).size == 0:
-        return c.filled(0)
+        return c.fill(0)
     values = _joint(c, c.x, window, border, -np.inf if border == "ignore" else 0.0)
     return c.cast(c.add("ArgMax", values, axis=len(window), keepdims=0), "integer")
 
@@ -194,7 +194,7 @@ def _sample(c: ExportCall) -> str:
     axis = len(window)
     index = c.add("Unsqueeze", places, c.indices(axis))
     found = c.add("GatherElements", values, index, axis=axis)
-    return c.either(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
+    return c.where(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
 
 
 def _inside(c: ExportCall, count: int) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def _inside(c: ExportCall, count: int) -> tuple[str, str]:
     inside = c.add(
         "And", c.add("GreaterOrEqual", index, c.whole(0)), c.add("Less", index, c.whole(count))
     )
-    return inside, c.either(inside, index, c.whole(0))
+    return inside, c.where(inside, index, c.whole(0))
 
 
 # -- the other way ------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ def _spread(c: ExportCall, x: str, window: Window, taps: Sequence[int]) -> str:
             continue
         table = spread_table(axis, count)
         if not table.size:
-            return c.filled(0.0)
-        x = taken(c, x, len(window), i, table, axis.narrow * count, 0.0)
-        x = c.reduced("ReduceSum", x, [i + 1], keep=False)
+            return c.fill(0.0)
+        x = gather_taps(c, x, len(window), i, table, axis.narrow * count, 0.0)
+        x = c.reduce("ReduceSum", x, [i + 1], keep=False)
     return x
 
 
@@ -243,8 +243,8 @@ def _desample(c: ExportCall) -> str:
     places = c.constant(np.arange(volume(window), dtype=np.int32))
     last = c.indices(rank)
     here = c.add("Equal", c.add("Unsqueeze", c.tensor(1), last), places)
-    values = c.either(here, c.add("Unsqueeze", c.x, last), c.real(0.0))
-    values = c.reshaped(values, (*c.shape, *sizes))
-    values = c.transposed(values, [part for i in range(rank) for part in (i, rank + i)])
+    values = c.where(here, c.add("Unsqueeze", c.x, last), c.real(0.0))
+    values = c.reshape(values, (*c.shape, *sizes))
+    values = c.transpose(values, [part for i in range(rank) for part in (i, rank + i)])
     pairs = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
-    return _spread(c, c.reshaped(values, pairs), window, sizes)
+    return _spread(c, c.reshape(values, pairs), window, sizes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import padded, sliced
+from cml_engine.formats.onnx.export.operators.movement import pad_axes, slice_axes
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
@@ -24,13 +24,13 @@ def _turned(c: ExportCall, position: int, turn: bool) -> str:
     if not turn:
         return c.tensor(position)
     rank = c.fact(position).rank
-    return c.transposed(c.tensor(position), [*range(rank - 2), rank - 1, rank - 2])
+    return c.transpose(c.tensor(position), [*range(rank - 2), rank - 1, rank - 2])
 
 
 @rule("int_matmul", onnx="`MatMul`")
 def _int_matmul(c: ExportCall) -> str:
     if c.shape[-1] == 0:
-        return c.filled(0)
+        return c.fill(0)
     return c.add("MatMul", *c.tensors)
 
 
@@ -59,7 +59,7 @@ def _conv(c: ExportCall) -> str:
     pairs = [(a.before, a.after) for a in shape.axes]
     x = c.x
     if shape.border != "constant" or min(map(min, pairs)) < 0:
-        x = padded(c, x, c.shape, [(0, 0), (0, 0), *pairs], shape.border)
+        x = pad_axes(c, x, c.shape, [(0, 0), (0, 0), *pairs], shape.border)
         pairs = [(0, 0)] * len(pairs)
     bias = _bias(c, shape.out_channels)
     return c.add("Conv", x, c.tensor(1), *bias, **_geometry(shape, pairs))
@@ -69,8 +69,8 @@ def _bias_alone(c: ExportCall, channels: int) -> str:
     """Returns the result of a convolution with empty sums: the bias, or zeros."""
     bias = _bias(c, channels)
     if not bias:
-        return c.filled(0.0)
-    column = c.reshaped(bias[0], (1, channels, *[1] * (c.out.rank - 2)))
+        return c.fill(0.0)
+    column = c.reshape(bias[0], (1, channels, *[1] * (c.out.rank - 2)))
     return c.add("Expand", column, c.indices(*c.out.shape))
 
 
@@ -102,11 +102,11 @@ def _deconv(c: ExportCall) -> str:
     spread = c.add("ConvTranspose", c.x, c.tensor(1), **_geometry(shape, [(0, 0)] * len(pairs)))
     extents = (shape.batch, shape.out_channels, *full)
     fitted = [(0, 0), (0, 0), *((-before, -after) for before, after in pairs)]
-    spread = padded(c, spread, extents, fitted, "constant")
+    spread = pad_axes(c, spread, extents, fitted, "constant")
     bias = _bias(c, shape.out_channels)
     if not bias:
         return spread
-    return c.add("Add", spread, c.reshaped(bias[0], (1, -1, *[1] * len(full))))
+    return c.add("Add", spread, c.reshape(bias[0], (1, -1, *[1] * len(full))))
 
 
 @rule("int_conv", onnx="`Slice` and `MatMul` of each tap, `Add`", function=True)
@@ -114,7 +114,7 @@ def _int_conv(c: ExportCall) -> str:
     attrs = Attrs({**c.attrs, "border": "constant"})
     shape = conv_shape(attrs, *(Fact("scalar", c.fact(i).shape) for i in (0, 1)))
     pairs = [(0, 0), (0, 0), *((a.before, a.after) for a in shape.axes)]
-    x = padded(c, c.x, c.shape, pairs, "constant")
+    x = pad_axes(c, c.x, c.shape, pairs, "constant")
     places = int(np.prod(shape.narrow))
     parted = (shape.groups, shape.group_out, shape.group_in)
     total = ""
@@ -124,11 +124,11 @@ def _int_conv(c: ExportCall) -> str:
             for i, (t, a) in enumerate(zip(tap, shape.axes, strict=True), 2)
         }
         one = {i: (t, 1, 1) for i, t in enumerate(tap, 2)}
-        values = c.reshaped(sliced(c, x, taken), (shape.batch, *parted[::2], places))
-        weights = c.reshaped(sliced(c, c.tensor(1), one), parted)
+        values = c.reshape(slice_axes(c, x, taken), (shape.batch, *parted[::2], places))
+        weights = c.reshape(slice_axes(c, c.tensor(1), one), parted)
         term = c.add("MatMul", weights, values)
         total = c.add("Add", total, term) if total else term
-    return c.reshaped(total, c.out.shape)
+    return c.reshape(total, c.out.shape)
 
 
 @rule("matmul_nbits", onnx="the codes by `BitShift`, their matrix, `MatMul`", function=True,
@@ -137,11 +137,11 @@ def _matmul_nbits(c: ExportCall) -> str:
     bits, block = int(c.attrs.bits), int(c.attrs.block_size)
     (rows, words), blocks, inner = c.fact(1).shape, c.fact(2).shape[1], c.shape[-1]
     shifts = c.constant(np.arange(0, 32, bits, dtype=np.uint32))
-    lanes = c.reshaped(c.cast(c.tensor(1), "uint32"), (rows, words, 1))
+    lanes = c.reshape(c.cast(c.tensor(1), "uint32"), (rows, words, 1))
     mask = c.constant(np.array(2**bits - 1, np.uint32))
     codes = c.add("BitwiseAnd", c.add("BitShift", lanes, shifts, direction="RIGHT"), mask)
-    codes = c.cast(c.reshaped(codes, (rows, blocks, block)), "scalar")
+    codes = c.cast(c.reshape(codes, (rows, blocks, block)), "scalar")
     zero = c.tensor(3, (rows, blocks, 1)) if c.fact(3).rank else c.tensor(3)
     scaled = c.add("Mul", c.add("Sub", codes, zero), c.tensor(2, (rows, blocks, 1)))
-    matrix = sliced(c, c.reshaped(scaled, (rows, blocks * block)), {1: (0, inner, 1)})
-    return c.add("MatMul", c.x, c.transposed(matrix, (1, 0)))
+    matrix = slice_axes(c, c.reshape(scaled, (rows, blocks * block)), {1: (0, inner, 1)})
+    return c.add("MatMul", c.x, c.transpose(matrix, (1, 0)))

@@ -36,7 +36,7 @@ def _corners(c: ExportCall, axis: int) -> tuple[str, str]:
     NaN becomes 0.
     """
     spatial = len(c.shape) - 2
-    rois = c.either(c.add("IsNaN", c.tensor(1)), c.real(0.0), c.tensor(1))
+    rois = c.where(c.add("IsNaN", c.tensor(1)), c.real(0.0), c.tensor(1))
     rois = c.add("Clip", rois, c.real(-LIMIT), c.real(LIMIT))
     first, second = (
         c.add("Gather", rois, c.indices(axis + side * spatial), axis=1) for side in (0, 1)
@@ -90,7 +90,7 @@ def _exactly(c: ExportCall, op: str, size: str, share: str, cells: int) -> str:
 def _whole(c: ExportCall, x: str) -> str:
     low = c.add("Floor", x)
     up = c.add("GreaterOrEqual", c.add("Sub", x, low), c.real(0.5))
-    return c.either(up, c.add("Add", low, c.real(1.0)), low)
+    return c.where(up, c.add("Add", low, c.real(1.0)), low)
 
 
 @rule("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
@@ -103,13 +103,13 @@ def _roi_pool(c: ExportCall) -> str:
         spread = c.add("Unsqueeze", x, c.indices(2 + axis))
         empty = c.real(0.0 if average else -np.inf)
         op = "ReduceSum" if average else "ReduceMax"
-        x = c.reduced(op, c.either(mask, spread, empty), [3 + axis], keep=False)
-        count = c.reduced("ReduceSum", c.cast(mask, "scalar"), [3 + axis], keep=False)
+        x = c.reduce(op, c.where(mask, spread, empty), [3 + axis], keep=False)
+        count = c.reduce("ReduceSum", c.cast(mask, "scalar"), [3 + axis], keep=False)
         counts = c.add("Mul", counts, count) if counts else count
     some = c.add("Greater", counts, c.real(0.0))
     if average:
         x = c.add("Div", x, c.add("Max", counts, c.real(1.0)))
-    return c.either(some, x, c.real(0.0))
+    return c.where(some, x, c.real(0.0))
 
 
 def _samples(c: ExportCall, counts: list[int], method: str) -> str:
@@ -136,8 +136,8 @@ def _samples(c: ExportCall, counts: list[int], method: str) -> str:
         spread = c.add("Unsqueeze", x, c.indices(2 + axis))
         weights = _shaped(c, tent, axis)
         taken = c.add("Greater", weights, c.real(0.0))
-        product = c.either(taken, c.add("Mul", spread, weights), c.real(0.0))
-        x = c.reduced("ReduceSum", product, [3 + axis], keep=False)
+        product = c.where(taken, c.add("Mul", spread, weights), c.real(0.0))
+        x = c.reduce("ReduceSum", product, [3 + axis], keep=False)
     return x
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import sliced
+from cml_engine.formats.onnx.export.operators.movement import slice_axes
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.resampling.resampling import linear_taps
 from cml_engine.ops.resampling.resize import axis_taps
@@ -39,7 +39,7 @@ def _weighted(c: ExportCall, x: str, axis: int, taps: Taps, extent: int) -> str:
     rank = len(c.shape)
     weights = weights.reshape(*weights.shape, *[1] * (rank - axis - 1))
     product = c.add("Mul", found, c.constant(weights))
-    return c.reduced("ReduceSum", product, [axis + 1], keep=False)
+    return c.reduce("ReduceSum", product, [axis + 1], keep=False)
 
 
 @rule("nearest_upsample", onnx="`Resize`")
@@ -67,7 +67,7 @@ def _repeated(c: ExportCall) -> str:
 def _nearest_downsample(c: ExportCall) -> str:
     pairs = zip(c.out.shape[2:], c.attrs.factor, strict=True)
     taken = {axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1}
-    return sliced(c, c.x, taken)
+    return slice_axes(c, c.x, taken)
 
 
 @rule("area_downsample", onnx="`AveragePool`")
@@ -191,21 +191,23 @@ def _grid_sample(c: ExportCall) -> str:
     if c.opset >= 20:
         modes = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
     elif spatial == 3:
-        c.need(20, "three spatial axes")
+        c.require_opset(20, "three spatial axes")
     borders = {"constant": "zeros", "replicate": "border", "reflect": "reflection"}
     how = {"mode": modes[a.method], "padding_mode": borders[a.border],
            "align_corners": int(a.align_corners)}  # fmt: skip
     if a.method == "cubic" and spatial != 2:
-        raise c.refused(f"GridSample is cubic on two axes only, here are {spatial}: use linear")
+        raise c.unsupported_error(
+            f"GridSample is cubic on two axes only, here are {spatial}: use linear"
+        )
     if spatial != 1:
         return c.add("GridSample", c.x, c.tensor(1), **how)
     # a 1-D signal is sampled as an image of one row
-    image = c.reshaped(c.x, (*c.shape[:2], 1, c.shape[2]))
+    image = c.reshape(c.x, (*c.shape[:2], 1, c.shape[2]))
     places = c.fact(1).shape
-    grid = c.reshaped(c.tensor(1), (places[0], 1, *places[1:]))
+    grid = c.reshape(c.tensor(1), (places[0], 1, *places[1:]))
     pads = c.indices(*[0] * 7, 1)
     grid = c.add("Pad", grid, pads, c.real(0.0), mode="constant")
-    return c.reshaped(c.add("GridSample", image, grid, **how), c.out.shape)
+    return c.reshape(c.add("GridSample", image, grid, **how), c.out.shape)
 
 
 @rule("col2im", onnx="`Col2Im`", since=18)
@@ -213,9 +215,9 @@ def _col2im(c: ExportCall) -> str:
     a, spatial = c.attrs, len(c.attrs.size)
     pairs = a.padding
     if not pairs:
-        raise c.refused("state its padding")
+        raise c.unsupported_error("state its padding")
     if min(min(pair) for pair in pairs) < 0:
-        raise c.refused("its padding is negative: crop the result (slice)")
+        raise c.unsupported_error("its padding is negative: crop the result (slice)")
     return c.add(
         "Col2Im", c.x, c.indices(*a.output_size), c.indices(*a.size),
         dilations=list(a.dilation or [1] * spatial), strides=list(a.stride or [1] * spatial),
