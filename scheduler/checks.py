@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from cml_engine.errors import InputError
+from cml_engine.errors.arguments import shortened
 
 
 def checked(name: str, value: object, *, least: float = 0.0, above: bool = False) -> float:
@@ -19,7 +20,7 @@ def checked(name: str, value: object, *, least: float = 0.0, above: bool = False
     number = _number(value)
     if number is None or number < least or (above and number == least):
         wanted = f"greater than {least:g}" if above else f"of {least:g} or more"
-        raise InputError(f"{name} is {value!r}: wanted a finite number {wanted}")
+        raise InputError(f"{name} is {shortened(repr(value))}: wanted a finite number {wanted}")
     return number
 
 
@@ -27,7 +28,7 @@ def checked_count(name: str, value: object) -> int:
     """Returns the value as a whole number of at least 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
-        raise InputError(f"{name} is {value!r}: wanted a whole number of 1 or more")
+        raise InputError(f"{name} is {shortened(repr(value))}: wanted a whole number of 1 or more")
     return int(number)
 
 
@@ -35,7 +36,7 @@ def checked_share(name: str, value: object) -> float:
     """Returns the value as a number between 0 and 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or not 0 < number < 1:
-        raise InputError(f"{name} is {value!r}: wanted a number between 0 and 1")
+        raise InputError(f"{name} is {shortened(repr(value))}: wanted a number between 0 and 1")
     return number
 
 

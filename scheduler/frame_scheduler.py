@@ -16,6 +16,7 @@ from cml_engine.errors.arguments import (
     check_flag,
     check_instance,
     check_text,
+    shortened,
 )
 from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
@@ -77,13 +78,9 @@ class FrameScheduler:
         max_frames_in_flight: int = 4,
     ) -> None:
         if not callable(getattr(gpu, "executor", None)):
-            raise InputError(f"gpu: wanted a cml.Gpu, got {gpu!r}")
+            raise InputError(f"gpu: wanted a cml.Gpu, got {shortened(repr(gpu))}")
         self.frame_ms = frame_ms = checked("frame_ms", frame_ms, above=True)
-        self.budget: FixedBudget | SpareBudget = (
-            SpareBudget(frame_ms)
-            if isinstance(budget_ms, str) and budget_ms == "spare"
-            else FixedBudget(checked("budget_ms", budget_ms))
-        )
+        self.budget = _budget_of(budget_ms, frame_ms)
         self.policy: Policy[Any] = check_callable(policy, "policy")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
             raise InputError(f"clock: wanted an object with now_ms(), got {clock!r}")
@@ -478,3 +475,15 @@ _REAL = RealClock()
 
 def _cpu_ms() -> float:
     return _REAL.now_ms()
+
+
+def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:
+    """Returns the budget that the argument ``budget_ms`` selects."""
+    if isinstance(budget_ms, str) and budget_ms == "spare":
+        return SpareBudget(frame_ms)
+    if isinstance(budget_ms, str) or budget_ms is None:
+        raise InputError(
+            f"budget_ms is {shortened(repr(budget_ms))}: wanted a number of milliseconds such as "
+            "4.0, or 'spare' for what the renderer leaves of frame_ms"
+        )
+    return FixedBudget(checked("budget_ms", budget_ms))

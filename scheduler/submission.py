@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_input_mapping
+from cml_engine.errors.arguments import check_input_mapping, shortened
 from cml_engine.ir.textures import on_device
 from scheduler.executor import Executor, Network
 from scheduler.jobs.job import JobOutput
@@ -20,10 +20,11 @@ def network_of(session: Any) -> Network:
     network = getattr(session, "program", session)
     if not hasattr(network, "step_costs"):
         backend = getattr(session, "backend", None)
-        what = f"one on the {backend.upper()}" if isinstance(backend, str) else f"{session!r}"
+        got = shortened(repr(session))
+        if isinstance(backend, str):
+            got = f"a session on the {backend.upper()}"
         raise InputError(
-            f"a FrameScheduler runs sessions on a GPU; {what} is none: "
-            "cml.Session(graph, gpu) makes one"
+            f"session: wanted one on a GPU, got {got}; cml.Session(graph, gpu) makes one"
         )
     found: Network = network
     return found

@@ -145,8 +145,7 @@ def check_text(value: Any, what: str) -> str:
 def check_input_mapping(value: Any) -> Mapping[str, Any]:
     """Returns ``value`` if it is a dictionary whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        kind = type(value).__name__
-        raise InputError(f"wanted inputs as a dictionary of arrays by name, got {kind}")
+        raise _wanted("a dictionary of arrays by name, {'image': array}", repr(value), "inputs")
     return value
 
 
@@ -257,8 +256,13 @@ def _quoted(value: Any) -> Any:
 
 
 def _wanted(wanted: str, got: Any, what: str) -> InputError:
-    shown = str(got) if len(str(got)) <= 40 else f"{str(got)[:40]}…"
-    return InputError(f"{what}: wanted {wanted}, got {shown}".removeprefix(": "))
+    return InputError(f"{what}: wanted {wanted}, got {shortened(got)}".removeprefix(": "))
+
+
+def shortened(value: Any) -> str:
+    """Returns the text of a value for a message, of at most 40 characters and one line."""
+    shown = " ".join(str(value).split())
+    return shown if len(shown) <= 40 else f"{shown[:40]}…"
 
 
 #: the number of repetitions of a measurement, or of observed frames

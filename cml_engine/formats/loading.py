@@ -19,8 +19,9 @@ from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import run_node
 from cml_engine.errors import InputError, InternalError
-from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance
+from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance, shortened
 from cml_engine.formats import formats
+from cml_engine.formats.foreign import check_foreign
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
@@ -222,6 +223,7 @@ def _format_of(model: Model) -> Format | None:
         alone = [format for format in formats().values() if format.in_bytes]
         return None if is_archive(model) else alone[0]
     if isinstance(model, str | Path):
+        check_foreign(Path(model))
         return formats().get(Path(model).suffix.lower())
     if isinstance(model, ModelSource):
         return formats().get(PurePosixPath(model.graph.lower()).suffix)
@@ -229,12 +231,16 @@ def _format_of(model: Model) -> Format | None:
 
 
 def _no_model_error(model: Any) -> InputError:
+    if isinstance(model, Graph):
+        return InputError(f"'{model.name}' is loaded already: cml.Session(graph, gpu) runs it")
     parts = ("name", "graph", "size", "read")
     lacking = [part for part in parts if not hasattr(model, part)]
+    is_source = hasattr(model, "graph") or hasattr(model, "read")
     which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
     return InputError(
-        f"cannot load {type(model).__name__}: wanted a path, the bytes of an .onnx or a .tgz, or a "
-        f"cml.ModelSource{which if len(lacking) < len(parts) else ''}"
+        f"the model: wanted a path, the bytes of an .onnx or a .tgz, or a cml.ModelSource"
+        f"{which if is_source else ''}, got "
+        f"{shortened(repr(model))} ({type(model).__name__})"
     )
 
 

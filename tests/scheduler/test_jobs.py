@@ -296,12 +296,12 @@ def test_inputs_that_cannot_be_made_stop_only_their_periodic_job():
 
 def test_inputs_that_are_refused_stop_only_their_periodic_job():
     loop = Loop()
-    with pytest.raises(InputError, match="runs sessions on a GPU"):
+    with pytest.raises(InputError, match="wanted one on a GPU"):
         loop.scheduler.submit_periodic(object(), dict, FRAME)
     every = loop.scheduler.submit_periodic(network("n", 4.0), list, FRAME)
     assert every.error == ""
     assert loop.frames().reason == "nothing to do"
-    assert every.stopped and "wanted inputs as a dictionary" in every.error
+    assert every.stopped and "inputs: wanted a dictionary" in every.error
 
 
 def test_admission_says_what_cannot_be_held():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import SEED, check_input_mapping
+from cml_engine.errors.arguments import SEED, check_input_mapping, shortened
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Slider, check_shape
 
 
@@ -62,12 +63,23 @@ def check_inputs(
 
 
 def as_array(name: str, given: Any) -> Array:
-    """Converts an input to an array; raises :class:`InputError` if that is impossible."""
+    """Converts an input to an array; raises :class:`InputError` if it holds no numbers."""
     try:
-        return np.asarray(given)
-    except Exception as error:  # NumPy calls the object's own methods, which may raise anything
-        shown = f"{type(given).__name__}: {error}"
-        raise InputError(f"input '{name}': wanted an array, got a {shown}") from None
+        array = np.asarray(given)
+    except Exception:  # NumPy calls the object's own methods, which may raise anything
+        raise _no_array(name, given) from None
+    if array.dtype.kind not in "biufc":
+        raise _no_array(name, given)
+    return array
+
+
+def _no_array(name: str, given: Any) -> InputError:
+    is_path = isinstance(given, str | PathLike)
+    how = ". A file is read first: numpy.load for a .npy" if is_path else ""
+    return InputError(
+        f"input '{name}': wanted an array of numbers, got {shortened(repr(given))} "
+        f"({type(given).__name__}){how}"
+    )
 
 
 def _checked(name: str, fact: Fact, given: Array) -> Array:

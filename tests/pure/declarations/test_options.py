@@ -55,15 +55,21 @@ WRONG = [
     (lambda: cml.Session(net(), "cpu").rank(runs=NAN), "runs: wanted a whole number"),
     (
         lambda: cml.Session(net(), "cpu").run(None),
-        "as a dictionary of arrays by name, got NoneType",
+        "inputs: wanted a dictionary of arrays by name, {'image': array}, got None",
     ),
-    (lambda: cml.Session(net(), "cpu").run([1]), "as a dictionary of arrays by name, got list"),
+    (lambda: cml.Session(net(), "cpu").run([1]), "inputs: wanted a dictionary of arrays by name"),
     (
         lambda: cml.Session(net(), "cpu").run({"x": [[1], [1, 2]]}),
-        "'x': wanted an array, got a list",
+        "'x': wanted an array of numbers, got ",
     ),
-    (lambda: cml.Session(net(), "cpu").run({"x": None}), "input 'x': wanted shape"),
-    (lambda: cml.Session(net(), "cpu").run({"x": np.full((1, 4, 3, 2), "a")}), "wanted scalar"),
+    (
+        lambda: cml.Session(net(), "cpu").run({"x": None}),
+        "input 'x': wanted an array of numbers, got None",
+    ),
+    (
+        lambda: cml.Session(net(), "cpu").run({"x": np.full((1, 4, 3, 2), "a")}),
+        "wanted an array of numbers",
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ from cml_engine.compiler.integer.quantizer.report import NodeReport, QuantizeRep
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError, ModelError
+from cml_engine.errors.arguments import check_instance
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.integer_rule import fraction_of
 
@@ -95,6 +96,7 @@ class _Quantizer:
     def of(
         cls, graph: Graph, samples: Samples, max_error: float | None, float_tail: bool
     ) -> _Quantizer:
+        check_instance(Graph, graph, "the graph to quantize (cml.load gives one)")
         if graph.integer:
             raise InputError(
                 f"'{graph.name}' is an integer network already: run it as it is, or quantize the "

@@ -1,0 +1,50 @@
+"""Models of other frameworks: messages that say how they become ONNX.
+
+Each line is a command of the framework's own exporter, with the name of the file filled in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cml_engine.errors import InputError
+
+_TORCH = 'torch.onnx.export(model.eval(), (example_input,), "{stem}.onnx")'
+_KERAS = 'keras.saving.load_model("{file}").export("{stem}.onnx", format="onnx")'
+_TF = "python -m tf2onnx.convert {what} --output {stem}.onnx"
+_CORE_ML = (
+    "onnxmltools.utils.save_model("
+    'onnxmltools.convert_coreml(coremltools.utils.load_spec("{file}")), "{stem}.onnx")'
+)
+#: by suffix: what the file is, and how the model in it becomes one that can be loaded
+_FOREIGN = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".pt2"), ("a PyTorch file", _TORCH)),
+    ".safetensors": (
+        "a file of weights without a network",
+        _TORCH + ', or, for a model of NNEF text, cml.load(MODEL, weights="{file}")',
+    ),
+    ".tflite": ("a TensorFlow Lite model", _TF.replace("{what}", "--tflite {file}")),
+    ".pb": (
+        "a TensorFlow graph",
+        _TF.replace("{what}", "--graphdef {file} --inputs INPUT:0 --outputs OUTPUT:0"),
+    ),
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), ("a Keras model", _KERAS)),
+    ".mlmodel": ("a Core ML model", _CORE_ML),
+    ".bin": ("a file of weights without a network", 'cml.load("{stem}.param"), if it is ncnn\'s'),
+}
+_SAVED_MODEL = "saved_model.pb"
+
+
+def check_foreign(model: Path) -> None:
+    """Raises :class:`InputError` with the exporter's line if a file is of another framework."""
+    if model.is_dir() and (model / _SAVED_MODEL).is_file():
+        what, line = "a TensorFlow SavedModel", _TF.replace("{what}", "--saved-model {file}")
+    elif (found := _FOREIGN.get(model.suffix.lower())) is not None and not model.is_dir():
+        what, line = found
+    else:
+        return
+    how = line.format(file=model, stem=model.stem)
+    raise InputError(
+        f"cannot load '{model}': it is {what}. This gets the model in (cml docs your_model):\n"
+        f"    {how}"
+    )
