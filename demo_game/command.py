@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cml_engine as cml
 from cml_engine.errors.arguments import BUDGET_MS, TIMES, FloatRange, IntegerRange
@@ -21,7 +21,6 @@ from demo_game.world.sun import LIGHTS
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
     from demo_game.game import Settings
-    from demo_game.headless import HeadlessRun, OverlayDraw
     from demo_game.render.quality import Quality
 
 OUT = Path("out")
@@ -94,10 +93,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compare", action="store_true", help="headless: all four modes, one table")
     made.add_argument("--film", type=film, metavar="FILE.gif", help="headless: write a short film "
                       "of the flight")  # fmt: skip
-    made.add_argument("--overlay", action="store_true", help="headless: draw the overlay too")
+    made.add_argument("--overlay", action="store_true", help="headless: draw the overlay in every "
+                      "frame, and not only over the screenshot")  # fmt: skip
+    made.add_argument("--panels", type=panels, metavar="NAME,...", help="the overlay's panels that "
+                      "are open at start, as 'frames,operators'; 'none' shows none")  # fmt: skip
     made.set_defaults(tour=False)
     made.add_argument("--report", type=Path, help="write the report as JSON")
-    made.add_argument("--screenshot", type=Path, help="write the last frame as a PNG")
+    made.add_argument(
+        "--screenshot", type=Path, help="write the last frame with the overlay as a PNG"
+    )
     return made
 
 
@@ -111,6 +115,11 @@ def size(text: str) -> tuple[int, int]:
     if not all(64 <= side <= 8192 for side in found):
         raise argparse.ArgumentTypeError(f"wanted sides of 64 to 8192 pixels, got '{text}'")
     return found
+
+
+def panels(text: str) -> tuple[str, ...]:
+    """Returns the titles in ``frames,operators``; "none" is an empty tuple."""
+    return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
 def film(text: str) -> Path:
@@ -130,7 +139,11 @@ def run(options: argparse.Namespace) -> int:
     """Plays the game in a window, or flies without one; returns the exit code."""
     options.seed = seed_of(options)
     windowed = not (options.headless or options.compare)
-    need_extra(windowed, overlay=windowed or options.overlay)
+    need_extra(windowed, overlay=windowed or options.overlay or bool(options.panels))
+    if options.panels:
+        from demo_game.overlay.overlay import check_panels
+
+        check_panels(options.panels)
     try:
         budget = int(options.memory_mb * 2**20) if options.memory_mb else None
         gpu = cml.Gpu(budget_bytes=budget)
@@ -148,7 +161,12 @@ def run(options: argparse.Namespace) -> int:
     from demo_game.window import open_window, run_window
 
     window = open_window(
-        gpu, quality, settings, scripted=not options.by_hand, seconds=options.seconds
+        gpu,
+        quality,
+        settings,
+        scripted=not options.by_hand,
+        seconds=options.seconds,
+        panels=options.panels,
     )
     window.game.controls.budget_ms = options.budget_ms
     if window.game.watch is not None:
@@ -212,12 +230,12 @@ def run_headless(
         asked = Options(
             options.frames, mode, options.clock, options.budget_ms, options.start,
             started=time.perf_counter() if runs else STARTED,
+            overlay=options.overlay, panels=options.panels,
         )  # fmt: skip
         shown = mode in ("sliced", options.mode)
         run = fly(
             gpu, quality, settings, asked, progress=say_after,
             screenshot=screenshot if shown else None, film=film if shown else None,
-            overlay=headless_overlay if options.overlay else None,
         )  # fmt: skip
         runs.append(run)
         if len(modes) > 1:
@@ -264,21 +282,6 @@ def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace)
     pose, most = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS
     tiles = tiles_of_picture(pose, settings.seed, settings.detail, most)
     return world_on_cpu(load_chain(settings.models, integer=True), settings.seed, tiles, say_after)
-
-
-def headless_overlay(flown: HeadlessRun) -> OverlayDraw:
-    """The overlay over a headless run's picture."""
-    from demo_game.overlay import Overlay
-    from demo_game.window import overlay_view
-
-    overlay = Overlay(flown.gpu, flown.format, flown.quality.width, flown.quality.height)
-    dt_s = flown.game.settings.frame_ms / 1e3
-
-    def draw(encoder: Any, view: Any, writes: Any) -> None:
-        shown = overlay_view(flown.game)
-        overlay.draw(encoder, view, shown, flown.game.controls, dt_s, timestamp_writes=writes)
-
-    return draw
 
 
 def run_on_cpu(options: argparse.Namespace) -> int:

@@ -21,19 +21,18 @@ from cml_engine import (
     operators_per_frame,
     plan_frame,
 )
-from cml_engine.tools.panel import OperatorTimes
+from cml_engine.tools.panel import FrameLog, FrameSample
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
+from demo_game.controls import Controls
 from demo_game.cores import keep_apart
 from demo_game.flight import Pose
 from demo_game.operators.light import lit
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
-from demo_game.render.pace import DrawingPace
+from demo_game.render.pace import EFFORTS, DrawingPace, Effort
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
-from demo_game.reporting.measure import FrameTimes
-from demo_game.reporting.telemetry import Controls, FrameSample, Telemetry
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
@@ -67,6 +66,8 @@ SPARE_SLOTS = 8
 #: of the frames on a software driver one in so many has its passes timed, for what the overlay is
 #: of them: timestamps make them longer, and the wait for a picture says how long it took
 _TIMED_EVERY = 16
+#: frames that imgui takes until its windows have their sizes
+_OVERLAY_FRAMES = 4
 #: frames between two looks at which tiles are needed: a tile is many frames of flight
 _LOOK_EVERY = 12
 #: seconds that must be left of a frame to look around in it, and to learn from times; and frames
@@ -110,7 +111,6 @@ class Game:
         quality = replace(quality, texels=chain.painted)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
-        self.telemetry = Telemetry(settings.frame_ms)
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
         # first, for it builds its pipelines on threads while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality, settings.light)
@@ -123,9 +123,7 @@ class Game:
         self._on_cpu = gpu.limits.software
         every = _TIMED_EVERY if self._on_cpu else 1
         self.timer = gpu.frame_timer(("render", "overlay"), every)
-        self.times = FrameTimes(self.telemetry)
-        self.operators = OperatorTimes(self.agents.sessions)
-        self.telemetry.operators = self.operators.operators
+        self.log = FrameLog(settings.frame_ms, self.agents.sessions)
         #: False: no tile is asked for (what the picture costs without any inference)
         self.inference = True
         self.draw_stats: DrawStats | None = None
@@ -188,7 +186,7 @@ class Game:
         if report is None:
             return self._fill_rest(start, submitted, target_view is not None)
         self._encoded = True
-        return self.times.begin(report, _ms_since(start))
+        return self.log.begin(report, _ms_since(start))
 
     def _fill_rest(self, start: float, submitted: float, drawn: bool) -> FrameSample:
         """The networks' slices, when the picture is done: a software driver draws on the cores that
@@ -205,7 +203,7 @@ class Game:
         report = self.scheduler.encode(encoder, elapsed_ms)
         self.gpu.queue.submit([encoder.finish()])
         self._encoded = True
-        return self.times.begin(report, _ms_since(start) - waited_ms, picture_ms)
+        return self.log.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
     def use_rest(self, until: float) -> None:
         """Does deferred work of the coming frames if there is time for it until ``until``.
@@ -225,8 +223,29 @@ class Game:
         # nothing is asked for by what was seen before, which was whole; the next frame looks first
         self._look_at, self._asked, self._unseen = 0, True, _POSTPONED
 
-    def _draw(self, encoder: Any, target_view: Any, camera: Camera, now_s: float) -> None:
-        self.renderer.effort = self.pace.effort
+    def draw_still(
+        self, target_view: Any, pose: Pose, now_s: float, draw_overlay: Callable[[Any, Any], None]
+    ) -> None:
+        """Draws the picture at full resolution, outside the frames that are measured."""
+        for _ in range(_OVERLAY_FRAMES):  # the overlay's windows find their sizes
+            encoder = self.gpu.device.create_command_encoder()
+            draw_overlay(encoder, None)
+            self.gpu.queue.submit([encoder.finish()])
+        encoder = self.gpu.device.create_command_encoder()
+        camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
+        self._draw(encoder, target_view, camera, now_s, EFFORTS[0])
+        draw_overlay(encoder, None)
+        self.gpu.queue.submit([encoder.finish()])
+
+    def _draw(
+        self,
+        encoder: Any,
+        target_view: Any,
+        camera: Camera,
+        now_s: float,
+        effort: Effort | None = None,
+    ) -> None:
+        self.renderer.effort = effort or self.pace.effort
         rich = self.quality.rich
         seen = self._around.drawn_in_view(camera, rich) if self._around else []
         self.draw_stats = self.renderer.draw(
@@ -235,7 +254,7 @@ class Game:
             camera,
             self._drawn.of(seen, self._detail, now_s),
             now_s,
-            timed=lambda: self.timer.writes("render"),
+            timed=lambda: None if effort else self.timer.writes("render"),
         )
 
     def _learn(self) -> None:
@@ -244,15 +263,14 @@ class Game:
             return
         self._encoded = False
         for done in self.scheduler.end_frame():
-            self.times.inferred(done)
-            self.operators.add(done)
+            self.log.add_inference(done)
         self._count()
 
     def _take_times(self) -> None:
         """Passes the times of pictures that have arrived to the scheduler and the picture's
         pace."""
         for number, passes in self.timer.end_frame():
-            known = self.times.rendered(number, passes)
+            known = self.log.add_passes(number, passes)
             if known is not None and not self._on_cpu:
                 gpu_ms = (known.render_ms or 0.0) + known.overlay_ms
                 self.scheduler.render_took(gpu_ms)
@@ -267,12 +285,6 @@ class Game:
             # flight; it need not, while the game lasts
             gc.collect()
             gc.freeze()
-        telemetry, streaming = self.telemetry, self.streaming
-        telemetry.tiles_ready = len(streaming.shown)
-        telemetry.tiles_wanted = len(self.selection.wanted)
-        telemetry.tiles_finished = streaming.counts.finished
-        telemetry.tiles_cancelled = streaming.counts.cancelled
-        telemetry.memory.append(self.gpu.memory.held_bytes)
 
     def _obey(self) -> None:
         """Applies what the player chose in the overlay."""
@@ -369,6 +381,13 @@ class Game:
         made, wanted = len(self.streaming.shown), len(self.selection.wanted)
         kernels = self.gpu.pipelines_built
         return f"{kernels} kernels of the networks, {made} tiles made, {wanted} wanted next"
+
+    @property
+    def notice(self) -> str:
+        """A line about the game: an error, a network that was reloaded, or the tiles."""
+        counts, watch = self.streaming.counts, self.watch
+        tiles = f"{self.quality.name}: {self.streaming.summary}, {counts.cancelled} cancelled"
+        return self.streaming.error or (watch.said if watch is not None else "") or tiles
 
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""

@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
@@ -15,6 +16,7 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.tools.panel import FrameSample
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
@@ -22,7 +24,9 @@ from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
 from demo_game.reporting.film import RATE, SECONDS, write_film
 from demo_game.reporting.report import RunReport, by_owner, percentiles
-from demo_game.reporting.telemetry import FrameSample
+
+if TYPE_CHECKING:
+    from demo_game.overlay.overlay import Overlay
 
 FORMAT = "rgba8unorm-srgb"
 #: seconds without another tile after which loading, or finishing the last picture, has failed
@@ -31,7 +35,6 @@ _SAY_EVERY_S = 1.0
 #: frames until the last GPU times have arrived
 _DRAIN = 12
 MODES = ("off", "sliced", "layer", "unsliced")
-OverlayDraw = Callable[[Any, Any, Any], None]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Options:
     start_s: float = 0.0
     #: when the program began, by :func:`time.perf_counter`
     started: float = field(default_factory=time.perf_counter)
+    #: True: the overlay is drawn in every frame, and not only over the screenshot
+    overlay: bool = False
+    #: the titles of the overlay's open panels; None: those that are open at start
+    panels: tuple[str, ...] | None = None
 
 
 class HeadlessRun:
@@ -68,7 +75,7 @@ class HeadlessRun:
         self.view = self.target.create_view()
         self.digests = Digests(self.game.agents.chain, settings.seed)
         self.game.streaming.hand_over = self.digests.take
-        self.draw_overlay: OverlayDraw | None = None
+        self.overlay: Overlay | None = None
         self.samples: list[FrameSample] = []
         #: is told, about once a second, how far loading is
         self.progress: Callable[[str], object] = lambda said: None
@@ -79,6 +86,15 @@ class HeadlessRun:
         #: of what the networks have made
         self.first_picture = self.first_ground = math.inf
         self._seconds = 0.0
+
+    def open_overlay(self) -> None:
+        """Opens the overlay, unless imgui is not installed or no panel is to be shown."""
+        if self.options.panels == () or find_spec("imgui_bundle") is None:
+            return
+        from demo_game.overlay.overlay import Overlay
+
+        quality, panels = self.quality, self.options.panels
+        self.overlay = Overlay(self.game, self.format, quality.width, quality.height, panels=panels)
 
     def load(self) -> float:
         """Make everything that is seen at first, without a budget; seconds. The loading screen of
@@ -126,6 +142,7 @@ class HeadlessRun:
         game.inference = options.mode != "off"
         game.controls.mode = "sliced" if options.mode == "off" else options.mode  # type: ignore[assignment]
         game.controls.budget_ms = options.budget_ms
+        game.log.frames.clear()  # loading is not the flight
         step = game.settings.frame_ms / 1e3
         for number in range(options.frames):
             sample = self._paced(self._pose(number), step)
@@ -155,15 +172,8 @@ class HeadlessRun:
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
         start, covered = time.perf_counter(), self.game.covered
-        overlay, view = self.draw_overlay, self.view
-
-        def over(encoder: Any, writes: Any) -> None:
-            if overlay is not None:
-                overlay(encoder, view, writes)
-
-        sample = self.game.frame(
-            view if draw else None, pose, self._seconds, over if overlay else None
-        )
+        over = self._over if self.options.overlay else None
+        sample = self.game.frame(self.view if draw else None, pose, self._seconds, over)
         # a window's loop would be held by the display; here the frame ends when the GPU is done
         self.gpu.wait()
         end = time.perf_counter()
@@ -182,6 +192,11 @@ class HeadlessRun:
         self.digests.poll()
         return sample
 
+    def _over(self, encoder: Any, writes: Any) -> None:
+        if self.overlay is not None:
+            step_s = self.game.settings.frame_ms / 1e3
+            self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
+
     def pixels(self) -> np.ndarray[Any, Any]:
         """The last frame, (height, width, 3) of bytes."""
         size = self.quality.width, self.quality.height
@@ -194,7 +209,9 @@ class HeadlessRun:
         return np.ascontiguousarray(pixels)
 
     def screenshot(self, path: Path) -> None:
-        """The last frame as a picture."""
+        """Writes the last frame, at full resolution and with the overlay, as a picture."""
+        pose = self._pose(max(0, self.options.frames - 1))
+        self.game.draw_still(self.view, pose, self._seconds, self._over)
         picture = Image.fromarray(self.pixels())
         write_atomically(path, lambda file: picture.save(file, "PNG"))
 
@@ -211,6 +228,8 @@ class HeadlessRun:
 
     def close(self) -> None:
         """Give everything back, so that another run can begin."""
+        if self.overlay is not None:
+            self.overlay.close()
         self.game.close()
         self.target.destroy()
 
@@ -222,7 +241,6 @@ def run(
     options: Options,
     *,
     screenshot: Path | None = None,
-    overlay: Callable[[HeadlessRun], OverlayDraw] | None = None,
     progress: Callable[[str], object] | None = None,
     film: Path | None = None,
 ) -> RunReport:
@@ -231,8 +249,8 @@ def run(
     flown.progress = progress or flown.progress
     try:
         load_s = flown.load()
-        if overlay is not None:
-            flown.draw_overlay = overlay(flown)
+        if screenshot is not None or options.overlay:
+            flown.open_overlay()
         made_before = flown.game.streaming.counts.finished
         by_agent_before = dict(flown.game.streaming.counts.by_agent)
         flown.game.streaming.counts.latencies_s.clear()
@@ -331,7 +349,7 @@ def _report(
 
 
 def _operators(game: Game) -> list[dict[str, Any]]:
-    ranked = sorted(game.telemetry.operators.values(), key=lambda o: -o.total_ms)
+    ranked = sorted(game.log.operators.values(), key=lambda o: -o.total_ms)
     return [
         {
             "network": o.network,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cml_engine as cml
 from demo_game.flight import FreeFlight, Pose, ScriptedFlight
 from demo_game.game import Game, Settings
-from demo_game.overlay import FrameView, Overlay
+from demo_game.overlay.overlay import Overlay
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.tracing import Tracing
@@ -37,6 +37,7 @@ class GameWindow:
         *,
         scripted: bool,
         seconds: float | None = None,
+        panels: Sequence[str] | None = None,
     ) -> None:
         self.canvas, self.gpu, self.quality = canvas, gpu, quality
         self.context = canvas.get_context("wgpu")
@@ -50,7 +51,8 @@ class GameWindow:
         self.game.controls.welcome = True
         self.tracing = Tracing(self.game)
         self._size = canvas.get_physical_size()
-        self.overlay = Overlay(gpu, self.format, *self._size, scale=canvas.get_pixel_ratio())
+        scale = canvas.get_pixel_ratio()
+        self.overlay = Overlay(self.game, self.format, *self._size, scale=scale, panels=panels)
         #: called at the end of every frame: tests drive the window by it
         self.on_frame: Callable[[], None] = lambda: None
         self.failed: Exception | None = None
@@ -97,7 +99,7 @@ class GameWindow:
         begun = time.perf_counter()
         pose = self._pose(dt_s)
         self.tracing.obey()
-        known = self.game.telemetry.frames
+        known = self.game.log.frames
         before = known[-1] if known else None
         self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
         if self._on_cpu:
@@ -126,8 +128,7 @@ class GameWindow:
             return None
 
         def draw(encoder: Any, writes: Any) -> None:
-            shown = overlay_view(game)
-            self.overlay.draw(encoder, view, shown, game.controls, dt_s, timestamp_writes=writes)
+            self.overlay.draw(encoder, view, dt_s, timestamp_writes=writes)
 
         return draw
 
@@ -159,25 +160,8 @@ class GameWindow:
     def close(self) -> None:
         """Let go of what is under way."""
         self.tracing.stop()
+        self.overlay.close()
         self.game.close()
-
-
-def overlay_view(game: Game) -> FrameView:
-    """Returns the data that the overlay shows of a game."""
-    gpu = game.gpu
-    changed = game.watch.said if game.watch is not None else ""
-    summary = f"{game.quality.name}: {game.streaming.summary}"
-    return FrameView(
-        telemetry=game.telemetry,
-        scheduler=game.scheduler,
-        jobs=game.streaming.jobs,
-        memory=gpu.memory,
-        sessions=game.agents.sessions,
-        adapter=str(gpu.info.get("device")),
-        driver=str(gpu.info.get("description")),
-        limits=gpu.device.limits,
-        notice=game.streaming.error or changed or summary,
-    )
 
 
 def translate(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -211,6 +195,7 @@ def open_window(
     *,
     scripted: bool = True,
     seconds: float | None = None,
+    panels: Sequence[str] | None = None,
 ) -> GameWindow:
     """A window of the preset's size. :class:`cml.CmlError` where none can be opened."""
     try:
@@ -228,7 +213,9 @@ def open_window(
             f"no window: {error}. Without a display use --headless, which writes a report and a "
             "picture"
         ) from error
-    return GameWindow(canvas, gpu, quality, settings, scripted=scripted, seconds=seconds)
+    return GameWindow(
+        canvas, gpu, quality, settings, scripted=scripted, seconds=seconds, panels=panels
+    )
 
 
 def run_window(window: GameWindow) -> None:

@@ -1,4 +1,4 @@
-"""Draws what imgui made, in one pass of the host's encoder."""
+"""Draws the triangles of imgui in one pass of the host's encoder."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _CORNERS = {
     ],
 }
 _INDEX_FORMAT = "uint16" if imgui.INDEX_SIZE == 2 else "uint32"
-#: bytes that a buffer has at first; it doubles when it is too small
+#: the initial bytes of a buffer; it doubles when it is too small
 _FIRST_BYTES = 1 << 18
 
 
 class Backend:
     """Draws imgui's triangles. imgui's context must be current whenever it is called.
 
-    ``target_format`` is that of the views which :meth:`draw` is given, ``scale`` is pixels per
-    point. A buffer, a texture or a
-    bind group is made only when there is more to draw than ever before, or a new glyph.
+    ``target_format`` is the format of the views that :meth:`draw` is given, ``scale`` is pixels
+    per point. A GPU object is created only when there is more to draw than ever before, or a new
+    glyph.
     """
 
     def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
@@ -66,7 +66,7 @@ class Backend:
         draw_data: Any,
         timestamp_writes: dict[str, Any] | None = None,
     ) -> None:
-        """Append one pass that draws over what ``target_view`` holds."""
+        """Appends one pass that draws over the picture in ``target_view``."""
         for texture in draw_data.textures:
             if texture.status != imgui.ImTextureStatus.ok:
                 self._update_texture(texture)
@@ -80,6 +80,13 @@ class Backend:
         if draw_data.total_idx_count:
             self._record(render, draw_data)
         render.end()
+
+    def close(self) -> None:
+        """Frees the buffers and textures."""
+        self._corners.close()
+        self._indices.close()
+        for texture, _ in self._textures.values():
+            texture.destroy()
 
     def _record(self, render: Any, draw_data: Any) -> None:
         scale = draw_data.framebuffer_scale.x
@@ -170,7 +177,7 @@ class Backend:
 
 
 class _Growing:
-    """A buffer, and the bytes that are gathered for it."""
+    """A buffer that is replaced by a larger one when needed, and the bytes to upload."""
 
     def __init__(self, gpu: cml.Gpu, usage: int) -> None:
         self._gpu, self._usage = gpu, usage | wgpu.BufferUsage.COPY_DST
@@ -182,8 +189,12 @@ class _Growing:
 
     @property
     def range(self) -> tuple[Any, int, int]:
-        """Buffer, offset and size in bytes."""
+        """Returns the buffer, and offset and size in bytes."""
         return self._made.buffer, self._made.offset, self._bytes.nbytes
+
+    def close(self) -> None:
+        """Frees the buffer."""
+        self._made.free()
 
     def write(self, vectors: list[Any], item_bytes: int) -> None:
         """Writes imgui's vectors one after the other, from the start of the buffer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import imgui_bundle
-from imgui_bundle import ImVec2, ImVec4, imgui, implot
+from imgui_bundle import ImVec2, ImVec4, imgui
 
 from cml_engine.tools.panel import palette
 from cml_engine.tools.panel.palette import Colour
@@ -13,10 +13,31 @@ from cml_engine.tools.panel.palette import Colour
 _FONT = Path(imgui_bundle.__file__).parent / "assets" / "fonts" / "Roboto" / "Roboto-Regular.ttf"
 
 
+#: flags of a window that keeps its place and is as large as its content
+WINDOW_FLAGS = (
+    imgui.WindowFlags_.no_title_bar
+    | imgui.WindowFlags_.no_move
+    | imgui.WindowFlags_.no_resize
+    | imgui.WindowFlags_.no_saved_settings
+    | imgui.WindowFlags_.always_auto_resize
+    | imgui.WindowFlags_.no_focus_on_appearing
+    | imgui.WindowFlags_.no_nav
+).value
+#: points of the smallest window with the larger font
+_ROOMY = (1200.0, 690.0)
+
+
+def font_size(width: float, height: float) -> float:
+    """Returns the height of the font for a window of this size, in points."""
+    if width < _ROOMY[0] or height < _ROOMY[1]:
+        return 12.0
+    return float(max(14, round(height / 72)))
+
+
 def load_font() -> None:
-    """Roboto, which comes with imgui-bundle; imgui's own font without it."""
+    """Loads Roboto, which comes with imgui-bundle, or imgui's font if it is missing."""
     fonts = imgui.get_io().fonts
-    # lines out of the font's texture would need it filtered
+    # lines drawn from the font's texture would need a filtering sampler
     fonts.flags |= imgui.ImFontAtlasFlags_.no_baked_lines.value
     if _FONT.exists():
         fonts.add_font_from_file_ttf(str(_FONT), 0.0)
@@ -25,7 +46,7 @@ def load_font() -> None:
 
 
 def apply(compact: bool, font_size: float) -> None:
-    """Colours and spacing of the current contexts."""
+    """Sets the font size, the spacing and the colours of the current context."""
     style = imgui.get_style()
     style.font_size_base = font_size
     style.window_rounding = style.child_rounding = 4.0
@@ -41,7 +62,6 @@ def apply(compact: bool, font_size: float) -> None:
     # fringes of half-covered pixels cost more than they show at this size
     style.anti_aliased_fill = not compact
     _colour_style()
-    _plot_style()
 
 
 def _colour_style() -> None:
@@ -78,21 +98,7 @@ def _colour_style() -> None:
         style.set_color_(index.value, ImVec4(*colour))
 
 
-def _plot_style() -> None:
-    style = implot.get_style()
-    style.plot_padding = ImVec2(0, 3)
-    style.plot_border_size = 0.0
-    style.plot_min_size = ImVec2(40, 20)
-    style.label_padding = ImVec2(4, 1)
-    style.annotation_padding = ImVec2(4, 1)
-    col = implot.Col_
-    clear = (0.0, 0.0, 0.0, 0.0)
-    for index, colour in {
-        col.plot_bg: palette.WELL,
-        col.frame_bg: clear,
-        col.axis_grid: palette.faded(palette.DIM, 0.18),
-        col.axis_text: palette.DIM,
-        col.axis_tick: clear,
-        col.axis_bg: clear,
-    }.items():
-        style.set_color_(index.value, ImVec4(*colour))
+def window_rectangle() -> tuple[float, float, float, float]:
+    """Returns x, y, width and height of imgui's current window in points."""
+    place, size = imgui.get_window_pos(), imgui.get_window_size()
+    return place.x, place.y, size.x, size.y

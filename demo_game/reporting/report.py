@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which that share of all lies; 0 for none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+from cml_engine.tools.panel import percentile
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

@@ -29,7 +29,7 @@ class Tracing:
 
     def add(self) -> None:
         """A frame was submitted."""
-        report = self._game.telemetry.last_report
+        report = self._game.log.last_report
         if not self._game.controls.recording or report is None:
             return
         self._reports.append(report)

@@ -96,8 +96,9 @@ class Player:
         """Counts a frame and runs the next act if it is due; the window's ``on_frame``."""
         self.frames += 1
         self.sizes.add(tuple(self.window.canvas.get_physical_size()))
-        if len(self.window.game.telemetry.frames) > 1:  # the last frame's time is not known yet
-            self.frame_ms.append(self.window.game.telemetry.frames[-2].frame_ms)
+        frames = self.window.game.log.frames
+        if len(frames) > 1:  # the last frame's time is not known yet
+            self.frame_ms.append(frames[-2].frame_ms)
         if self._plan and self.window.elapsed_s > self._plan[0][0] and self.frames >= self.next:
             _, act = self._plan.pop(0)
             act()

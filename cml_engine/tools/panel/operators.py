@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cml_engine.errors import InputError
 
 if TYPE_CHECKING:
+    from cml_engine import FrameReport
     from cml_engine.compiler.plan import Plan
     from cml_engine.runtime.session import Session
-    from cml_engine.tools.panel.sources import ShownFrame
 
 #: network, and number of the step
 Key = tuple[str, int]
@@ -56,7 +56,7 @@ class OperatorTimes:
         for name in sessions:
             self._plan(name)
 
-    def add(self, report: ShownFrame) -> None:
+    def add(self, report: FrameReport) -> None:
         """Adds the slices of a measured frame."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None

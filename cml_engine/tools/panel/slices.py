@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cml_engine.tools.panel.sources import ShownFrame, ShownJob
+if TYPE_CHECKING:
+    from cml_engine import FrameReport, Job
 
-#: reports kept until their times arrive
-_KEPT = 8
 _WHY = {
-    "budget": "the budget is used up",
-    "nothing to do": "nothing is left to do",
+    "budget": "the next slice does not fit",
+    "nothing to do": "no work is left",
     "waiting for GPU": "the GPU is behind",
     "preparing": "networks are being uploaded",
     "all waiting": "all jobs wait or are paused",
@@ -34,7 +33,7 @@ class Bar:
     groups: int
 
 
-def bars(report: ShownFrame) -> list[Bar]:
+def bars(report: FrameReport) -> list[Bar]:
     """Returns the slices of a frame as bars, one after the other."""
     found, at = [], 0.0
     for part in report.slices:
@@ -45,26 +44,19 @@ def bars(report: ShownFrame) -> list[Bar]:
     return found
 
 
-def why(report: ShownFrame) -> str:
-    """Returns a text with the reason why the frame stopped."""
-    return _WHY.get(report.reason, report.reason)
+def why(report: FrameReport) -> str:
+    """Returns a text with the reason why the frame runs no more slices."""
+    kept_ms = report.budget_ms - report.aim_ms
+    margin = f" ({kept_ms:.2f} ms are kept free)" if kept_ms >= 0.005 else ""
+    return _WHY.get(report.reason, report.reason) + (margin if report.reason == "budget" else "")
 
 
-class Reports:
-    """The last frames' reports, which arrive before they are measured."""
-
-    def __init__(self) -> None:
-        self._kept: deque[ShownFrame] = deque(maxlen=_KEPT)
-
-    def add(self, report: ShownFrame | None) -> None:
-        """Adds a frame's report."""
-        if report is not None and (not self._kept or self._kept[-1] is not report):
-            self._kept.append(report)
-
-    def shown(self) -> ShownFrame | None:
-        """Returns the newest measured report, or the newest if none is measured."""
-        measured = (r for r in reversed(self._kept) if r.measured_ms is not None)
-        return next(measured, self._kept[-1] if self._kept else None)
+def times(report: FrameReport) -> list[str]:
+    """Returns the frame's GPU times for networks: measured, planned, budget."""
+    measured = report.measured_ms if report.slices else 0.0
+    known = "..." if measured is None else f"{measured:.2f}"
+    planned = sum(part.predicted_ms for part in report.slices)
+    return [f"measured {known}", f"planned {planned:.2f}", f"budget {report.budget_ms:.2f} ms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +71,14 @@ class JobRow:
     late: bool
 
 
-def job_rows(jobs: Sequence[ShownJob], now_ms: float, most: int) -> list[JobRow]:
+def job_rows(jobs: Sequence[Job], now_ms: float, most: int) -> list[JobRow]:
     """Returns the first ``most`` unfinished jobs, running jobs before waiting ones."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
 
 
-def _job_row(job: ShownJob, now_ms: float) -> JobRow:
+def _job_row(job: Job, now_ms: float) -> JobRow:
     state = str(job.state)
     if job.paused:
         state = "paused"

@@ -34,6 +34,6 @@ def test_a_frame_s_time_is_not_cut_off_and_a_pause_is_no_frame(window: GameWindo
         time.sleep(pause_s)
         window.canvas.draw()
     assert window.failed is None
-    times = [sample.frame_ms for sample in window.game.telemetry.frames]
+    times = [sample.frame_ms for sample in window.game.log.frames]
     assert times[1] > 250.0, "the interval from the second frame to the third"
     assert max(times) < 1200.0

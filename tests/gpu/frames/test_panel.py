@@ -10,7 +10,7 @@ pytest.importorskip("imgui_bundle")
 from imgui_bundle import imgui
 
 import cml_engine as cml
-from cml_engine.tools.panel import Panel
+from cml_engine.tools.panel import Panel, PanelSection
 from cml_engine.tools.panel.operators import OperatorTimes
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import SCALED, write_model
@@ -68,12 +68,12 @@ def test_operators_cost_what_their_slices_took(gpu, load, screen, rng):
     spent = [part.measured_ms for r in host.measured for part in r.slices if part.measured_ms]
     assert sum(panel_times(panel)) == pytest.approx(sum(spent)) and spent
     assert all(part.name == "net" for r in host.reports for part in r.slices)
-    panel.ranking.refresh(panel._view(), 0.0)
+    panel.section("operators").refresh(panel._view(), 0.0)
     assert drawn(panel) > empty
 
 
 def panel_times(panel):
-    return [o.total_ms for o in panel._times.operators.values() if o.total_ms > 0]
+    return [o.total_ms for o in panel.log.operators.values() if o.total_ms > 0]
 
 
 def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monk
     monkeypatch.setattr(imgui, "slider_float", slider)
     assert panel.values("net") == {"strength": 2.0}
     drawn(panel, 3)
-    left, _, y = places["strength##net"]
+    left, _, y = places["##strength of net"]
     for down in (False, True, True, False):
         screen.add_mouse_pos_event(left + 3, y)
         screen.add_mouse_button_event(0, down)
@@ -125,3 +125,51 @@ def test_another_network_in_its_place_begins_at_nothing(gpu, load):
 def test_a_session_on_the_cpu_is_refused(gpu, load):
     with pytest.raises(cml.InputError, match="session 'net' runs on the CPU"):
         Panel(Host(gpu).scheduler, {"net": cml.Session(load(), "cpu")})
+
+
+@pytest.mark.parametrize("size", [(480, 320), (640, 360), (960, 540), (1280, 720), (1920, 1080)])
+def test_it_fits_into_the_window_with_frames_and_operators_open(gpu, load, screen, size):
+    screen.display_size = size
+    panel = Panel(Host(gpu).scheduler, {"net": cml.Session(load(), gpu)})
+    drawn(panel, 4)
+    assert {section.title for section in panel._open} >= {"frames", "operators", "sliders"}
+    imgui.new_frame()
+    panel.draw()
+    imgui.begin("networks")
+    place, taken = imgui.get_window_pos(), imgui.get_window_size()
+    scrolls = imgui.get_scroll_max_x(), imgui.get_scroll_max_y()
+    imgui.end()
+    imgui.render()
+    assert place.x + taken.x <= size[0] and place.y + taken.y <= size[1]
+    assert scrolls == (0.0, 0.0), "nothing is cut off"
+
+
+def test_a_section_of_the_game_s_own_is_opened_by_its_title(gpu, load, screen):
+    class Counter(PanelSection):
+        title = "counter"
+        drawn = 0
+
+        def draw(self, view, layout):
+            self.drawn += 1
+
+    counter = Counter()
+    sessions = {"net": cml.Session(load(), gpu)}
+    panel = Panel(Host(gpu).scheduler, sessions, sections=[counter])
+    drawn(panel)
+    assert counter.drawn == 0
+    panel.open("counter", "jobs")
+    drawn(panel)
+    assert counter.drawn == 2 and {s.title for s in panel._open} == {"counter", "jobs"}
+    with pytest.raises(cml.InputError, match="no panel 'fps': choose from frames, operators, .*co"):
+        panel.open("fps")
+
+
+def test_the_host_s_own_passes_are_counted_as_rendering(gpu, load, screen):
+    host = Host(gpu, budget_ms=5.0)
+    panel = Panel(host.scheduler, {"net": cml.Session(load(), gpu)})
+    for number in range(3):
+        host.frame()
+        panel.watch(host.reports[-1], [], [(number, {"scene": 6.0, "overlay": 0.5})])
+    times = [(s.render_ms, s.overlay_ms) for s in panel.log.frames]
+    assert times == [(6.0, 0.5)] * 3
+    assert all(sample.frame_ms > 0 for sample in list(panel.log.frames)[:-1])

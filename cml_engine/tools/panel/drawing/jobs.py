@@ -5,10 +5,10 @@ from __future__ import annotations
 from imgui_bundle import imgui
 
 from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.drawing import words
+from cml_engine.tools.panel.drawing import widgets
 from cml_engine.tools.panel.palette import Colour
+from cml_engine.tools.panel.section import Layout, PanelSection, PanelView
 from cml_engine.tools.panel.slices import JobRow, job_rows
-from cml_engine.tools.panel.view import Room, ShownView
 
 _SHOWN = 8
 _TABLE = (
@@ -16,7 +16,8 @@ _TABLE = (
     | imgui.TableFlags_.no_saved_settings
     | imgui.TableFlags_.row_bg
 ).value
-_WEIGHTS = {"job": 1.45, "done": 1.4}
+#: the widest texts of the columns that have a fixed width
+_SAMPLES = {"state": "running", "left": "888 ms", "deadline": "deadline"}
 _STATES = {
     "running": palette.TEXT,
     "paused": palette.WARN,
@@ -24,44 +25,54 @@ _STATES = {
 }
 
 
-class JobsPanel:
+class JobsPanel(PanelSection):
     """A table of the first jobs with their progress, and the number of the others."""
+
+    title = "jobs"
 
     def __init__(self) -> None:
         self._rows: list[JobRow] = []
         self._more = 0
 
-    def refresh(self, view: ShownView, now_s: float) -> None:
+    def refresh(self, view: PanelView, now_s: float) -> None:
         """Updates the rows from the jobs."""
         self._rows = job_rows(view.jobs, view.now_ms, _SHOWN)
         self._more = sum(not job.ended for job in view.jobs) - len(self._rows)
 
-    def draw(self, view: ShownView, room: Room) -> None:
+    def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the table."""
-        columns = ("job", "state", "done", "left") + (() if room.compact else ("deadline",))
+        columns = ("job", "state", "done", "left") + (() if layout.compact else ("deadline",))
         if not self._rows:
-            words.text("no jobs", palette.DIM)
+            widgets.text("no jobs", palette.DIM)
         elif imgui.begin_table("jobs", len(columns), _TABLE):
             for column in columns:
-                imgui.table_setup_column(column, 0, _WEIGHTS.get(column, 1.0))
-            if not room.compact:
+                sample = _SAMPLES.get(column)
+                if sample is None:
+                    weight = 1.3 if column == "job" else 1.0
+                    stretched = imgui.TableColumnFlags_.width_stretch.value
+                    imgui.table_setup_column(column, stretched, weight)
+                else:
+                    width = imgui.calc_text_size(sample).x
+                    fixed = imgui.TableColumnFlags_.width_fixed.value
+                    imgui.table_setup_column(column, fixed, width)
+            if not layout.compact:
                 imgui.table_headers_row()
             for row in self._rows:
-                _row(row, palette.network_colour(row.name, view.sessions), room.compact)
+                _row(row, palette.network_colour(row.name, view.sessions), layout.compact)
             imgui.end_table()
         if self._more > 0:
-            words.text(f"and {self._more} more", palette.DIM)
+            widgets.text(f"and {self._more} more", palette.DIM)
 
 
 def _row(row: JobRow, colour: Colour, compact: bool) -> None:
     imgui.table_next_column()
-    words.text(row.name, colour)
+    widgets.text(widgets.shortened(row.name, imgui.get_content_region_avail().x), colour)
     imgui.table_next_column()
-    words.text(row.state, _STATES.get(row.state, palette.DIM))
+    widgets.text(row.state, _STATES.get(row.state, palette.DIM))
     imgui.table_next_column()
-    words.bar(row.progress, colour)
+    widgets.bar(row.progress, colour)
     imgui.table_next_column()
-    words.text(row.eta, palette.BAD if row.late else palette.TEXT)
+    widgets.text(row.eta, palette.BAD if row.late else palette.TEXT)
     if not compact:
         imgui.table_next_column()
-        words.text(row.deadline, palette.BAD if row.late else palette.DIM)
+        widgets.text(row.deadline, palette.BAD if row.late else palette.DIM)

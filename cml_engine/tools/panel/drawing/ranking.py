@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from imgui_bundle import ImVec2, imgui
 
 from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.drawing import words
+from cml_engine.tools.panel.drawing import widgets
 from cml_engine.tools.panel.operators import Key
 from cml_engine.tools.panel.palette import Colour
 from cml_engine.tools.panel.ranking import Best, RankRow, RecentSums, ordered, rows
-from cml_engine.tools.panel.view import Room, ShownView
+from cml_engine.tools.panel.section import Layout, PanelSection, PanelView
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +19,25 @@ class _Column:
     title: str
     #: the column to sort by, as numbered in ``ranking.ordered``
     number: int
-    width: float
-    compact: bool
+    #: the widest text that it holds
+    sample: str
+    #: the column with the largest value is left out first where the table is narrow; 0: never
+    spare: int
     hint: str
 
 
-#: widths in characters
 _COLUMNS = (
-    _Column("operator", 0, 0.0, True, "network and operator"),
-    _Column("%", 1, 4.5, True, "of all GPU time for networks; the bar is against the first"),
-    _Column("ms", 2, 5.0, True, "GPU time in all"),
-    _Column("runs", 3, 4.5, False, "whole executions"),
-    _Column("avg ms", 4, 5.5, True, "GPU time of a whole execution"),
-    _Column("pred.", 5, 5.0, False, "predicted against measured: +50 % was thought to take longer"),
-    _Column("GFLOP/s", 6, 7.5, False, "arithmetic; the bar is against the best seen"),
-    _Column("GB/s", 7, 5.0, False, "memory read and written; the bar is against the best seen"),
+    _Column("operator", 0, "", 0, "network and operator"),
+    _Column("%", 1, "88.8", 0, "of all GPU time for networks; the bar compares with the first"),
+    _Column("ms", 2, "888k", 0, "GPU time in all"),
+    _Column("runs", 3, "888k", 3, "whole executions"),
+    _Column("avg ms", 4, "8.888", 1, "measured GPU time of a whole execution"),
+    _Column("planned", 5, "+888 %", 2, "planned against measured: +50 % was planned as half more"),
+    _Column("GFLOP/s", 6, "8888", 5, "arithmetic; the bar compares with the best seen"),
+    _Column("GB/s", 7, "88.8", 4, "memory read and written; the bar compares with the best seen"),
 )
+#: ems; a longer name is shortened before columns are left out
+_NAME_EM = 12.5
 _TABLE = (
     imgui.TableFlags_.sortable
     | imgui.TableFlags_.row_bg
@@ -57,32 +60,39 @@ class _Line:
     error: Colour
 
 
-class RankingPanel:
+class RankingPanel(PanelSection):
     """The ranking; rows are updated four times a second, and only visible rows are drawn."""
+
+    title = "operators"
+    column = "right"
+    opens_from_em = 0.0
 
     def __init__(self) -> None:
         self.recent_only = False
         self.selected: Key | None = None
-        self.column, self.descending = 1, True
+        #: the number of the column to sort by
+        self.sorted_by, self.descending = 1, True
         self.lines: list[_Line] = []
         self._recent = RecentSums()
         self._best = Best()
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
-    def refresh(self, view: ShownView, now_s: float) -> None:
+    def refresh(self, view: PanelView, now_s: float) -> None:
         """Computes and sorts the rows again."""
         self._count(view)
 
-    def watch(self, view: ShownView, now_s: float) -> None:
+    def watch(self, view: PanelView, now_s: float) -> None:
         """Saves the operators' sums from time to time, for "last 5 s"."""
         self._recent.keep(now_s, view.operators)
 
-    def _count(self, view: ShownView) -> None:
+    def _count(self, view: PanelView) -> None:
         operators = view.operators
         found = rows(operators, self._recent.before() if self.recent_only else None)
         self._best = self._best.raised(found)
         top = max((row.share for row in found), default=1.0)
-        self.lines = [self._line(row, top) for row in ordered(found, self.column, self.descending)]
+        self.lines = [
+            self._line(row, top) for row in ordered(found, self.sorted_by, self.descending)
+        ]
 
     def _line(self, row: RankRow, top_share: float) -> _Line:
         best = self._best
@@ -108,7 +118,7 @@ class RankingPanel:
             palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
         )  # fmt: skip
 
-    def draw(self, view: ShownView, room: Room) -> None:
+    def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
@@ -116,24 +126,29 @@ class RankingPanel:
         if imgui.radio_button("last 5 s", self.recent_only):
             self._choose(True, view)
         if not self.lines:
-            words.text("no operator has been timed", palette.DIM)
+            widgets.text("no operator has been timed", palette.DIM)
             return
-        shown = [c for c in _COLUMNS if c.compact or not room.compact]
+        shown = _columns_in(imgui.get_content_region_avail().x, self._name_width())
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
-        height = (room.ranking_rows + 1) * line + 2
+        height = (layout.ranking_rows + 1) * line
         if imgui.begin_table("ranking", len(shown), _TABLE, ImVec2(0, height)):
             self._head(shown, view)
             self._body(shown, view)
             imgui.end_table()
         self._selected(view)
 
-    def _choose(self, recent_only: bool, view: ShownView) -> None:
+    def _name_width(self) -> float:
+        """Returns the points that the longest name takes."""
+        longest = max((f"{line.network} {line.texts[0]}" for line in self.lines), key=len)
+        room = _NAME_EM * imgui.get_font_size()
+        return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
+
+    def _choose(self, recent_only: bool, view: PanelView) -> None:
         self.recent_only = recent_only
         self._count(view)
 
-    def _head(self, shown: list[_Column], view: ShownView) -> None:
+    def _head(self, shown: list[_Column], view: PanelView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
-        character = 0.52 * imgui.get_font_size()
         flag = imgui.TableColumnFlags_
         for column in shown:
             flags = flag.prefer_sort_descending.value
@@ -141,8 +156,7 @@ class RankingPanel:
                 flags = flag.width_stretch.value
             if column.number == 1:
                 flags |= flag.default_sort.value
-            width = column.width * character
-            imgui.table_setup_column(column.title, flags, width, column.number)
+            imgui.table_setup_column(column.title, flags, _width(column), column.number)
         imgui.table_next_row(imgui.TableRowFlags_.headers.value)
         for column in shown:
             imgui.table_next_column()
@@ -151,12 +165,12 @@ class RankingPanel:
         specs = imgui.table_get_sort_specs()
         if specs.specs_dirty and specs.specs_count:
             chosen = specs.get_specs(0)
-            self.column = chosen.column_user_id
+            self.sorted_by = chosen.column_user_id
             self.descending = chosen.sort_direction == imgui.SortDirection.descending
             specs.specs_dirty = False
             self._count(view)
 
-    def _body(self, shown: list[_Column], view: ShownView) -> None:
+    def _body(self, shown: list[_Column], view: PanelView) -> None:
         clipper = imgui.ListClipper()
         clipper.begin(len(self.lines))
         while clipper.step():
@@ -169,41 +183,64 @@ class RankingPanel:
         imgui.table_next_column()
         corner = imgui.get_cursor_screen_pos()
         height = imgui.get_text_line_height()
-        words.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
+        widgets.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
         imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + 6)
         chosen = self.selected == line.key
         if imgui.selectable(f"##{line.key}", chosen, _SELECTABLE)[0]:
             self.selected = None if chosen else line.key
         imgui.same_line(0.0, 0.0)
-        words.text(line.network, colour)
-        imgui.same_line()
-        imgui.text(line.texts[0])
+        space = imgui.get_content_region_avail().x
+        widgets.text(line.network, colour)
+        imgui.same_line(0.0, 5.0)
+        space -= imgui.calc_text_size(line.network).x + 5.0
+        imgui.text_unformatted(widgets.shortened(line.texts[0], space))
         for column in shown[1:]:
             imgui.table_next_column()
             said, bar = line.texts[column.number], line.bars[column.number]
             width = imgui.get_content_region_avail().x
             if bar > 0:
                 at = imgui.get_cursor_screen_pos()
-                words.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
+                widgets.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
             space = width - imgui.calc_text_size(said).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
-            if column.title == "pred.":
-                words.text(said, line.error)
+            if column.title == "planned":
+                widgets.text(said, line.error)
             else:
                 imgui.text(said)
 
-    def _selected(self, view: ShownView) -> None:
+    def _selected(self, view: PanelView) -> None:
         if self.selected is None:
             return
         if self._details is None or self._details[0] != self.selected:
             self._details = self.selected, details(view, self.selected)
         imgui.push_text_wrap_pos(0.0)
         for said, colour in self._details[1]:
-            words.text(said, colour)
+            widgets.text(said, colour)
         imgui.pop_text_wrap_pos()
 
 
-def details(view: ShownView, key: Key) -> list[tuple[str, Colour]]:
+def _width(column: _Column) -> float:
+    """Returns the points that a column needs for its heading, with the arrow, and its texts."""
+    if not column.sample:
+        return 0.0
+    arrow = 0.65 * imgui.get_font_size() + imgui.get_style().frame_padding.x + 1
+    heading = imgui.calc_text_size(column.title).x + arrow
+    return float(max(heading, imgui.calc_text_size(column.sample).x))
+
+
+def _columns_in(width: float, name_width: float) -> list[_Column]:
+    """Returns the columns that fit beside the names into ``width`` points."""
+    shown = list(_COLUMNS)
+    between = 2 * imgui.get_style().cell_padding.x
+    bar = imgui.get_style().scrollbar_size
+    need = name_width + bar + sum(_width(c) + between for c in shown)
+    while need > width and (last := max(shown, key=lambda c: c.spare)).spare:
+        shown.remove(last)
+        need -= _width(last) + between
+    return shown
+
+
+def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
     """Returns lines about an operator: its name, its line of the model, its kernel."""
     operator = view.operators.get(key)
     if operator is None:

@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from imgui_bundle import imgui
 
 from cml_engine.runtime.session import Session
 from cml_engine.tools.panel import palette
-from cml_engine.tools.panel.drawing import words
-from cml_engine.tools.panel.view import ShownView
+from cml_engine.tools.panel.drawing import widgets
+from cml_engine.tools.panel.section import Layout, PanelSection, PanelView
 
 
-class SlidersPanel:
+class SlidersPanel(PanelSection):
     """The sliders of each network, below its name.
 
-    ``values[network][slider]`` is the current value, at first the default in the model.
+    ``changed[network][slider]`` is the value of a slider that was moved.
     """
 
-    def __init__(self, sessions: Mapping[str, Session]) -> None:
-        self.values = {
-            name: {title: slider.default for title, slider in session.sliders.items()}
-            for name, session in sessions.items()
-        }
+    title = "sliders"
+    column = "right"
+    opens_from_em = 0.0
 
-    def draw(self, view: ShownView) -> None:
+    def __init__(self) -> None:
+        self.changed: dict[str, dict[str, float]] = {}
+
+    def values(self, network: str, session: Session) -> dict[str, float]:
+        """Returns the current values: the model's, unless the slider was moved."""
+        default = {title: slider.default for title, slider in session.sliders.items()}
+        return default | self.changed.get(network, {})
+
+    def is_empty(self, view: PanelView) -> bool:
+        """Returns True if no network has a slider."""
+        return not any(session.sliders for session in view.sessions.values())
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the sliders, and a reset button for each network whose values were changed."""
-        for name, values in self.values.items():
-            if not values:
+        for name, session in view.sessions.items():
+            if not session.sliders:
                 continue
-            sliders = view.sessions[name].sliders
-            words.text(name, palette.network_colour(name, view.sessions))
-            if any(values[title] != slider.default for title, slider in sliders.items()):
+            widgets.text(name, palette.network_colour(name, view.sessions))
+            values = self.values(name, session)
+            if any(values[title] != slider.default for title, slider in session.sliders.items()):
                 imgui.same_line()
-                if imgui.small_button(f"as in the model##{name}"):
-                    values |= {title: slider.default for title, slider in sliders.items()}
-            for title, slider in sliders.items():
-                label = f"{title}##{name}"
-                moved, value = imgui.slider_float(label, values[title], slider.low, slider.high)
+                if imgui.small_button(f"reset##{name}"):
+                    self.changed.pop(name, None)
+            for title, slider in session.sliders.items():
+                imgui.set_next_item_width(0.5 * imgui.get_content_region_avail().x)
+                found = imgui.slider_float(
+                    f"##{title} of {name}", values[title], slider.low, slider.high
+                )
                 if slider.description:
                     imgui.set_item_tooltip(slider.description)
-                if moved:
-                    values[title] = value
+                if found[0]:
+                    self.changed.setdefault(name, {})[title] = found[1]
+                imgui.same_line()
+                room = imgui.get_content_region_avail().x
+                widgets.text(widgets.shortened(title, room), palette.TEXT)

@@ -1,15 +1,16 @@
-"""The panel of the player's controls."""
+"""The section with the player's controls and a line about the game."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from imgui_bundle import ImVec4, imgui
 
-from cml_engine.tools.panel import drawing, palette
-from demo_game.overlay.layout import Layout
-from demo_game.overlay.view import FrameView
-from demo_game.reporting.telemetry import Controls
+from cml_engine.tools.panel import Layout, PanelSection, PanelView, drawing, palette
+from demo_game.controls import Controls
+
+if TYPE_CHECKING:
+    from demo_game.game import Game
 
 Policy = Literal["least_laxity", "fair_share", "by_priority"]
 Mode = Literal["sliced", "layer", "unsliced"]
@@ -19,28 +20,29 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 _MODE_NAMES = ["sliced", "one operator", "unsliced"]
 _MODE_HINTS = {
     "sliced": "slices as large as the budget allows",
-    "layer": "a whole operator in each frame, whatever it takes",
+    "layer": "a whole operator in each frame, however long it takes",
     "unsliced": "a whole network in one frame: feel the hitch",
 }
-#: jobs of these can be held back by the player
+#: the networks whose jobs the player can pause
 AGENTS = ("upres", "texture", "population")
 _LEAST_BUDGET_MS = 0.25
 
 
-class ControlsPanel:
-    """Widgets that write to ``controls``, the game's."""
+class ControlsSection(PanelSection):
+    """Widgets that write to the game's controls."""
 
-    def __init__(self) -> None:
-        self.controls = Controls()
+    title = "controls"
+    column = "right"
+    opens_from_em = 60.0
 
-    def refresh(self, view: FrameView, now_s: float) -> None:
-        """Does nothing: the panel keeps no data."""
+    def __init__(self, game: Game) -> None:
+        self._game = game
 
-    def draw(self, view: FrameView, layout: Layout) -> None:
-        """All of them."""
-        controls = self.controls
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws budget, mode, policy, agents, camera and trace."""
+        controls = self._game.controls
         imgui.push_item_width(-1)
-        self._budget(view, controls)
+        self._budget(controls)
         self._mode(layout, controls)
         policy = POLICIES.index(controls.policy)
         changed, policy = imgui.combo("##policy", policy, _POLICY_NAMES)
@@ -52,17 +54,20 @@ class ControlsPanel:
         if not layout.compact:
             imgui.same_line()
         self._trace(controls)
+        imgui.push_text_wrap_pos(0.0)
+        drawing.text(self._game.notice, palette.DIM)
+        imgui.pop_text_wrap_pos()
 
-    def _budget(self, view: FrameView, controls: Controls) -> None:
-        given = view.scheduler.next_budget_ms
+    def _budget(self, controls: Controls) -> None:
+        given = self._game.scheduler.next_budget_ms
         spare = controls.budget_ms is None
-        changed, spare = imgui.checkbox("budget: what the renderer spares", spare)
+        changed, spare = imgui.checkbox("budget: the time that rendering leaves", spare)
         if changed:
             controls.budget_ms = None if spare else max(_LEAST_BUDGET_MS, round(given, 2))
         shown = given if controls.budget_ms is None else controls.budget_ms
         imgui.begin_disabled(spare)
         moved, shown = imgui.slider_float(
-            "##budget", shown, _LEAST_BUDGET_MS, view.telemetry.target_ms, "%.2f ms"
+            "##budget", shown, _LEAST_BUDGET_MS, self._game.scheduler.frame_ms, "%.2f ms"
         )
         if moved and not spare:
             controls.budget_ms = shown
@@ -80,8 +85,7 @@ class ControlsPanel:
             drawing.text(_MODE_HINTS[controls.mode], colour)
             imgui.pop_text_wrap_pos()
 
-    def _agents(self, view: FrameView, layout: Layout, controls: Controls) -> None:
-        """A checkbox for each, off while it is paused, its mark in the network's colour."""
+    def _agents(self, view: PanelView, layout: Layout, controls: Controls) -> None:
         for index, name in enumerate(AGENTS):
             if index and not layout.compact:
                 imgui.same_line()

@@ -1,4 +1,4 @@
-"""GPU memory as rows of text."""
+"""GPU memory as rows of text, the largest owners first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from cml_engine.ir.memory import MemoryStats, mib
 
-#: categories with a column of their own; all others share one
+#: categories with a column; all others share a column
 _COLUMNS = ("weights", "activations", "render")
 OTHER = "other"
 CATEGORIES = (*_COLUMNS, OTHER)
-#: owners with a row of their own
+#: owners with a row; all others share a row
 _SHOWN = 6
 _SHOWN_LIMITS = {
     "max-buffer-size": "largest buffer",
@@ -33,7 +33,7 @@ class OwnerRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRows:
-    """``filled`` is the part of the budget that is reserved, None without a budget."""
+    """The memory of all owners; ``filled`` is the reserved share of the budget, if there is one."""
 
     owners: tuple[OwnerRow, ...]
     held: str
@@ -41,7 +41,7 @@ class MemoryRows:
 
 
 def memory_rows(stats: MemoryStats) -> MemoryRows:
-    """Owners with the largest first."""
+    """Returns the rows of the largest owners, and one of all others."""
     owners: dict[str, dict[str, int]] = {}
     for (owner, category), holding in stats.holdings.items():
         column = category if category in _COLUMNS else OTHER
@@ -64,13 +64,13 @@ def _cells(held: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def short_mib(nbytes: int) -> str:
-    """MiB in few characters."""
+    """Returns MiB with at most three digits."""
     value = nbytes / (1 << 20)
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def limit_lines(limits: Mapping[str, Any]) -> list[str]:
-    """The limits that decide which networks fit, those that the device names."""
+    """Returns the device's limits that decide which networks fit."""
     lines = []
     for key, said in _SHOWN_LIMITS.items():
         value = limits.get(key)

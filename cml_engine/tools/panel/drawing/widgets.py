@@ -1,0 +1,95 @@
+"""Drawing functions that the sections share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from imgui_bundle import ImVec2, ImVec4, imgui
+
+from cml_engine.tools.panel import palette
+from cml_engine.tools.panel.palette import Colour
+
+
+def packed(colour: Colour) -> int:
+    """Returns the colour in the format of draw lists."""
+    return int(imgui.get_color_u32(ImVec4(*colour)))
+
+
+def text(said: str, colour: Colour) -> None:
+    """Draws a line of text in a colour."""
+    imgui.text_colored(ImVec4(*colour), said)
+
+
+def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
+    """Draws texts in a row, each on a new line if it does not fit behind the last one.
+
+    A text that is wider than a line is broken.
+    """
+    space = gap * imgui.get_font_size()
+    end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
+    for index, (said, colour) in enumerate(parts):
+        if index:
+            beside = imgui.get_item_rect_max().x + space + imgui.calc_text_size(said).x
+            if beside <= end:
+                imgui.same_line(0.0, space)
+        imgui.push_text_wrap_pos(0.0)
+        text(said, colour)
+        imgui.pop_text_wrap_pos()
+
+
+def shortened(said: str, width: float) -> str:
+    """Returns the text, or its beginning and "..." if it is wider than ``width`` points."""
+    if imgui.calc_text_size(said).x <= width:
+        return said
+    low, high = 0, len(said)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if imgui.calc_text_size(said[:middle] + "...").x <= width:
+            low = middle
+        else:
+            high = middle - 1
+    return said[:low].rstrip() + "..."
+
+
+def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
+    """Draws a filled rectangle in the current window; coordinates are points of the screen."""
+    imgui.get_window_draw_list().add_rect_filled(
+        ImVec2(x, y), ImVec2(x + width, y + height), packed(colour)
+    )
+
+
+def label(x: float, y: float, said: str, colour: Colour) -> None:
+    """Draws a text anywhere in the current window, on a dark ground so that it is readable."""
+    size = imgui.calc_text_size(said)
+    rectangle(x - 3, y, size.x + 6, size.y, palette.faded(palette.WELL, 0.85))
+    imgui.get_window_draw_list().add_text(ImVec2(round(x), round(y)), packed(colour), said)
+
+
+def bar(share: float, colour: Colour) -> None:
+    """Draws a bar of one line's height over the remaining width, filled to ``share``."""
+    corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
+    height = imgui.get_text_line_height()
+    rectangle(corner.x, corner.y + 2, width, height - 4, palette.WELL)
+    rectangle(corner.x, corner.y + 2, width * min(1.0, max(0.0, share)), height - 4, colour)
+    imgui.dummy(ImVec2(width, height))
+
+
+def swatch(colour: Colour, label: str) -> None:
+    """Draws a small square of the colour and its label."""
+    size = round(0.6 * imgui.get_font_size())
+    corner = imgui.get_cursor_screen_pos()
+    rectangle(corner.x, round(corner.y + 0.3 * size), size, size, colour)
+    imgui.dummy(ImVec2(size, imgui.get_text_line_height()))
+    imgui.same_line(0.0, 4.0)
+    text(label, palette.TEXT)
+
+
+def swatches(items: Iterable[tuple[Colour, str]]) -> None:
+    """Draws swatches in a row, each on a new line if it does not fit behind the last one."""
+    em = imgui.get_font_size()
+    end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
+    for index, (colour, said) in enumerate(items):
+        width = 1.4 * em + imgui.calc_text_size(said).x
+        if index and imgui.get_item_rect_max().x + 0.7 * em + width <= end:
+            imgui.same_line(0.0, 0.7 * em)
+        swatch(colour, said)

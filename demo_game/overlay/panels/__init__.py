@@ -1,1 +1,0 @@
-"""The overlay's panels, a module for each."""
