@@ -289,6 +289,10 @@ export class Scheduler {
   /**
    * Returns all jobs to their state before {@link encode}. Call it instead of the submit and
    * {@link endFrame} if the encoder is discarded.
+   *
+   * A frame that is ended and never submitted is detected about three frames later. The jobs that had
+   * work in it fail, and so do those that have read their outputs. A network whose variables they
+   * changed refuses to run until {@link Network.reset}.
    */
   abandonFrame(): void;
 }

@@ -1591,7 +1591,7 @@ export class JobOutput {
 /**
  * What a scheduler asks of a network: {@link Network} is one on a device.
  * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
- *   loadTimesMs?: readonly number[], putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void,
+ *   loadTimesMs?: readonly number[], writer?: Job | null, harm?: string, putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void,
  *   finish(encoder: GPUCommandEncoder): any}} Playable
  */
 
@@ -1610,6 +1610,8 @@ export class Job {
   wantsRead = false;
   released = false;
   takers = 0;
+  /** frames with work of it that are not known to have run */ pending = 0;
+  /** @type {Job[]} jobs that have read what it wrote in such frames */ dependents = [];
   /** @type {any} its outputs on the device */ result = null;
   /**
    * @param {Scheduler} owner @param {number} number @param {Playable} network
@@ -1732,6 +1734,7 @@ export class Scheduler {
     this.clock = options.clock ?? (() => performance.now());
     this.maxFramesInFlight = options.maxFramesInFlight ?? 4;
     this.executor = "encodeGroups" in device ? device : Executor.on(device);
+    this.executor.lose = (jobs, why) => jobs.forEach((job) => this._harm(job, why));
     this.guessing = !options.costModel;
     this.costModel = options.costModel ?? new CostModel(share);
     this.feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
@@ -1800,6 +1803,14 @@ export class Scheduler {
     if (began) job.network.busy = false;
     if (state !== "done") job.letInputsGo();
   }
+  /** Fails a job whose results are wrong, and those that have read them. @param {Job} job @param {string} why */
+  _harm(job, why) {
+    if (job.state === "failed" || job.state === "cancelled") return;
+    if (job.state === "done" && job.network.writer) job.network.harm = why;
+    this.end(job, "failed", why);
+    [job.state, job.error] = ["failed", why]; // even where it was done
+    for (const taker of job.dependents.splice(0)) this._harm(taker, why);
+  }
   /** @param {Job} job */ etaMs(job) {
     if (job.ended) return 0;
     const mates = [...this.jobs.filter((other) => !other.paused && other !== job), job];
@@ -1864,7 +1875,7 @@ export class Scheduler {
     /** @type {FrameState} */ let state = {
       nowMs: report.nowMs, budgetMs: report.budgetMs, aimMs: report.aimMs, rate: this._rate,
       granule: this.executor.granule, otherwise, policy: this.policy, jobs, costs: this.costModel,
-      gpuBehind: this.executor.framesInFlight >= this.maxFramesInFlight,
+      gpuBehind: this.executor.framesInFlight >= this.maxFramesInFlight || !this.executor.canSign,
     };
     for (;;) {
       const plan = this.planner(state);
@@ -1898,12 +1909,16 @@ export class Scheduler {
     if (job.state === "running") return true;
     try {
       if (job.network.busy) return false;
+      if (job.network.harm) {
+        throw new CmlError("JobError", `the variables of network '${job.network.name}' are wrong, call reset(): ${job.network.harm}`);
+      }
       job.network.putInputs(encoder, job.inputs);
       job.network.busy = true;
     } catch (error) {
       this.end(job, "failed", said(error));
       return false;
     }
+    for (const source of [...job.makers, job.network.writer]) if (source?.pending) source.dependents.push(job);
     this._open?.push(snapshot(job));
     this._begun.push(job);
     job.state = "running";
@@ -1923,6 +1938,7 @@ export class Scheduler {
   /** The slices, then the ends of the jobs that are through, then the readbacks. */
   /** @param {GPUCommandEncoder} encoder @param {FrameReport} report @param {Slice[][]} groups */
   _append(encoder, report, groups) {
+    const worked = new Set([...groups.flat().map((part) => part.job), ...this._begun]);
     try {
       this.executor.check();
       this.executor.encodeGroups(encoder, report.frame, groups);
@@ -1931,7 +1947,8 @@ export class Scheduler {
       for (const job of this.jobs) this.end(job, "failed", said(error));
     }
     for (const job of [...this._running.values()].sort((a, b) => a.number - b.number)) {
-      if (job.step < job.costs.length) continue;
+      if (job.step < job.costs.length || !this.executor.canSign) continue;
+      worked.add(job);
       try {
         job.result = job.network.finish(encoder);
       } catch (error) {
@@ -1940,12 +1957,14 @@ export class Scheduler {
       }
       if (job.result === null) continue; // memory for its outputs will come
       this.end(job, "done");
+      if (job.network.writer !== undefined) job.network.writer = job;
       report.finished.push(job.number);
       if (job.wantsRead) this.reads.push(job);
     }
-    for (const job of this.reads.splice(0)) {
+    for (const job of this.executor.canSign ? this.reads.splice(0) : []) {
       if (job.result !== null) this.executor.requestRead(encoder, job.result);
     }
+    this.executor.sign(encoder, report.frame, [...worked]);
   }
   /**
    * Call after the host's submit. Learns from the timings that have arrived; returns the reports
@@ -2158,6 +2177,8 @@ export class Network {
   ready = false;
   busy = false;
   /** @type {number[]} what each step took at load, on a device that times nothing in a frame */ loadTimesMs = [];
+  /** @type {Job | null | undefined} the last job that wrote the variables; undefined if it has none */ writer;
+  /** why its variables are wrong */ harm = "";
   guess = new FirstGuess();
   /** @type {GPUBuffer[]} */ _buffers = [];
   /** @type {GPUBuffer[]} */ _outputs = [];
@@ -2171,6 +2192,7 @@ export class Network {
     this.device = device;
     this.name = file.name;
     this.steps = plan.steps;
+    if (plan.updates.length) this.writer = null;
     this._outputUsage = usage;
     this._stride = Math.max(device.gpu.limits.minUniformBufferOffsetAlignment, 16);
     this._width = device.gpu.limits.maxComputeWorkgroupsPerDimension;
@@ -2341,13 +2363,18 @@ export class Network {
       );
       await this._upload(touched);
     }
+    if (this.writer) this.writer = null;
+    this.harm = "";
   }
   /**
    * Run all of it at once and wait for the outputs: for tools and tests, not for frames.
    * @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
    */
   async run(inputs) {
-    if (this.busy) throw new CmlError("JobError", `a job is running in network '${this.name}'`);
+    if (this.busy || this.harm) {
+      const why = this.harm ? `has wrong variables, call reset(): ${this.harm}` : "is running a job";
+      throw new CmlError("JobError", `network '${this.name}' ${why}`);
+    }
     const accepted = acceptAll(this, inputs);
     const encoder = this.device.gpu.createCommandEncoder();
     this.putInputs(encoder, accepted);
@@ -2356,6 +2383,7 @@ export class Network {
     result.requestRead(encoder);
     this.device.gpu.queue.submit([encoder.finish()]);
     await result.ask();
+    result.submitted = true;
     const found = Object.fromEntries([...this.outputs.keys()].map((name) => [name, result.read(name)]));
     result.release();
     return /** @type {Record<string, Numbers>} */ (found);
@@ -2396,6 +2424,9 @@ export class Network {
 class Result {
   /** @type {GPUBuffer | null} */ staging = null;
   /** @type {Map<string, Numbers> | null} */ values = null;
+  /** @type {Promise<void> | null} */ asked = null;
+  /** whether the frames that made and copied it have run */ submitted = false;
+  released = false;
   error = "";
   /** @param {Network} network @param {GPUBuffer} buffer */ constructor(network, buffer) {
     this.network = network;
@@ -2425,7 +2456,7 @@ class Result {
   /** @param {string} name @returns {Numbers | null} */ read(name) {
     if (this.error) throw new CmlError("DeviceError", `the readback failed: ${this.error}`);
     this._place(name);
-    return this.values?.get(name) ?? null;
+    return this.submitted ? this.values?.get(name) ?? null : null;
   }
   /** @param {string} name @returns {GpuTensor} */ tensor(name) {
     const { place: { bytes, shape, type, layout }, at } = this._place(name);
@@ -2438,25 +2469,35 @@ class Result {
     throw refused(`network '${this.network.name}' has no output '${name}'; it has ${known}`);
   }
   release() {
+    this.released = true;
     if (this.network.ready) this.network._outputs.push(this.buffer);
     else this.buffer.destroy();
   }
 }
 
-const MAX_GROUPS = 12, SLOTS = 8, AGE = 2;
+const MAX_GROUPS = 12, SLOTS = 8, AGE = 2, RECEIPTS = 256;
 /** browsers round timestamps to this many nanoseconds, unless they are told not to */
 const ROUNDED = [100_000n, 65_536n];
 
-/** Where one frame's timestamps go. */
-/** @typedef {{index: number, staging: GPUBuffer, frame: number, passes: number, asked: boolean, ticks: BigInt64Array | null}} TimeSlot */
+/**
+ * Where one frame's timestamps go, and its receipt: a number that a command of the frame copies, so that it is missing
+ * if the frame was never submitted.
+ * @typedef {{index: number, staging: GPUBuffer, frame: number, passes: number, receipt: number, jobs: Job[],
+ *   reads: Result[], asked: boolean, data: ArrayBuffer | null}} FrameSlot
+ */
 
 /** The device's side of a scheduler: slices into the host's encoder, timings and outputs back. */
 export class Executor {
   maxGroups = MAX_GROUPS;
-  /** @type {TimeSlot[]} */ _free = [];
-  /** @type {TimeSlot[]} */ _busy = [];
+  /** @type {FrameSlot[]} */ _free = [];
+  /** @type {FrameSlot[]} */ _busy = [];
+  /** @type {FrameSlot | null} of the frame that is being encoded */ _current = null;
   /** @type {Result[]} */ _reads = [];
   /** @type {Result[]} */ _again = [];
+  /** @type {Timing[]} */ _timings = [];
+  /** Is told which jobs had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ lose = () => {};
+  _signed = 0;
+  _frame = 0;
   /** @param {GPUDevice} gpu */ static on(gpu) { return new Executor(Device.of(gpu)); }
   /** @param {Device} device */ constructor(device) {
     this.device = device;
@@ -2466,33 +2507,42 @@ export class Executor {
     this._each = device.software ? 1 : 2;
     this._passes = MAX_GROUPS + (device.software ? 1 : 0);
     const count = SLOTS * this._each * this._passes;
-    this._bytes = roundUp(8 * this._each * this._passes, COPY_ALIGNMENT);
-    if (!device.timed) return;
+    this._receiptAt = 8 * this._each * this._passes;
+    this._bytes = roundUp(this._receiptAt + 4, COPY_ALIGNMENT);
     const { gpu } = device, usage = GPUBufferUsage, label = "frame scheduler";
-    this._queries = gpu.createQuerySet({ type: "timestamp", count, label });
-    this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
+    this._table = gpu.createBuffer({ size: 4 * RECEIPTS, usage: usage.COPY_SRC | usage.COPY_DST, label });
+    gpu.queue.writeBuffer(this._table, 0, Uint32Array.from({ length: RECEIPTS }, (_, i) => i + 1));
     for (let index = 0; index < SLOTS; index++) {
       const staging = gpu.createBuffer({ size: this._bytes, usage: usage.MAP_READ | usage.COPY_DST, label });
-      this._free.push({ index, staging, frame: -1, passes: 0, asked: false, ticks: null });
+      this._free.push({ index, staging, frame: -1, passes: 0, receipt: 0, jobs: [], reads: [], asked: false, data: null });
     }
+    if (!device.timed) return;
+    this._queries = gpu.createQuerySet({ type: "timestamp", count, label });
+    this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
   }
-  get framesInFlight() { return this._busy.filter((slot) => slot.asked).length; }
+  get framesInFlight() { return this._busy.filter((slot) => slot.asked && this._frame - slot.frame >= AGE).length; }
+  /** Whether the current frame can leave a receipt: without one no job may end in it. */
+  get canSign() { return this._current !== null || this._free.length > 0; }
   check() { this.device.check(); }
   /** @param {any} network @param {Record<string, any>} inputs */ accept(network, inputs) {
     if (network instanceof Network && network.device === this.device) return acceptAll(network, inputs);
     throw refused("submit a network that load() made on the scheduler's own device");
   }
+  /** @param {number} frame */ _begin(frame) {
+    const slot = this._free.shift();
+    if (!slot) return null;
+    this._signed += 1;
+    Object.assign(slot, { frame, passes: 0, receipt: this._signed % RECEIPTS + 1, asked: false, data: null });
+    this._busy.push(slot);
+    return this._current = slot;
+  }
   /** @param {GPUCommandEncoder} encoder @param {number} frame @param {Slice[][]} groups */
   encodeGroups(encoder, frame, groups) {
-    for (const result of this._again.splice(0)) this.requestRead(encoder, result);
-    const slot = groups.length ? this._free.shift() : undefined;
-    if (slot) {
-      Object.assign(slot, { frame, passes: 0, asked: false, ticks: null });
-      this._busy.push(slot);
-      if (this._each === 1) encoder.beginComputePass({ timestampWrites: this._writes(slot) }).end();
-    }
+    for (const result of this._again.splice(0)) if (!result.released) this.requestRead(encoder, result);
+    const slot = groups.length && this._begin(frame) && this._queries ? this._current : undefined;
+    if (slot && this._each === 1) encoder.beginComputePass({ timestampWrites: this._writes(slot) }).end();
     for (const group of groups) {
-      const pass = encoder.beginComputePass({ label: "cml", timestampWrites: slot && this._writes(slot) });
+      const pass = encoder.beginComputePass({ label: "cml", timestampWrites: slot ? this._writes(slot) : undefined });
       for (const { job, step, first, count } of group) {
         /** @type {Network} */ (job.network).encodeRange(pass, step, first, count);
       }
@@ -2503,7 +2553,7 @@ export class Executor {
     encoder.resolveQuerySet(this._queries, slot.index * this._each * this._passes, count, this._resolved, at);
     encoder.copyBufferToBuffer(this._resolved, at, slot.staging, 0, 8 * count);
   }
-  /** @param {TimeSlot} slot @returns {GPUComputePassTimestampWrites} */ _writes(slot) {
+  /** @param {FrameSlot} slot @returns {GPUComputePassTimestampWrites} */ _writes(slot) {
     const at = this._each * (slot.index * this._passes + slot.passes++);
     const querySet = /** @type {GPUQuerySet} */ (this._queries);
     if (this._each === 1) return { querySet, endOfPassWriteIndex: at };
@@ -2514,30 +2564,61 @@ export class Executor {
     result.requestRead(encoder);
     this._reads.push(result);
   }
+  /** Append the receipt of a frame with work of these jobs. @param {GPUCommandEncoder} encoder @param {number} frame @param {Job[]} jobs */
+  sign(encoder, frame, jobs) {
+    const slot = jobs.length || this._reads.length ? this._current ?? this._begin(frame) : null;
+    if (!slot) return;
+    encoder.copyBufferToBuffer(this._table, 4 * (slot.receipt - 1), slot.staging, this._receiptAt, 4);
+    slot.jobs = jobs;
+    slot.reads = [...this._reads];
+    for (const job of jobs) job.pending += 1;
+  }
   /** Ask for what is old enough, take what has arrived. @param {number} frame @returns {Timing[]} */
   endFrame(frame) {
-    for (const result of this._reads.splice(0)) result.ask();
-    for (const slot of this._busy) if (!slot.asked && frame - slot.frame >= AGE) this._ask(slot);
-    /** @type {Timing[]} */ const timings = [];
-    while (this._busy[0]?.ticks) {
-      const slot = /** @type {TimeSlot} */ (this._busy.shift());
-      this._free.push(slot);
-      const times = this._milliseconds(/** @type {BigInt64Array} */ (slot.ticks));
-      times.forEach((ms, group) => timings.push({ frame: slot.frame, group, ms }));
-    }
-    return timings;
+    const age = this._reads.length ? 0 : AGE; // numbers are given out once all frames that made them are known to have run
+    this._current = null;
+    this._frame = frame + 1;
+    for (const result of this._reads.splice(0)) result.asked = result.ask();
+    for (const slot of this._busy) if (!slot.asked && frame - slot.frame >= age) this._ask(slot);
+    return this._timings.splice(0);
   }
-  /** @param {TimeSlot} slot */ async _ask(slot) {
+  /** @param {FrameSlot} slot */ async _ask(slot) {
     slot.asked = true;
     try {
       await slot.staging.mapAsync(GPUMapMode.READ);
-      const count = this._each * slot.passes;
-      slot.ticks = new BigInt64Array(slot.staging.getMappedRange(0, 8 * count).slice(0));
+      slot.data = slot.staging.getMappedRange().slice(0);
       slot.staging.unmap();
     } catch {
       // the device is lost: the next frame says so
-      slot.ticks = new BigInt64Array(0);
+      slot.data = new ArrayBuffer(0);
     }
+    while (this._busy[0]?.data) this._settle(/** @type {FrameSlot} */ (this._busy.shift()));
+  }
+  /** Take what has arrived of a frame, or that it never ran. @param {FrameSlot} slot */ _settle(slot) {
+    const { frame, passes, receipt, reads } = slot, data = /** @type {ArrayBuffer} */ (slot.data);
+    const jobs = this._forget(slot);
+    if (data.byteLength && new DataView(data).getUint32(this._receiptAt, true) !== receipt) {
+      this.lose(jobs, `frame ${frame} was encoded and never submitted, so its numbers are wrong. Submit every encoder, or call abandonFrame()`);
+      for (const result of reads) {
+        result.asked?.then(() => {
+          result.values = null;
+          this._again.push(result);
+        });
+      }
+      return;
+    }
+    for (const job of jobs) if (!job.pending) job.dependents = [];
+    for (const result of reads) result.submitted = true;
+    if (!data.byteLength) return;
+    const times = this._milliseconds(new BigInt64Array(data, 0, this._each * passes));
+    times.forEach((ms, group) => this._timings.push({ frame, group, ms }));
+  }
+  /** Make a slot free. @param {FrameSlot} slot @returns {Job[]} the jobs that had work in its frame */ _forget(slot) {
+    const { jobs } = slot;
+    for (const job of jobs) job.pending -= 1;
+    [slot.jobs, slot.reads] = [[], []];
+    this._free.push(slot);
+    return jobs;
   }
   /** @param {BigInt64Array} ticks */ _milliseconds(ticks) {
     const starts = this._each === 1 ? ticks.slice(0, -1) : ticks.filter((_, i) => i % 2 === 0);
@@ -2548,8 +2629,9 @@ export class Executor {
   }
   /** What was encoded for the frame will never be submitted. @param {number} frame */
   abandonFrame(frame) {
-    this._free.push(...this._busy.filter((slot) => slot.frame === frame));
-    this._busy = this._busy.filter((slot) => slot.frame !== frame);
+    if (this._current) this._forget(/** @type {FrameSlot} */ (this._busy.pop()));
+    this._current = null;
+    this._frame = frame + 1;
     this._again.push(...this._reads.splice(0));
   }
 }

@@ -134,6 +134,72 @@ test("a frame that is thrown away is made again", async (gpu) => {
   assert(same(job.read("y"), expected(X, 0)), "the result");
 });
 
+/** A frame whose encoder is dropped without notice. @param {GPUDevice} gpu @param {Scheduler} scheduler */
+function dropFrame(gpu, scheduler) {
+  const report = scheduler.encode(gpu.createCommandEncoder());
+  scheduler.endFrame();
+  return report;
+}
+
+test("whichever frame is dropped, no number is wrong", async (gpu) => {
+  let failures = 0;
+  for (let drop = -1, last = 0; drop <= last; drop++) {
+    const network = await load(gpu, await small()), other = await load(gpu, await small());
+    const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+    scheduler.planner = bySlices(300);
+    const job = scheduler.submit(network, { x: X }), taker = scheduler.submit(other, { x: job.output("y") });
+    let numbers = null, frames = 0;
+    for (; frames < 200 && taker.state !== "failed" && !numbers; frames++) {
+      if (frames === drop) dropFrame(gpu, scheduler);
+      else await frame(gpu, scheduler);
+      if (taker.state !== "failed") numbers = taker.read("y");
+    }
+    if (drop < 0) last = frames;
+    assert(!numbers || same(numbers, expected(expected(X, 0), 0)), `wrong numbers, frame ${drop} dropped`);
+    if (!numbers) {
+      failures += 1;
+      const why = job.error || taker.error;
+      assert(why.includes(`frame ${drop} was encoded and never submitted`), `frame ${drop}: ${why}`);
+    }
+    assert(drop < 0 ? numbers : true, "no frame is dropped in the first run");
+    network.destroy();
+    other.destroy();
+  }
+  assert(failures > 2, `${failures} frames were missed`);
+});
+
+test("variables that a dropped frame would have written are wrong until a reset", async (gpu) => {
+  const network = await load(gpu, await small()), other = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 100 });
+  scheduler.planner = bySlices(1e6);
+  const job = scheduler.submit(network, { x: X }), bystander = scheduler.submit(other, { x: X });
+  while (!job.ended) if (!dropFrame(gpu, scheduler).slices.length) await frame(gpu, scheduler);
+  assert(/** @type {string} */ (job.state) === "done", "nothing is known yet");
+  const next = scheduler.submit(network, { x: X });
+  await until(gpu, scheduler, () => job.state === "failed" && next.state === "failed");
+  assert((await raised(() => job.read("y"))).message.includes("never submitted"), "a read");
+  const third = scheduler.submit(network, { x: X });
+  await until(gpu, scheduler, () => third.state === "failed");
+  assert(third.error.includes("reset()"), third.error);
+  assert((await raised(() => network.run({ x: X }))).message.includes("reset()"), "a run");
+  await network.reset();
+  assert(same((await network.run({ x: X })).y, expected(X, 0)), "after a reset");
+  await until(gpu, scheduler, () => bystander.read("y"));
+  assert(same(bystander.read("y"), expected(X, 0)), "another network");
+});
+
+test("a readback whose frame was dropped is made again", async (gpu) => {
+  const network = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs: 4 });
+  const job = scheduler.submit(network, { x: X });
+  await until(gpu, scheduler, () => job.ended);
+  for (let i = 0; i < 5; i++) await frame(gpu, scheduler);
+  assert(job.read("y") === null, "it was never asked for");
+  dropFrame(gpu, scheduler);
+  await until(gpu, scheduler, () => job.read("y"), 50);
+  assert(same(job.read("y"), expected(X, 0)), "the result");
+});
+
 test("inputs are checked when they are handed in", async (gpu) => {
   const network = await load(gpu, await small());
   const scheduler = new Scheduler(gpu, { budgetMs: 1 });
