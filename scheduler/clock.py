@@ -9,7 +9,14 @@ from scheduler.checks import checked
 
 
 class Clock(Protocol):
-    """A clock in milliseconds; only differences between its times are meaningful."""
+    """A clock in milliseconds; only differences between its times are meaningful.
+
+    Examples
+    --------
+    >>> class EngineClock:
+    ...     def now_ms(self) -> float:
+    ...         return 1000 * engine.seconds()
+    """
 
     def now_ms(self) -> float:
         """Returns the milliseconds since a fixed but arbitrary moment."""
@@ -17,7 +24,14 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """The machine's monotonic clock."""
+    """The machine's monotonic clock.
+
+    Examples
+    --------
+    >>> clock = cml.RealClock()
+    >>> clock.now_ms() <= clock.now_ms()
+    True
+    """
 
     def now_ms(self) -> float:
         """Returns the milliseconds of the system's monotonic clock."""
@@ -25,7 +39,15 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that moves only on request, for tests, simulations and replays."""
+    """A clock that moves only on request, for tests, simulations and replays.
+
+    Examples
+    --------
+    >>> clock = cml.VirtualClock()
+    >>> clock.advance(16.7)
+    >>> clock.now_ms()
+    16.7
+    """
 
     def __init__(self, start_ms: float = 0.0) -> None:
         self._now = checked("start_ms", start_ms, least=-float("inf"))

@@ -15,6 +15,12 @@ class StepCost(Protocol):
 
     ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
     workgroup), in every process on every machine; ``flops`` and ``nbytes`` are per workgroup.
+
+    Examples
+    --------
+    >>> step = network.program.step_costs()[0]
+    >>> step.groups > 0 and step.flops > 0
+    True
     """
 
     @property
@@ -36,6 +42,10 @@ class Slice:
     """A range of workgroups, ``[first, first + count)``, of one step of a network.
 
     Steps below 0 are loads of the job's texture inputs; the last load is step -1.
+
+    Examples
+    --------
+    >>> part = cml.Slice(network.program, step=0, first=0, count=2)
     """
 
     network: Network
@@ -45,7 +55,13 @@ class Slice:
 
 
 class Timing(Protocol):
-    """The measured GPU time of one timed group of slices; ``group`` counts within its frame."""
+    """The measured GPU time of one timed group of slices; ``group`` counts within its frame.
+
+    Examples
+    --------
+    >>> def mean_ms(timings: list[cml.Timing]) -> float:
+    ...     return sum(timing.ms for timing in timings) / len(timings)
+    """
 
     @property
     def frame(self) -> int: ...
@@ -56,7 +72,12 @@ class Timing(Protocol):
 
 
 class Network(Protocol):
-    """A network on the device, for a GPU session its :attr:`cml_engine.Session.program`."""
+    """A network on the device, for a GPU session its :attr:`cml_engine.Session.program`.
+
+    Examples
+    --------
+    >>> program: cml.Network = network.program
+    """
 
     @property
     def name(self) -> str:
@@ -158,7 +179,12 @@ class Results(Protocol):
 
 
 class Executor(Results, Protocol):
-    """The device's side of a frame loop."""
+    """The device's side of a frame loop.
+
+    Examples
+    --------
+    >>> executor: cml.Executor = gpu.executor()
+    """
 
     #: the number of workgroups that the device runs at once; slices are multiples of it
     granule: int

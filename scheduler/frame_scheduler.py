@@ -63,6 +63,16 @@ class FrameScheduler:
     policy : the order of jobs, see ``scheduler/planning/policy.py``.
     clock, cost_model : injected for tests, simulations and warm starts.
     max_frames_in_flight : the number of frames with pending timings at which no more work is added.
+
+    Examples
+    --------
+    >>> scheduler = cml.FrameScheduler(gpu, frame_ms=1000 / 60, budget_ms=4.0)
+    >>> job = scheduler.submit(network, {"image": image})
+    >>> while job.state != "done":
+    ...     encoder = gpu.device.create_command_encoder()
+    ...     report = scheduler.encode(encoder)
+    ...     _ = gpu.device.queue.submit([encoder.finish()])
+    ...     reports = scheduler.end_frame()
     """
 
     def __init__(

@@ -27,6 +27,11 @@ class SliceReport:
     timed alone, else its predicted share of the group of neighbouring slices that was timed as
     one (in most frames one group per job, once all steps are known). It stays None without
     timestamps.
+
+    Examples
+    --------
+    >>> for part in scheduler.encode(encoder).slices:
+    ...     line = f"{part.title}: {part.predicted_ms:.2f} ms"
     """
 
     job: int
@@ -48,6 +53,12 @@ class FrameReport:
 
     ``measured_ms`` arrives some frames later. ``budget_ms`` is the allowed time; ``aim_ms`` is the
     planned time, which leaves a margin for the spread of the device's times.
+
+    Examples
+    --------
+    >>> report = scheduler.encode(encoder)
+    >>> report.predicted_ms <= report.aim_ms
+    True
     """
 
     frame: int

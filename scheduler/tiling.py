@@ -20,6 +20,13 @@ class TiledJob:
     """The jobs of one picture, a few of which are queued at a time.
 
     Call :meth:`advance` or :meth:`read` once in every frame.
+
+    Examples
+    --------
+    >>> job = cml.submit_tiled(scheduler, network, {"image": picture}, tile=8, overlap=2)
+    >>> job.progress
+    0.0
+    >>> job.cancel()
     """
 
     def __init__(self, scheduler: FrameScheduler, tiles: Tiles, options: Mapping[str, Any]) -> None:
@@ -116,6 +123,16 @@ def submit_tiled(
     """Submits a tiled run like :func:`cml_engine.run_tiled`, within the budget of frames.
 
     ``options`` are those of :meth:`FrameScheduler.submit` for each tile's job.
+
+    Examples
+    --------
+    >>> job = cml.submit_tiled(scheduler, network, {"image": picture}, tile=8, overlap=2)
+    >>> while job.state != "done":
+    ...     encoder = gpu.device.create_command_encoder()
+    ...     report = scheduler.encode(encoder)
+    ...     _ = gpu.device.queue.submit([encoder.finish()])
+    ...     reports = scheduler.end_frame()
+    ...     job.advance()
     """
     check_instance(FrameScheduler, scheduler, "scheduler")
     check_instance(Session, session, "session")

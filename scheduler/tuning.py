@@ -86,6 +86,12 @@ class Tuning:
     ----------
     rounds : the number of measurements per option, see :class:`cml_engine.runtime.tuning.Trial`.
     priority : the priority of the jobs; at 0 they get only the time that the game's own jobs leave.
+
+    Examples
+    --------
+    >>> from cml_engine.runtime.tuning import Bench
+    >>> tuning = cml.Tuning(scheduler, Bench(network))
+    >>> tuning.stop()
     """
 
     def __init__(

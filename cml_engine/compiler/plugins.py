@@ -80,6 +80,12 @@ def load_file(path: str | Path) -> tuple[str, ...]:
 
     Loading a file again replaces its earlier registrations; if that fails, the earlier ones
     stay. Any error in the file becomes one :class:`OperatorError` with file and line.
+
+    Examples
+    --------
+    >>> rule = "cml.register_rule(cml.Rule('one exp', ('exp', 'exp'), lambda match: None))"
+    >>> size = Path("rules.py").write_text("import cml_engine as cml; " + rule)
+    >>> names = load_file("rules.py")
     """
     file = Path(path).resolve()
     if not file.is_file():

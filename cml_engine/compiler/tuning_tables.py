@@ -35,6 +35,13 @@ class Record:
 
     ``ms`` has the time of each option tried (:meth:`Trial.ms`). ``ratio`` is the median over the
     rounds of the chosen option's time over the default's.
+
+    Examples
+    --------
+    >>> ms = {"tile 8x8": 1.2, "tile 16x8": 1.0}
+    >>> record = Record("conv 3x3", "tile 8", "tile 16", ms, ratio=0.83, rounds=30, source="here")
+    >>> record.won
+    True
     """
 
     key: str
@@ -82,6 +89,10 @@ def table_for(device: str) -> VariantTable:
     """Returns the variant table of a device: shipped records, overridden by those measured here.
 
     The file is read once. A file that cannot be used causes a warning.
+
+    Examples
+    --------
+    >>> table = table_for(gpu.name)
     """
     file = tuning_file(device)
     if file not in _read_tables:

@@ -59,6 +59,10 @@ def cook(
     guesses : the assumed speed of devices, for players.
     decide : decisions for all plans instead of those of tables and rules (docs/see_inside.md).
     arena_limit : the most bytes for activations in all plans; 0 is unlimited (docs/faster.md).
+
+    Examples
+    --------
+    >>> size = Path("net.cml").write_bytes(cook(graph, ["discrete", "portable"]))
     """
     check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):

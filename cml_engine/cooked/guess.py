@@ -26,6 +26,11 @@ class DeviceGuess:
     """The assumed speed of a type of device.
 
     ``words`` are joined by ``|``; a device is of this type if one of them occurs in its name.
+
+    Examples
+    --------
+    >>> guess = DeviceGuess("radeon", flops_per_ms=4e9, bytes_per_ms=4e8, launch_ms=0.005)
+    >>> data = cook(graph, ["portable"], guesses=[guess])
     """
 
     words: str

@@ -42,6 +42,11 @@ def load_cooked(
 
     Raises :class:`CorruptArtifact` if the file is invalid. A session uses the file's plan that
     fits its device, and raises :class:`StaleArtifact` if none does.
+
+    Examples
+    --------
+    >>> network = cml.load_cooked(cml.cooked.cook(graph, ["portable"]))
+    >>> outputs = cml.Session(network, "cpu").run({"image": image})
     """
     check_flag(trusted, "trusted")
     load_families()

@@ -9,7 +9,13 @@ from cml_engine.ir.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A type of device: its guaranteed limits, and the device whose tuned kernels it uses."""
+    """A type of device: its guaranteed limits, and the device whose tuned kernels it uses.
+
+    Examples
+    --------
+    >>> PROFILES["portable"].limits.max_storage_buffers
+    8
+    """
 
     name: str
     limits: Limits

@@ -339,6 +339,12 @@ class CookedLimits:
     """Limits on the memory of an unpacked file, because a small file can state large sizes.
 
     The C and JavaScript players have the same limits with the same names.
+
+    Examples
+    --------
+    >>> data = cml.cooked.cook(graph, ["portable"])
+    >>> cml.load_cooked(data, limits=cml.CookedLimits(kernels=100)).name
+    'net'
     """
 
     code_bytes: int = 64 << 20

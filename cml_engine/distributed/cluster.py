@@ -38,7 +38,12 @@ _ANSWER_S = 10
 
 
 def need_extra() -> None:
-    """Raises :class:`InputError` if Dask or Zarr is not installed."""
+    """Raises :class:`InputError` if Dask or Zarr is not installed.
+
+    Examples
+    --------
+    >>> need_extra()  # InputError says what to install
+    """
     missing = []
     for package in ("distributed", "zarr"):
         try:
@@ -91,6 +96,11 @@ def default_workers(backend: str = "cpu") -> int:
 
     This is one per core available to the process on the CPU, and one in total if the backend
     runs on a GPU.
+
+    Examples
+    --------
+    >>> default_workers("cpu") >= 1
+    True
     """
     if backend != "cpu" and _has_gpu():
         return 1

@@ -15,6 +15,11 @@ def graph_digest(graph: Graph) -> str:
 
     This covers operators, shapes and values. The network's name, its file and its positions in
     the file are left out.
+
+    Examples
+    --------
+    >>> len(graph_digest(graph))
+    64
     """
     hasher = hashlib.sha256()
 

@@ -17,7 +17,13 @@ _EVERY_S = 30.0
 
 @contextlib.contextmanager
 def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Yields a callback that shows a bake's report on ``stream`` (standard error by default)."""
+    """Yields a callback that shows a bake's report on ``stream`` (standard error by default).
+
+    Examples
+    --------
+    >>> with show_progress("inputs") as progress:
+    ...     progress(Report("out.zarr", total=10, made=5))
+    """
     stream = stream or sys.stderr
     if not stream.isatty():
         yield _Lines(stream)

@@ -37,6 +37,13 @@ class Report:
 
     ``made`` cells were computed by this run, ``kept`` cells were already stored, and ``aside``
     names the first cells that could not be computed, with the reason.
+
+    Examples
+    --------
+    >>> report = Report("out.zarr", total=100, made=98)
+    >>> report.set_aside("a.npy", "it is empty")
+    >>> report.complete
+    False
     """
 
     store: str

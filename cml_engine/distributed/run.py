@@ -29,6 +29,12 @@ class StorePlan:
     """The layers of a store, and the manifest of everything that its values depend on.
 
     A bake refuses a store that has a different ``manifest``.
+
+    Examples
+    --------
+    >>> cells = {"height": Cell((64, 64), "float32", ("row", "column"))}
+    >>> layer = Layer("L0", (4, 4), (2, 2), ("z", "x"), cells)
+    >>> plan = StorePlan([layer], {"seed": 7})
     """
 
     layers: Sequence[Layer]
@@ -73,6 +79,10 @@ def bake(
     InputError
         if the store holds something else, versions differ, the cluster is gone or the disk is
         full. Finished units stay in the store, and the same call continues from there.
+
+    Examples
+    --------
+    >>> report = bake(FlatLand(), "planet.zarr", StorePlan([layer], {"seed": 7}))  # doctest: +SKIP
     """
     if price is not None:
         PRICE.check(price, "price")

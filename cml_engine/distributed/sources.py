@@ -22,7 +22,15 @@ Facts = Mapping[str, Fact]
 
 
 class InputSource(Protocol):
-    """The numbered inputs of a network. Workers receive the source pickled."""
+    """The numbered inputs of a network. Workers receive the source pickled.
+
+    Examples
+    --------
+    >>> class Noise:
+    ...     def __len__(self): return 1000
+    ...     def name(self, i): return f"noise {i}"
+    ...     def read(self, i, facts): return {"image": np.full((1, 3, 8, 8), i, np.float32)}
+    """
 
     def __len__(self) -> int: ...
 

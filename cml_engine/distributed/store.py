@@ -145,7 +145,13 @@ def prepare(
 
 
 def manifest_of(place: str) -> dict[str, Any]:
-    """Returns a store's manifest; raises :class:`InputError` if there is no store."""
+    """Returns a store's manifest; raises :class:`InputError` if there is no store.
+
+    Examples
+    --------
+    >>> manifest_of("planet.zarr")["seed"]  # doctest: +SKIP
+    7
+    """
     import zarr
 
     if "://" not in place and not Path(place).exists():
@@ -251,7 +257,14 @@ LASTING = frozenset(
 
 
 class Store:
-    """An open store that reads and writes units."""
+    """An open store that reads and writes units.
+
+    Examples
+    --------
+    >>> store = Store("planet.zarr", [layer], writable=False)  # doctest: +SKIP
+    >>> store.whole(Unit("L0", (0, 0)))  # doctest: +SKIP
+    True
+    """
 
     def __init__(self, place: str, layers: Sequence[Layer], writable: bool = True) -> None:
         import zarr

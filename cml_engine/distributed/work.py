@@ -26,7 +26,13 @@ Watch = Callable[[Any, Any], None]
 @dataclass(frozen=True)
 class Cell:
     """The value of an array in each cell: its ``shape``, dtype and the names ``dims`` of its
-    axes."""
+    axes.
+
+    Examples
+    --------
+    >>> Cell(shape=(64, 64), dtype="float32", dims=("row", "column")).shape
+    (64, 64)
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -36,7 +42,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Values that describe the cells and are known in advance, such as positions along an axis."""
+    """Values that describe the cells and are known in advance, such as positions along an axis.
+
+    Examples
+    --------
+    >>> level = Coordinate(("z",), np.arange(8))
+    """
 
     dims: tuple[str, ...]
     values: Array
@@ -44,7 +55,13 @@ class Coordinate:
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """A chunk of a layer, which is computed at once. ``at`` is its position in chunks."""
+    """A chunk of a layer, which is computed at once. ``at`` is its position in chunks.
+
+    Examples
+    --------
+    >>> str(Unit("L0", (1, 2)))
+    'L0 (1, 2)'
+    """
 
     layer: str
     at: tuple[int, ...]
@@ -60,6 +77,13 @@ class Layer:
 
     ``name`` is the layer's group in the store; "" is the root. ``dims`` names the axes of the
     grid, and ``coordinates`` describe its cells.
+
+    Examples
+    --------
+    >>> cells = {"height": Cell((64, 64), "float32", ("row", "column"))}
+    >>> layer = Layer("L0", cells=(4, 4), chunk=(2, 2), dims=("z", "x"), arrays=cells)
+    >>> layer.count
+    4
     """
 
     name: str
@@ -105,6 +129,11 @@ class UnitResult:
 
     Each array covers all cells of the unit; cells that could not be computed are zeros. The
     arrays are written while the next unit is computed, so the maker must not change them.
+
+    Examples
+    --------
+    >>> UnitResult({"height": np.zeros((2, 2, 64, 64))}, aside={"L0 (0, 1)": "no land"}).aside
+    {'L0 (0, 1)': 'no land'}
     """
 
     arrays: dict[str, Array]
@@ -116,6 +145,12 @@ class UnitClock(Protocol):
 
     ``watch`` is passed to :meth:`cml_engine.Session.run` on the CPU and times operators. It is
     None if no trace is recorded.
+
+    Examples
+    --------
+    >>> def make(layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
+    ...     with clock("noise"):
+    ...         return UnitResult({"height": np.zeros((2, 2, 64, 64), np.float32)})
     """
 
     def __call__(self, activity: str, /) -> AbstractContextManager[Watch | None]: ...
@@ -125,6 +160,14 @@ class UnitProducer(Protocol):
     """Computes units in one process.
 
     ``device`` names the device of the computation. Floats are bit-identical only on equal devices.
+
+    Examples
+    --------
+    >>> class Flat:
+    ...     device = "cpu"
+    ...     def make(self, layer, unit, clock):
+    ...         return UnitResult({"height": np.zeros((2, 2, 64, 64), np.float32)})
+    ...     def measure(self): return None
     """
 
     device: str
@@ -149,6 +192,12 @@ class Work(Protocol):
     """The work that is sent to every worker, pickled.
 
     Works with an equal ``key`` are the same: a worker reuses the maker.
+
+    Examples
+    --------
+    >>> class FlatLand:
+    ...     key = "flat land 1"
+    ...     def open(self): return Flat()
     """
 
     @property

@@ -35,7 +35,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A position in a model's text. ``line`` and ``column`` count from 1; 0 means unknown."""
+    """A position in a model's text. ``line`` and ``column`` count from 1; 0 means unknown.
+
+    Examples
+    --------
+    >>> str(cml.errors.Source("net/graph.nnef", line=4, column=9))
+    'net/graph.nnef:4:9'
+    """
 
     file: str
     line: int = 0
@@ -58,6 +64,13 @@ class CmlError(Exception):
     ----------
     message : the problem, the expected and the actual value, and the next step.
     source : the position in the model's text, if the error refers to it.
+
+    Examples
+    --------
+    >>> try:
+    ...     cml.load("missing.nnef")
+    ... except cml.CmlError as error:
+    ...     message = str(error)
     """
 
     def __init__(self, message: str, source: Source | None = None) -> None:
@@ -95,31 +108,82 @@ def located(source: Source | None) -> Iterator[None]:
 
 
 class ModelError(CmlError):
-    """Raised if the model is invalid: its text, its weights, or the arguments of its operators."""
+    """Raised if the model is invalid: its text, its weights, or the arguments of its operators.
+
+    Examples
+    --------
+    >>> try:
+    ...     cml.load(cml.MemoryModel("version 1.0; graph g(x) -> (y) { y = relu(z); }"))
+    ... except cml.ModelError as error:
+    ...     line = error.source.line
+    """
 
 
 class NnefSyntaxError(ModelError):
-    """Raised if a text is not valid NNEF."""
+    """Raised if a text is not valid NNEF.
+
+    Examples
+    --------
+    >>> try:
+    ...     cml.load(cml.MemoryModel("graph"))
+    ... except cml.errors.NnefSyntaxError as error:
+    ...     error.source.line
+    1
+    """
 
 
 class TensorFileError(ModelError):
     """Raised if a ``.dat`` file is missing, damaged, or does not match its declaration in the
-    graph."""
+    graph.
+
+    Examples
+    --------
+    >>> try:
+    ...     graph = cml.load("net.nnef")
+    ... except cml.errors.TensorFileError as error:
+    ...     print(error)  # a .dat file is missing or damaged
+    """
 
 
 class ShapeError(ModelError):
-    """Raised if an operator does not support tensors of these shapes, types or attribute values."""
+    """Raised if an operator does not support tensors of these shapes, types or attribute values.
+
+    Examples
+    --------
+    >>> text = "x = external<scalar>(shape = [2, 3]); y = matmul(x, x);"
+    >>> try:
+    ...     cml.load(cml.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
+    ... except cml.errors.ShapeError as error:
+    ...     error.source.line
+    1
+    """
 
 
 class UnsupportedOp(ModelError):
     """Raised if the model uses an operator, or a variant of one, that this engine does not
-    support."""
+    support.
+
+    Examples
+    --------
+    >>> text = "x = external<scalar>(shape = [2, 3]); y = swirl(x);"
+    >>> try:
+    ...     cml.load(cml.MemoryModel(f"version 1.0; graph g(x) -> (y) {{ {text} }}"))
+    ... except cml.errors.UnsupportedOp as error:
+    ...     message = str(error)
+    """
 
 
 class NeedsConstant(UnsupportedOp):
     """Raised if an operator needs a value at load time that is only known when the network runs.
 
     ``inputs`` are the graph inputs that the value is computed from.
+
+    Examples
+    --------
+    >>> try:
+    ...     graph = cml.load("net.nnef")
+    ... except cml.errors.NeedsConstant as error:
+    ...     graph = cml.load("net.nnef", constants={name: 1 for name in error.inputs})
     """
 
     def __init__(
@@ -130,11 +194,27 @@ class NeedsConstant(UnsupportedOp):
 
 
 class RangeError(ModelError):
-    """Raised if the sums of an integer network cannot be proven to fit into 32 bits."""
+    """Raised if the sums of an integer network cannot be proven to fit into 32 bits.
+
+    Examples
+    --------
+    >>> try:
+    ...     session = cml.Session(graph, "cpu")
+    ... except cml.errors.RangeError:
+    ...     pass  # quantize with other samples or fewer bits
+    """
 
 
 class InputError(CmlError):
-    """Raised if an argument of the caller (a tensor, a file, an option) is invalid."""
+    """Raised if an argument of the caller (a tensor, a file, an option) is invalid.
+
+    Examples
+    --------
+    >>> try:
+    ...     session.run({"picture": image})
+    ... except cml.InputError:
+    ...     pass  # the input is called "image"
+    """
 
 
 class OpenShape(InputError):
@@ -142,6 +222,13 @@ class OpenShape(InputError):
 
     ``known`` has the extents that the model states, and None for the others. It is None if even
     the rank is unknown.
+
+    Examples
+    --------
+    >>> try:
+    ...     graph = cml.load("net.nnef")
+    ... except cml.errors.OpenShape as error:
+    ...     graph = cml.load("net.nnef", shapes={error.input: (1, 3, 8, 8)})
     """
 
     def __init__(
@@ -156,31 +243,87 @@ class OpenShape(InputError):
 
 
 class OperatorError(CmlError):
-    """Raised if a game's own operator is faulty: its declaration or one of its functions."""
+    """Raised if a game's own operator is faulty: its declaration or one of its functions.
+
+    Examples
+    --------
+    >>> try:
+    ...     cml.register(cml.OpSpec(name="not a name"))
+    ... except cml.errors.OperatorError as error:
+    ...     message = str(error)
+    """
 
 
 class DeviceError(CmlError):
-    """Raised if there is no usable GPU, or if the GPU refused a request (memory, limits)."""
+    """Raised if there is no usable GPU, or if the GPU refused a request (memory, limits).
+
+    Examples
+    --------
+    >>> try:
+    ...     gpu = cml.Gpu()
+    ... except cml.DeviceError:
+    ...     gpu = None  # run on "cpu"
+    """
 
 
 class OutOfGpuMemory(DeviceError):
     """Raised if the memory budget or the GPU's memory is exhausted; the message lists all
-    owners."""
+    owners.
+
+    Examples
+    --------
+    >>> try:
+    ...     session = cml.Session(graph, gpu)
+    ... except cml.errors.OutOfGpuMemory as error:
+    ...     print(error)  # lists the owners of the memory
+    """
 
 
 class ShaderCompileError(CmlError):
     """Raised if HLSL does not compile; the message has the file, the line and the compiler's
-    output."""
+    output.
+
+    Examples
+    --------
+    >>> try:
+    ...     session = cml.Session(graph, gpu)
+    ... except cml.errors.ShaderCompileError as error:
+    ...     print(error)  # the HLSL file, the line, and the compiler's words
+    """
 
 
 class CorruptArtifact(CmlError):
     """Raised if a file is damaged, truncated, or not a cooked file; none of its content was
-    used."""
+    used.
+
+    Examples
+    --------
+    >>> try:
+    ...     cml.load_cooked(b"not a cooked file")
+    ... except cml.CorruptArtifact:
+    ...     pass  # copy the file again
+    """
 
 
 class StaleArtifact(CmlError):
-    """Raised if a valid cooked file lacks what was requested; the message states what to cook."""
+    """Raised if a valid cooked file lacks what was requested; the message states what to cook.
+
+    Examples
+    --------
+    >>> try:
+    ...     session = cml.Session(cml.load_cooked(cml.cooked.cook(graph, ["portable"])), gpu)
+    ... except cml.StaleArtifact:
+    ...     pass  # cook the network for this device
+    """
 
 
 class InternalError(CmlError):
-    """Raised if an invariant of this engine was violated; please report it with the model."""
+    """Raised if an invariant of this engine was violated; please report it with the model.
+
+    Examples
+    --------
+    >>> try:
+    ...     outputs = session.run({"image": image})
+    ... except cml.errors.InternalError as error:
+    ...     print(f"please report this with the model: {error}")
+    """

@@ -35,7 +35,14 @@ __all__ = [
 
 
 class NumberRange(ABC):
-    """A range of numbers; an instance can be used as the ``type`` of an argparse argument."""
+    """A range of numbers; an instance can be used as the ``type`` of an argparse argument.
+
+    Examples
+    --------
+    >>> import argparse
+    >>> parser = argparse.ArgumentParser()
+    >>> option = parser.add_argument("--workers", type=IntegerRange(1, 64))
+    """
 
     @abstractmethod
     def parse(self, text: str) -> float:
@@ -51,7 +58,13 @@ class NumberRange(ABC):
 
 @dataclass(frozen=True)
 class IntegerRange(NumberRange):
-    """Integers from ``low`` to ``high``."""
+    """Integers from ``low`` to ``high``.
+
+    Examples
+    --------
+    >>> IntegerRange(1, 64).check(8, "workers")
+    8
+    """
 
     low: int
     high: int
@@ -79,7 +92,13 @@ class IntegerRange(NumberRange):
 
 @dataclass(frozen=True)
 class FloatRange(NumberRange):
-    """Finite numbers from ``low`` to ``high``, in a ``unit``."""
+    """Finite numbers from ``low`` to ``high``, in a ``unit``.
+
+    Examples
+    --------
+    >>> FloatRange(0, 100, "ms").parse("4.5")
+    4.5
+    """
 
     low: float
     high: float
@@ -108,21 +127,39 @@ class FloatRange(NumberRange):
 
 
 def check_choice(words: Sequence[str], value: Any, what: str) -> str:
-    """Returns ``value`` if it is one of the words."""
+    """Returns ``value`` if it is one of the words.
+
+    Examples
+    --------
+    >>> check_choice(("float", "half"), "half", "storage")
+    'half'
+    """
     if not isinstance(value, str) or value not in words:
         raise _wanted(" or ".join(f"'{word}'" for word in words), repr(value), what)
     return value
 
 
 def check_flag(value: Any, what: str) -> bool:
-    """Returns ``value`` if it is True or False."""
+    """Returns ``value`` if it is True or False.
+
+    Examples
+    --------
+    >>> check_flag(True, "trusted")
+    True
+    """
     if not isinstance(value, bool):
         raise _wanted("True or False", repr(value), what)
     return value
 
 
 def check_instance(kind: type[T], value: Any, what: str) -> T:
-    """Returns ``value`` if it is an instance of the class."""
+    """Returns ``value`` if it is an instance of the class.
+
+    Examples
+    --------
+    >>> check_instance(int, 3, "count")
+    3
+    """
     if not isinstance(value, kind):
         raise _wanted(f"a {kind.__name__}", repr(value), what)
     return value
@@ -153,6 +190,11 @@ def check_choices(words: Sequence[str], value: Any, what: str) -> frozenset[str]
     """Returns ``value`` as a set if it is a collection of some of the words.
 
     The error message lists the allowed words, the most similar first.
+
+    Examples
+    --------
+    >>> sorted(check_choices(("fuse", "fold"), ["fuse"], "passes"))
+    ['fuse']
     """
     if isinstance(value, str) or not isinstance(value, Collection):
         raise _wanted(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)

@@ -28,6 +28,12 @@ def graph_builder() -> GraphBuilder:
     """Returns a builder of a graph of the engine's operators, for a converter of your own.
 
     The shapes of each operator are inferred and checked when it is added.
+
+    Examples
+    --------
+    >>> builder = graph_builder()
+    >>> builder.input("image", (1, 3, 8, 8))
+    'image'
     """
     from cml_engine.compiler.passes.infer import infer_node
     from cml_engine.ops import load_families

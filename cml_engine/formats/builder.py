@@ -28,6 +28,14 @@ class GraphBuilder:
     """A graph under construction: its nodes, constants and names.
 
     ``source`` is the source position that is recorded for the nodes added next.
+
+    Examples
+    --------
+    >>> builder = graph_builder()
+    >>> x = builder.input("x", (1, 4))
+    >>> y = builder.node("relu", [x], "y")
+    >>> builder.graph("net", [y]).outputs
+    ('y',)
     """
 
     def __init__(self, infer: Infer) -> None:

@@ -84,6 +84,13 @@ def load(
     are not trusted. The default is half of the machine's memory (docs/your_model.md).
 
     Every error in the model is a :class:`ModelError` with file, line and operator.
+
+    Examples
+    --------
+    >>> graph = cml.load("net.nnef")
+    >>> wide = cml.load("net.nnef", shapes={"image": (1, 3, 16, 32)})
+    >>> wide.facts["out"].shape
+    (1, 4, 16, 32)
     """
     load_families()
     load_entry_points()
@@ -267,6 +274,11 @@ def save(
 
     ``opset`` is the version of ONNX's operators (default 20). Raises an error that names the
     operator if ONNX cannot express one.
+
+    Examples
+    --------
+    >>> cml.save(graph, "copy.nnef")
+    >>> cml.save(graph, "copy.onnx")
     """
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.ready is not None:

@@ -32,6 +32,11 @@ class Gpu(Device):
     markers : put every operator into a debug group of its name, for RenderDoc, PIX and Nsight.
     debug_kernels : make ``Session.run`` write the output of ``CML_PRINT("label", value)`` in
         kernels to standard error; otherwise the macro is empty (docs/custom_operators.md). Slow.
+
+    Examples
+    --------
+    >>> gpu = cml.Gpu()  # or cml.Gpu(device=engine_device)
+    >>> session = cml.Session(graph, gpu)
     """
 
     def executor(self) -> FrameExecutor:

@@ -35,6 +35,12 @@ def read(file: File, name: str, fact: Fact) -> Array:
 
     The shape is checked against ``fact`` before any memory is allocated. A ``.npz`` must hold an
     array of that name, or a single array. For pictures see :mod:`cml_engine.io.pictures`.
+
+    Examples
+    --------
+    >>> np.save("image.npy", image)
+    >>> read(Path("image.npy"), "image", graph.facts["image"]).shape
+    (1, 3, 8, 8)
     """
     found = _found(file, name)
     with _told(found, name):
@@ -58,6 +64,12 @@ def shape_of(file: File, name: str, known: Known) -> Shape | None:
     ``known`` lists the extents that the model fixes. Returns None if a picture leaves the shape
     open: a picture has rows and columns, but the number of channels is the caller's choice.
     Raises :class:`InputError` if the shape contradicts ``known``.
+
+    Examples
+    --------
+    >>> np.save("image.npy", image)
+    >>> shape_of(Path("image.npy"), "image", (1, 3, None, None))
+    (1, 3, 8, 8)
     """
     found = _found(file, name)
     with _told(found, name):
@@ -115,7 +127,12 @@ def check_suffix(file: File) -> None:
 
 def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
     """Raises :class:`InputError` for output files that could not be written, before any work is
-    done."""
+    done.
+
+    Examples
+    --------
+    >>> check_outputs({"out": Path("out.npy")}, graph.facts)
+    """
     for name, file in files.items():
         check_suffix(file)
         found = named_file(file)
@@ -135,6 +152,10 @@ def check_place(path: Path, model: str = "") -> None:
     """Raises :class:`InputError` if a file cannot be written, as far as that is known in advance.
 
     Also raises if the file belongs to the ``model`` that is read.
+
+    Examples
+    --------
+    >>> check_place(Path("out.npy"))
     """
     place, read = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
     part = path.suffix in (".nnef", ".quant", ".dat") and place.parent == read
@@ -149,7 +170,12 @@ def check_place(path: Path, model: str = "") -> None:
 
 
 def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> None:
-    """Writes each output to its file; a ``.npz`` file may hold several."""
+    """Writes each output to its file; a ``.npz`` file may hold several.
+
+    Examples
+    --------
+    >>> write_outputs({"out": Path("out.npy")}, session.run({"image": image}))
+    """
     for path, names in _by_file(files).items():
         found = named_file(files[names[0]])
         values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}

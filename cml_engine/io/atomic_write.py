@@ -51,6 +51,10 @@ def write_atomically(path: str | Path, content: Content) -> None:
     ------
     OSError
         if the file cannot be written; its ``filename`` is ``path``.
+
+    Examples
+    --------
+    >>> write_atomically("saves/settings.json", "{}")
     """
     path = Path(path)
     try:
@@ -86,6 +90,11 @@ def check_writable(path: Path) -> bool:
     """Returns True if the path is a regular file or does not exist yet.
 
     Raises ``OSError`` if it cannot be written, as far as that is known in advance.
+
+    Examples
+    --------
+    >>> check_writable(Path("settings.json"))
+    True
     """
     try:
         mode = path.stat().st_mode
@@ -104,6 +113,10 @@ def replace_file(target: Path, content: Content) -> None:
     """Writes a regular file in an existing folder, without the checks of :func:`write_atomically`.
 
     Intended for callers that write many files.
+
+    Examples
+    --------
+    >>> replace_file(Path("settings.json"), "{}")
     """
     partial = target.with_name(PARTIAL + secrets.token_hex(8))
     try:

@@ -49,6 +49,10 @@ class LoadLimits:
     nodes : operators and their tensors, after fragments, functions and loops are expanded.
     steps : units of work of about a microsecond: an expression, an element of a list, or 512
         unpacked bytes.
+
+    Examples
+    --------
+    >>> graph = cml.load("net.nnef", limits=cml.LoadLimits(memory=64 << 20))
     """
 
     memory: int = field(default_factory=_default_memory)

@@ -30,6 +30,15 @@ class ModelSource(Protocol):
     File names use ``/`` between folders, do not begin with ``/`` and contain no ``..``. A source
     that only reads forwards efficiently may define ``position(file)``, the offset at which a
     file begins; tensors are then read in that order.
+
+    Examples
+    --------
+    >>> class PakFile:
+    ...     name, graph = "net", "graph.nnef"
+    ...     def size(self, file): return len(pak[file])
+    ...     def read(self, file, offset, count): return pak[file][offset : offset + count]
+    >>> isinstance(PakFile(), cml.ModelSource)
+    True
     """
 
     @property

@@ -63,6 +63,12 @@ class Fact:
     """The properties of a tensor that are known before it is computed.
 
     ``dtype`` is NNEF's name of the type.
+
+    Examples
+    --------
+    >>> fact = cml.Fact("scalar", (1, 3, 8, 8))
+    >>> fact.rank, fact.size, fact.nbytes
+    (4, 192, 768)
     """
 
     dtype: str
@@ -97,7 +103,14 @@ def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
 
 
 class Attrs(Mapping[str, Any]):
-    """An operator's attributes, by key (``attrs["axes"]``) or by name (``attrs.axes``)."""
+    """An operator's attributes, by key (``attrs["axes"]``) or by name (``attrs.axes``).
+
+    Examples
+    --------
+    >>> attrs = cml.Attrs(axes=[2, 3])
+    >>> attrs["axes"], attrs.axes
+    ([2, 3], [2, 3])
+    """
 
     __slots__ = ("_values",)
 
@@ -262,6 +275,11 @@ class Slider:
     ``place`` such as ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``.
     A panel offers the range ``low`` to ``high``; other values are accepted too. ``default`` is
     the number in the model.
+
+    Examples
+    --------
+    >>> cml.Slider("image", low=0.0, high=2.0, default=1.0).default
+    1.0
     """
 
     place: str
@@ -295,6 +313,15 @@ class Graph:
     apart : tensors whose operators no pass may fuse with their consumers.
     origin : evaluates a loaded graph at other shapes. A graph that was changed or pickled has none.
     ready : the cooked form of the graph. A graph that was changed or pickled has none.
+
+    Examples
+    --------
+    >>> graph.inputs, graph.outputs
+    (('image',), ('out',))
+    >>> graph.facts["out"].shape
+    (1, 4, 8, 8)
+    >>> graph.reshaped({"image": [1, 3, 16, 16]}).facts["out"].shape
+    (1, 4, 16, 16)
     """
 
     name: str

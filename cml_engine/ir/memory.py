@@ -30,7 +30,17 @@ __all__ = [
 
 
 class MemoryRange(Protocol):
-    """The bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, valid until :meth:`free`."""
+    """The bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, valid until :meth:`free`.
+
+    Examples
+    --------
+    >>> import wgpu
+    >>> usage = wgpu.BufferUsage.VERTEX
+    >>> memory = gpu.memory.allocate(1024, usage, owner="terrain", category="render")
+    >>> memory.nbytes >= 1024
+    True
+    >>> memory.free()
+    """
 
     @property
     def buffer(self) -> Any: ...
@@ -47,6 +57,12 @@ class MemorySource(Protocol):
 
     Ranges of different categories must lie in different buffers, because WebGPU cannot copy
     within one buffer. A range whose ``usage`` has MAP_READ or MAP_WRITE must be a whole buffer.
+
+    Examples
+    --------
+    >>> class EngineMemory:
+    ...     def allocate(self, nbytes, usage, **options):
+    ...         return engine.take(nbytes, usage)
     """
 
     def allocate(
@@ -146,7 +162,12 @@ class FreeList:
 
 @dataclass(slots=True)
 class Holding:
-    """The memory of one owner in one category."""
+    """The memory of one owner in one category.
+
+    Examples
+    --------
+    >>> held = sum(holding.nbytes for holding in gpu.memory.stats().holdings.values())
+    """
 
     nbytes: int = 0
     count: int = 0
@@ -193,6 +214,11 @@ class HeapStats:
     """A large buffer and its allocated ranges.
 
     A ``whole`` heap is not divided: the host maps it, or its content is larger than a normal heap.
+
+    Examples
+    --------
+    >>> [heap.largest_free >= 0 for heap in gpu.memory.stats().heaps][:1]
+    [True]
     """
 
     category: str
@@ -221,6 +247,12 @@ class MemoryStats:
     ``reserved_bytes`` is the memory requested from the driver (whole heaps, and textures),
     ``held_bytes`` the part of it that is in use. ``fragmentation`` is the share of the heaps'
     free bytes outside the largest free range of each heap.
+
+    Examples
+    --------
+    >>> stats = gpu.memory.stats()
+    >>> stats.held_bytes <= stats.reserved_bytes
+    True
     """
 
     held_bytes: int
@@ -287,7 +319,13 @@ class MemoryStats:
 
 
 def mib(nbytes: float) -> str:
-    """Formats a number of bytes in MiB or KiB with two decimals."""
+    """Formats a number of bytes in MiB or KiB with two decimals.
+
+    Examples
+    --------
+    >>> mib(3 << 20)
+    '3.00 MiB'
+    """
     if nbytes < 1 << 20:
         return f"{nbytes / (1 << 10):.2f} KiB"
     return f"{nbytes / (1 << 20):.2f} MiB"

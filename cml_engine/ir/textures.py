@@ -172,6 +172,10 @@ class TextureInput:
     at_once : read the whole texture in one frame, even if that exceeds the budget. By default a
         large texture may be read over several frames; if it changes meanwhile, the tensor mixes
         both versions.
+
+    Examples
+    --------
+    >>> outputs = network.run({"image": cml.TextureInput(texture, channels="rgb")})
     """
 
     texture: Any

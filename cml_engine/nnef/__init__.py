@@ -68,6 +68,12 @@ class NnefModel:
     ------
     ModelError
         if anything in the model is invalid, with file, line and column.
+
+    Examples
+    --------
+    >>> model = NnefModel("net.nnef", native=lambda op: True)
+    >>> model.graph().outputs
+    ('out',)
     """
 
     def __init__(
@@ -139,12 +145,26 @@ def load(
     infer: Infer | None = None,
     declarations: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Returns the graph of a model with the shapes in its text; see :class:`NnefModel`."""
+    """Returns the graph of a model with the shapes in its text; see :class:`NnefModel`.
+
+    Examples
+    --------
+    >>> from cml_engine import nnef
+    >>> nnef.load("net.nnef", native=lambda op: True).outputs
+    ('out',)
+    """
     return NnefModel(model, native, infer, declarations).graph()
 
 
 def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
-    """Returns the graph of a text without variables; ``file`` is its name in errors."""
+    """Returns the graph of a text without variables; ``file`` is its name in errors.
+
+    Examples
+    --------
+    >>> text = "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [4]); y = relu(x); }"
+    >>> load_text(text, "net.nnef", lambda op: True, lambda node, facts: [facts["x"]]).outputs
+    ('y',)
+    """
     source, library = SourceText(text, file), Library(native)
     document = parse_document(source)
     prepare(document, source, library)

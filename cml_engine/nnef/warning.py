@@ -8,7 +8,13 @@ from cml_engine.errors import Source
 
 
 class NnefWarning(UserWarning):
-    """A model was read, but part of it does not conform to the standard, or values were changed."""
+    """A model was read, but part of it does not conform to the standard, or values were changed.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("error", NnefWarning)  # refuse models that do not conform
+    """
 
 
 def warn(message: str, source: Source | None = None) -> None:

@@ -28,6 +28,18 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     is the base of relative kernel paths and the file in which messages locate the lines of an
     inline kernel. The default is the operator file that is being loaded (``--ops``), otherwise
     the file that defines the operator's functions.
+
+    Examples
+    --------
+    >>> spec = cml.register(
+    ...     cml.OpSpec(
+    ...         name="halve",
+    ...         signature="fragment halve(x: tensor<scalar>) -> (y: tensor<scalar>);",
+    ...         infer=cml.same_as(0),
+    ...         cpu=lambda attrs, x: x / 2,
+    ...     )
+    ... )
+    >>> cml.unregister("halve")
     """
     load_families()  # so that a name which the engine has is taken already
     if own(getattr(spec, "name", "")) is spec:

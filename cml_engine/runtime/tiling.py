@@ -189,6 +189,12 @@ def run_tiled(
     align : tiles begin at multiples of this number: the factor by which a network with strides
         reduces its input. The picture, ``tile`` and ``overlap`` must be multiples of it too.
     progress : called with the number of finished tiles.
+
+    Examples
+    --------
+    >>> outputs = cml.run_tiled(session, {"image": picture}, tile=8, overlap=2)
+    >>> outputs["out"].shape
+    (1, 4, 20, 30)
     """
     check_instance(Session, session, "session")
     tiles = Tiles(session, inputs, tile, overlap, align)

@@ -51,7 +51,13 @@ _WORDS = 127
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of :func:`check`; ``worst`` is the worst error as a share of the tolerance."""
+    """The result of :func:`check`; ``worst`` is the worst error as a share of the tolerance.
+
+    Examples
+    --------
+    >>> CheckReport(op="worley", cases=3, runs=9, worst=0.2, compared=True).worst < 1
+    True
+    """
 
     op: str
     cases: int
@@ -75,6 +81,10 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
     ``AssertionError`` with the first case that fails and the reason.
 
     Without a ``gpu`` the default one is used.
+
+    Examples
+    --------
+    >>> check("relu", runs_nothing) # doctest: +SKIP
     """
     found = lookup(spec if isinstance(spec, str) else spec.name)
     if not found.cases:

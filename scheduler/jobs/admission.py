@@ -12,7 +12,15 @@ Admission = Literal["accept", "warn", "refuse"]
 
 
 class AdmissionError(RuntimeError):
-    """The error for a job submitted with ``admission="refuse"`` whose deadline cannot be met."""
+    """The error for a job submitted with ``admission="refuse"`` whose deadline cannot be met.
+
+    Examples
+    --------
+    >>> try:
+    ...     scheduler.submit(network, {"image": image}, deadline_ms=0.001, admission="refuse")
+    ... except cml.AdmissionError:
+    ...     pass  # draw the frame without it
+    """
 
 
 def admit(job: Job, admission: Admission, others: int) -> None:

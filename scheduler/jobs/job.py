@@ -43,6 +43,11 @@ class JobOutput:
     """A future output tensor of a job.
 
     Given as another job's input, it makes that job wait for the output, which stays on the GPU.
+
+    Examples
+    --------
+    >>> first = scheduler.submit(network, {"image": image})
+    >>> second = scheduler.submit(after, {"x": first.output("out")})  # stays on the GPU
     """
 
     job: Job
@@ -73,6 +78,13 @@ class Job(Ranked):
     :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may be read at any time;
     :meth:`tensor` and :meth:`read` return the outputs once the job is done. ``await job``,
     :meth:`add_done_callback` and :meth:`wait` say when, without polling.
+
+    Examples
+    --------
+    >>> job = scheduler.submit(network, {"image": image}, deadline_ms=250)
+    >>> job.state
+    'queued'
+    >>> job.cancel()
     """
 
     number: int

@@ -9,7 +9,13 @@ from scheduler.checks import checked
 
 @dataclass(slots=True)
 class FixedBudget:
-    """The same every frame. ``aim_ms`` is planned for; None: what the margin leaves of it."""
+    """The same every frame. ``aim_ms`` is planned for; None: what the margin leaves of it.
+
+    Examples
+    --------
+    >>> cml.FixedBudget(4.0).ms
+    4.0
+    """
 
     ms: float
     aim_ms: float | None = None
@@ -25,6 +31,11 @@ class SpareBudget:
     It stays between ``floor_ms`` and ``ceiling_ms``. ``headroom`` is the share of the frame that
     stays unused because render times do not cover the whole frame; it is ignored if the host
     reports whole frames (:meth:`FrameScheduler.frame_took`).
+
+    Examples
+    --------
+    >>> cml.SpareBudget(frame_ms=1000 / 60, ceiling_ms=6.0).clamp(9.0)
+    6.0
     """
 
     frame_ms: float

@@ -153,6 +153,14 @@ class CostModel:
     ----------
     share : the share of frames that may exceed the budget; the margin is chosen for it.
     guess : the assumed speed of steps that were never measured.
+
+    Examples
+    --------
+    >>> model = cml.CostModel()
+    >>> step = network.program.step_costs()[0]
+    >>> model.learn([(step, step.groups)], 0.5)
+    >>> round(model.predict_ms(step, step.groups), 3)
+    0.5
     """
 
     def __init__(self, share: float = 0.01, guess: FirstGuess | None = None) -> None:

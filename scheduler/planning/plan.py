@@ -16,7 +16,12 @@ _PROBE_SHARE = 0.25
 
 
 def plan_frame(state: FrameState) -> FramePlan:
-    """Plans a frame: takes slices in the policy's order until the planned time is reached."""
+    """Plans a frame: takes slices in the policy's order until the planned time is reached.
+
+    Examples
+    --------
+    >>> scheduler.planner = cml.plan_frame  # the default
+    """
     if state.budget_ms <= 0:
         return FramePlan((), (), "budget")
     if state.gpu_behind:

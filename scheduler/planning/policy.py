@@ -95,6 +95,10 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
     The others are in the order of the fair share: a job that cannot meet its deadline any more
     has no claim because of it, and joins them. So an overdue job neither starves others nor is
     starved. Jobs of priority 0 come last.
+
+    Examples
+    --------
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.least_laxity)  # the default
     """
 
     def laxity(job: C) -> float:
@@ -110,7 +114,12 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
 
 
 def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Orders jobs by GPU time over priority, the least first; deadlines do not count."""
+    """Orders jobs by GPU time over priority, the least first; deadlines do not count.
+
+    Examples
+    --------
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.fair_share)
+    """
     return sorted(jobs, key=fair_share_key)
 
 
@@ -120,7 +129,12 @@ def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
 
 
 def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Orders jobs by priority, the highest first, then by age; low priorities may starve."""
+    """Orders jobs by priority, the highest first, then by age; low priorities may starve.
+
+    Examples
+    --------
+    >>> scheduler = cml.FrameScheduler(gpu, policy=cml.by_priority)
+    """
     return sorted(jobs, key=lambda j: (-j.priority, j.number))
 
 

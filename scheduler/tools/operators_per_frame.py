@@ -13,6 +13,10 @@ def operators_per_frame(count: int | None) -> Planner:
     """Returns a planner that runs ``count`` whole operators per frame, regardless of their time.
 
     With None it runs the whole network of one job. See :attr:`FrameScheduler.planner`.
+
+    Examples
+    --------
+    >>> scheduler.planner = cml.operators_per_frame(2)
     """
 
     def plan(state: FrameState) -> FramePlan:

@@ -49,7 +49,13 @@ def write_trace(
     about: Mapping[str, Any] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the trace as one JSON object; ``about`` is stored in it for people."""
+    """Writes the trace as one JSON object; ``about`` is stored in it for people.
+
+    Examples
+    --------
+    >>> reports = [scheduler.encode(encoder)]
+    >>> cml.write_trace(Path("frames.json"), reports)
+    """
     data = {
         "traceEvents": trace_events(reports, names, memory, places),
         "displayTimeUnit": "ms",

@@ -24,6 +24,11 @@ def model_digest(graph: Graph) -> bytes:
     path or the notes of the model, nor on saving and reading it back. A cooked graph returns the
     digest of the integer network that it was cooked from, and raises :class:`InputError` if that
     was none.
+
+    Examples
+    --------
+    >>> len(model_digest(integer))
+    32
     """
     if graph.ready is not None:
         if graph.ready.integer_digest is None:
@@ -53,6 +58,12 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
     inputs.
 
     Outputs that are computed in floats are left out. Raises :class:`InputError` if all of them are.
+
+    Examples
+    --------
+    >>> outputs = cml.Session(integer, "cpu").run({"image": image})
+    >>> run_digest(integer, outputs)[:7]
+    'sha256:'
     """
     floats = nonidentical_outputs(graph)
     if floats and len(floats) == len(graph.outputs):

@@ -39,6 +39,11 @@ class Match:
     """An occurrence of a pattern: its ``nodes`` in execution order.
 
     ``position`` is the operand of the last node that the one before computes.
+
+    Examples
+    --------
+    >>> def replace(match):  # exp(x) of a constant is computed once
+    ...     return "zero" if match.constant(match.first.inputs[0]) is not None else None
     """
 
     graph: Graph
@@ -93,6 +98,10 @@ class Rule:
     operands : the operands of the last operator that may be the result of the one before.
     shared : allows other readers of the results inside the pattern, or that they are outputs. They
         are still computed for those, so set it only if the replacement does not repeat their work.
+
+    Examples
+    --------
+    >>> rule = cml.Rule("relu twice", ("relu", "relu"), lambda match: match.first.outputs[0])
     """
 
     name: str
@@ -106,7 +115,13 @@ _REGISTERED: list[Rule] = []
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Adds a rule that every session applies; the last one registered is tried first."""
+    """Adds a rule that every session applies; the last one registered is tried first.
+
+    Examples
+    --------
+    >>> rule = cml.Rule("negate twice", ("neg", "neg"), lambda match: match.first.inputs[0])
+    >>> rule = cml.register_rule(rule)
+    """
     _check_rule(rule)
     _REGISTERED.insert(0, rule)
     return rule

@@ -32,7 +32,13 @@ REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter. ``default`` is a plain value (a list for an array), or ``REQUIRED``."""
+    """One parameter. ``default`` is a plain value (a list for an array), or ``REQUIRED``.
+
+    Examples
+    --------
+    >>> [param.name for param in signature("relu").params if param.is_tensor]
+    ['x']
+    """
 
     name: str
     type: Type
@@ -58,6 +64,11 @@ class Signature:
     """An operator's declaration.
 
     ``default_dtype`` is the type of ``?`` if neither a generic argument nor an input determines it.
+
+    Examples
+    --------
+    >>> [param.name for param in signature("leaky_relu").attrs]
+    ['alpha']
     """
 
     name: str
@@ -98,7 +109,13 @@ class Signature:
 
 
 def signature(name: str) -> Signature:
-    """Returns the signature of a standard operator."""
+    """Returns the signature of a standard operator.
+
+    Examples
+    --------
+    >>> signature("relu").name
+    'relu'
+    """
     found = standard_signatures().get(name)
     if found is None:
         raise UnsupportedOp(unknown_operator(name, standard_signatures()))

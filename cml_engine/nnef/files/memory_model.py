@@ -21,6 +21,13 @@ class MemoryModel:
     tensors : an array for each ``variable``, by its label.
     quant : the content of ``graph.quant``.
     name : the model's name in messages.
+
+    Examples
+    --------
+    >>> text = '''version 1.0;
+    ... graph twice(x) -> (y) { x = external<scalar>(shape = [1, 4]); y = mul(x, 2.0); }'''
+    >>> cml.load(cml.MemoryModel(text)).outputs
+    ('y',)
     """
 
     graph = GRAPH_FILE

@@ -35,7 +35,12 @@ _OF_OPERATOR = {"add": _ADDED, "sub": _ADDED, "mul": _NEAR_ONE, "div": _POSITIVE
 
 
 class RandomWeights:
-    """A seeded generator of missing values; it counts the tensors that it made."""
+    """A seeded generator of missing values; it counts the tensors that it made.
+
+    Examples
+    --------
+    >>> graph = cml.load("net.nnef", random_weights=7)
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -75,7 +75,12 @@ class SafeTensor:
 
 
 class Weights:
-    """A safetensors file with the values of a model's variables."""
+    """A safetensors file with the values of a model's variables.
+
+    Examples
+    --------
+    >>> graph = cml.load("net.nnef", weights="other.safetensors")  # doctest: +SKIP
+    """
 
     def __init__(self, weights: str | Path | Bytes) -> None:
         if isinstance(weights, Bytes):

@@ -178,7 +178,12 @@ def tensor_file_size(array: Array) -> int:
 def write_tensor(
     path: Path, array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> None:
-    """Writes a tensor file and creates its folder if needed."""
+    """Writes a tensor file and creates its folder if needed.
+
+    Examples
+    --------
+    >>> write_tensor(Path("net/filter.dat"), np.ones((4, 3, 3, 3), np.float32))
+    """
     write_atomically(path, tensor_bytes(array, bits, item))
 
 

@@ -38,6 +38,11 @@ def save(
     overwrite : whether an existing file or folder may be replaced.
     declarations : fragment declarations of operators that are not NNEF's own, in addition to the
         graph's.
+
+    Examples
+    --------
+    >>> from cml_engine import nnef
+    >>> nnef.save(graph, "saved.nnef")
     """
     path = Path(path)
     composed = compose(graph, {**graph.declarations, **(declarations or {})})

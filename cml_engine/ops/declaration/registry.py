@@ -35,7 +35,12 @@ def own(name: str) -> OpSpec | None:
 
 def unregister(name: str) -> None:
     """Removes an operator (for a hot reload or a test) and restores the engine's one it
-    replaced."""
+    replaced.
+
+    Examples
+    --------
+    >>> cml.unregister("double")
+    """
     found = _REGISTRY.pop(name, None)
     if found is not None and found.from_game and name in _OWN:
         _REGISTRY[name] = _OWN[name]

@@ -37,7 +37,13 @@ Half = Literal["none", "each", "alike", "reads"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The least work of a step: ``flops`` (a multiply-add is 2) and bytes moved."""
+    """The least work of a step: ``flops`` (a multiply-add is 2) and bytes moved.
+
+    Examples
+    --------
+    >>> cml.Cost(flops=2e6, read=4096, written=1024).bytes
+    5120
+    """
 
     flops: float
     read: float
@@ -68,6 +74,10 @@ class Dispatch:
     the values of the kernel's declared parameters, ``defines`` choose the variant. Nothing may
     communicate between workgroups of one dispatch, and the result must be the same for every
     partition of ``[0, groups)`` into ranges run in any order.
+
+    Examples
+    --------
+    >>> dispatch = cml.Dispatch(groups=16, tensors=("x", "y"), params={"count": 1024})
     """
 
     groups: int
@@ -126,6 +136,10 @@ class Kernel:
         need not.
     source : the HLSL code instead of a ``path``.
     interface : HLSL that the engine generates for the kernel; do not set it.
+
+    Examples
+    --------
+    >>> kernel = cml.Kernel("worley.hlsl", params="seed:u count:u")
     """
 
     path: str | Path = ""
@@ -147,6 +161,11 @@ class Tolerance:
 
     ``|a - b| <= atol + rtol |b| + of_largest max|b|``. The last term is for sums of many products,
     whose rounding depends on the terms and not on the result.
+
+    Examples
+    --------
+    >>> cml.Tolerance(rtol=1e-5, atol=1e-6, why="a subtraction and a root").rtol
+    1e-05
     """
 
     rtol: float
@@ -168,6 +187,11 @@ class Case:
 
     ``inputs`` may contain shapes, which are filled with random values, arrays, or
     ``Random(shape, low, high)``. ``note`` states the purpose of the case.
+
+    Examples
+    --------
+    >>> cml.Case(((1, 3, 17, 9),), {"seed": 7}).attrs
+    {'seed': 7}
     """
 
     inputs: tuple[Any, ...]
@@ -187,7 +211,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Random test values: ``scalar`` uniform in [low, high), ``integer`` too, ``logical``."""
+    """Random test values: ``scalar`` uniform in [low, high), ``integer`` too, ``logical``.
+
+    Examples
+    --------
+    >>> case = cml.Case((cml.Random((1, 3, 8, 8), low=0.0),))
+    """
 
     shape: tuple[int, ...]
     low: float = -1.0
@@ -216,7 +245,14 @@ def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact])
 
 
 def same_as(position: int) -> Infer:
-    """The shape rule of an operator whose one result is like its input at ``position``."""
+    """The shape rule of an operator whose one result is like its input at ``position``.
+
+    Examples
+    --------
+    >>> infer = cml.same_as(0)
+    >>> infer(cml.Attrs(), cml.Fact("scalar", (1, 4))).shape
+    (1, 4)
+    """
 
     def infer(attrs: Attrs, *facts: Fact) -> Fact:
         return facts[position]
@@ -271,6 +307,15 @@ class OpSpec:
         the words that it receives.
     formula : the elementwise formula, if there is one; passes fuse it into other kernels.
     traits : further properties that passes use; empty for a game's operator.
+
+    Examples
+    --------
+    >>> double = cml.OpSpec(
+    ...     name="double",
+    ...     signature="fragment double(x: tensor<scalar>) -> (y: tensor<scalar>);",
+    ...     infer=cml.same_as(0),
+    ...     cpu=lambda attrs, x: 2 * x,
+    ... )
     """
 
     name: str

@@ -43,6 +43,11 @@ class Reloader:
     make : loads the model, if :func:`cml_engine.load` with the path alone does not.
     every_s : the shortest time between two checks of the files, in seconds. A change is loaded once
         two checks find the same files, so that a file is not read while it is being written.
+
+    Examples
+    --------
+    >>> reloader = Reloader(network, "net.nnef")
+    >>> replacement = reloader.poll()  # in every frame
     """
 
     def __init__(

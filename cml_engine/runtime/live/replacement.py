@@ -35,6 +35,10 @@ class Replacement:
 
     :attr:`state` may be read at any time. If it is ``"failed"``, :attr:`error` holds the reason
     and the session keeps its old network.
+
+    Examples
+    --------
+    >>> replacement = network.replace(graph)  # compiles beside the frames
     """
 
     def __init__(

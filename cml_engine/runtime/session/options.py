@@ -39,6 +39,11 @@ class CompileOptions:
         ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
     arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
         bands of rows, with bit-identical results (docs/faster.md).
+
+    Examples
+    --------
+    >>> options = cml.CompileOptions(keep=("c",), without=frozenset({"fuse"}))
+    >>> session = cml.Session(graph, "cpu", options)
     """
 
     without: frozenset[str] = frozenset()

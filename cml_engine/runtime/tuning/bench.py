@@ -28,6 +28,10 @@ class TrialNode:
     """A choice of a plan, and a node that represents all ``count`` nodes with the same key.
 
     ``graph`` contains that node alone; ``layouts`` are the plan's layouts of its tensors.
+
+    Examples
+    --------
+    >>> keys = [node.key for node in Bench(network).candidates]
     """
 
     choice: Choice
@@ -68,6 +72,11 @@ class Bench:
     :func:`cml_engine.runtime.tuning.tune` measures all at once, ``scheduler.Tuning`` measures
     them in the frames of a game. With ``again``, choices that are already in the device's table
     are measured too.
+
+    Examples
+    --------
+    >>> bench = Bench(network)
+    >>> nodes = bench.plans
     """
 
     def __init__(self, session: Session, *, again: bool = True) -> None:

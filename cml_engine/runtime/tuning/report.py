@@ -42,6 +42,10 @@ class TuneReport:
 
     ``before_after`` has the ms of whole runs by the engine's rules and by the table, ``[runs,
     2]``. It is empty if both select the same kernels.
+
+    Examples
+    --------
+    >>> report = tune(network, rounds=2, dry_run=True)  # doctest: +SKIP
     """
 
     model: str

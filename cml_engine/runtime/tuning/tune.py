@@ -37,6 +37,10 @@ def tune(
 
     Blocks; in a running game use ``scheduler.Tuning``. Raises :class:`InputError` if the session
     has no GPU.
+
+    Examples
+    --------
+    >>> report = tune(network, rounds=2, dry_run=True)  # doctest: +SKIP
     """
     from cml_engine.gpu.timing.timers import PassTimer
 

@@ -20,7 +20,13 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class OperatorTime:
-    """The accumulated cost of one operator of one network."""
+    """The accumulated cost of one operator of one network.
+
+    Examples
+    --------
+    >>> times = OperatorTimes({"net": network})
+    >>> times.add(scheduler.encode(encoder))
+    """
 
     network: str
     step: int
@@ -47,6 +53,11 @@ class OperatorTimes:
     """The accumulated costs of all operators, from the timed slices.
 
     ``sessions`` has the sessions by the names of their jobs.
+
+    Examples
+    --------
+    >>> times = OperatorTimes({"net": network})
+    >>> times.add(scheduler.encode(encoder))  # in every frame
     """
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:

@@ -66,10 +66,22 @@ OTHER_NETWORK = _hex("99a3af")
 
 
 def network_colour(name: str, networks: Iterable[str]) -> Colour:
-    """Returns the colour of a network by its position in ``networks``, or grey."""
+    """Returns the colour of a network by its position in ``networks``, or grey.
+
+    Examples
+    --------
+    >>> network_colour("upres", ["upres", "trees"]) == NETWORKS[0]
+    True
+    """
     return dict(zip(networks, NETWORKS, strict=False)).get(name, OTHER_NETWORK)
 
 
 def faded(colour: Colour, alpha: float) -> Colour:
-    """Returns the colour with another alpha."""
+    """Returns the colour with another alpha.
+
+    Examples
+    --------
+    >>> faded((1.0, 0.5, 0.0, 1.0), 0.25)
+    (1.0, 0.5, 0.0, 0.25)
+    """
     return *colour[:3], alpha

@@ -20,6 +20,11 @@ class RankRow:
 
     ``share`` is its share of all GPU time for networks; ``error`` is predicted over measured time
     minus 1; ``gflops`` and ``gbytes`` are per second. Unknown values are 0.
+
+    Examples
+    --------
+    >>> [row.title for row in rows({})]
+    []
     """
 
     key: Key
@@ -89,7 +94,13 @@ class RecentSums:
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
 ) -> list[RankRow]:
-    """Returns a row for every operator that has run, since ``before`` if it is given."""
+    """Returns a row for every operator that has run, since ``before`` if it is given.
+
+    Examples
+    --------
+    >>> rows({})
+    []
+    """
     spent = {}
     for key, operator in operators.items():
         past = (before or {}).get(key, _NOTHING)

@@ -58,6 +58,13 @@ def quantize(
     ``float_tail`` operators without an integer form and their readers are computed in floats;
     outputs of these may differ between machines, and the report names them. ``scales`` fixes the
     scales of tensors whose words the host writes or reads itself.
+
+    Examples
+    --------
+    >>> samples = [{"image": image * k / 8} for k in range(8)]
+    >>> integer, report = cml.quantize(graph, samples)
+    >>> integer.integer > 0
+    True
     """
     work = _Quantizer.of(graph, samples, max_error, float_tail)
     for name, scale in (scales or {}).items():

@@ -1,0 +1,102 @@
+"""Runs the example in the docstring of every public class and function.
+
+docs/api.md says which names the examples may use without defining them.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine.compiler.passes import rules
+
+ROOT = Path(__file__).parents[2]
+#: what draws within a frame of imgui has no example
+MODULES = [
+    name
+    for name in re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
+    if name != "cml_engine.tools.panel.drawing"
+]
+TEXT = """version 1.0;
+graph net(image) -> (out)
+{
+image = external<scalar>(shape = [1, 3, 8, 8]);
+filter = variable<scalar>(shape = [4, 3, 3, 3], label = 'filter');
+c = conv(image, filter, 0.0);
+out = relu(c);
+}
+"""
+AFTER = """version 1.0;
+graph after(x) -> (y) { x = external<scalar>(shape = [1, 4, 8, 8]); y = mul(x, 0.5); }"""
+#: names of an example that need a device
+ON_GPU = re.compile(r"\b(gpu|network|after|scheduler|encoder|texture)\b|cml\.Gpu\(")
+
+
+def public() -> dict[str, tuple[str, object]]:
+    """Returns each public class and function by its full name, with its module."""
+    found: dict[str, tuple[str, object]] = {}
+    seen = set()
+    for module in MODULES:
+        for name in getattr(importlib.import_module(module), "__all__", []):
+            thing = getattr(importlib.import_module(module), name)
+            if (inspect.isclass(thing) or inspect.isfunction(thing)) and thing not in seen:
+                seen.add(thing)
+                found[f"{module}.{name}"] = module, thing
+    return found
+
+
+PUBLIC = public()
+
+
+@pytest.fixture
+def names(request, tmp_path, monkeypatch) -> dict[str, Any]:
+    """Returns what docs/api.md promises to the examples; devices only if the example needs one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rules, "_REGISTERED", [])
+    module, thing = PUBLIC[request.param]
+    random = np.random.default_rng(0)
+    filter = random.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    cml.save(cml.load(cml.MemoryModel(TEXT, {"filter": filter})), "net.nnef")
+    graph = cml.load("net.nnef")
+    image = random.random((1, 3, 8, 8), np.float32)
+    found = vars(cml) | vars(importlib.import_module(module)) | {
+        "cml": cml, "np": np, "Path": Path, "graph": graph, "image": image,
+        "picture": random.random((1, 3, 20, 30), np.float32),
+        "session": cml.Session(graph, "cpu"),
+    }  # fmt: skip
+    if ON_GPU.search(thing.__doc__ or ""):
+        gpu = request.getfixturevalue("gpu")
+        found |= {
+            "gpu": gpu, "network": cml.Session(graph, gpu), "scheduler": cml.FrameScheduler(gpu),
+            "after": cml.Session(cml.load(cml.MemoryModel(AFTER)), gpu),
+            "encoder": gpu.device.create_command_encoder(), "texture": texture_on(gpu),
+        }  # fmt: skip
+    if "integer" in (thing.__doc__ or ""):
+        found["integer"], _ = cml.quantize(graph, [{"image": image * k / 8} for k in range(8)])
+    return found
+
+
+def texture_on(gpu: cml.Gpu) -> object:
+    usage = wgpu.TextureUsage.TEXTURE_BINDING
+    return gpu.device.create_texture(size=(8, 8, 1), format="rgba8unorm", usage=usage)
+
+
+@pytest.mark.parametrize("names", PUBLIC, indirect=True, ids=str)
+def test_the_example_of_a_public_name(names, request):
+    name = request.node.callspec.id
+    thing = PUBLIC[name][1]
+    text = inspect.getdoc(thing) or ""
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    assert example.examples, f"{name} has no example"
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert not said, "".join(said)
