@@ -12,7 +12,7 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_layout import choose_layout
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.program import inspect
 from cml_engine.ir.limits import Limits
@@ -72,11 +72,6 @@ def test_the_costs_are_those_of_the_model(model, cooked, gpu):
     plans = [cml.Session(graph, gpu, deferred=True).plan for graph in (model, cooked)]
     assert plans[0].step_costs() == plans[1].step_costs()
     assert [s.title for s in plans[0].steps] == [s.title for s in plans[1].steps]
-
-
-def test_cooking_twice_gives_the_same_bytes(model, data):
-    assert cook(model) == data
-    assert cook(small_model(), ["software", "portable", "discrete"]) == data
 
 
 def test_variables_live_and_are_reset(gpu):
@@ -212,18 +207,6 @@ def test_a_file_for_players_has_no_graph(model, data, gpu):
     same_bits(cml.Session(player, gpu).run(small_inputs()), wanted)
     with pytest.raises(cml.StaleArtifact, match="no graph for the CPU"):
         cml.Session(player, "cpu")
-
-
-def test_tools_plan_anew(model, cooked, gpu):
-    """A session with options that were not cooked is planned from the graph."""
-    options = cml.CompileOptions(keep=("active",))
-    session = cml.Session(cooked, gpu, options)
-    session.run(small_inputs())
-    other = cml.Session(model, gpu, options)
-    other.run(small_inputs())
-    same_bits({"": session.tensor("active").read()}, {"": other.tensor("active").read()})
-    whole = cml.CompileOptions(plan=PlanOptions(keep=True))
-    assert len(cml.Session(cooked, gpu, whole).plan.tensors) > len(cooked.outputs)
 
 
 def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):

@@ -50,25 +50,11 @@ def worst(cooked, gpu):
 
 
 @pytest.mark.parametrize("name", MAGNIFYING)
-def test_a_right_network_passes(name, gpu):
-    cooked = cml.load_cooked(cook(built(MAGNIFYING[name]), ["software"]))
-    assert worst(cooked, gpu) <= 1
-
-
-@pytest.mark.parametrize("name", MAGNIFYING)
 def test_wrong_results_are_found(name, gpu):
     cooked = cml.load_cooked(cook(built(MAGNIFYING[name]), ["software"]))
     golden = cooked.ready.golden
     wrong = {n: a + 0.3 * (1 + np.abs(a)) for n, a in golden.outputs.items()}
     assert max(golden.differences(wrong).values()) > 1
-
-
-def test_a_network_of_rounding_errors_alone_has_no_pair():
-    text = """
-        x = external<scalar>(shape = [2, 512]);
-        m = sub(mean_reduce(add(x, 1000.0), axes = [1]), 1000.0);
-        y = mul(sub(m, mean_reduce(x, axes = [1])), 10000000.0);"""
-    assert cml.load_cooked(cook(built(text), ["software"])).ready.golden is None
 
 
 @pytest.mark.parametrize("rows", [1, 7, 300])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.tools.testing import check, check_graph
+from cml_engine.tools.testing import check
 from demo_game.agents import tile_input
 from demo_game.chain import MODELS
 from demo_game.operators.scatter import CANDIDATES, VERTICES
@@ -38,21 +38,6 @@ def test_neighbours_begin_with_the_same_land(terrain: cml.Session, level: int) -
     shift = CELLS // SCALE
     for name in ("coarse", "detail"):
         assert np.array_equal(west[name][..., shift:], east[name][..., : COARSE - shift]), name
-
-
-def test_one_pipeline_for_all_tiles(gpu: cml.Gpu, terrain: cml.Session) -> None:
-    terrain.run({"tile": tile_input(TileId(0, 5, 5), 1)})
-    before = gpu.pipelines_built
-    for level in range(7):
-        terrain.run({"tile": tile_input(TileId(level, -level, 9), level)})
-    assert gpu.pipelines_built == before
-
-
-@pytest.mark.parametrize("level", range(7))
-def test_any_level_agrees_with_numpy_and_any_slices_give_its_bits(gpu: cml.Gpu, level: int) -> None:
-    graph = cml.load(MODELS / "terrain.nnef")
-    for tile, seed in ((TileId(level, -9, 4), 0), (TileId(level, 5, -1), 1234567)):
-        check_graph(graph, {"tile": tile_input(tile, seed)}, gpu)
 
 
 def test_light_is_the_same_on_both_sides_of_an_edge(gpu: cml.Gpu) -> None:
@@ -104,23 +89,3 @@ def test_scatter_places_what_is_dense_and_nothing_in_the_sea(gpu: cml.Gpu) -> No
     assert placed[:count, :2].min() >= 0 and placed[:count, :2].max() < CELLS
     sea = session.run({**inputs, "height": np.full((1, 1, 64, 64), 0.5, np.float32)})
     assert sea["draw"][0, 1] == 0 and not sea["instances"].any()
-
-
-def test_wrong_inputs_are_named() -> None:
-    from cml_engine.errors import CmlError
-
-    text = (
-        "version 1.0; graph g(tile) -> (h) { tile = external<integer>(shape = [1, 3]); "
-        "h = land_height(tile); }"
-    )
-    with pytest.raises(CmlError, match=r"wanted a tile as integer\[1, 4\]"):
-        _load(text)
-
-
-def _load(text: str) -> cml.Graph:
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "graph.nnef").write_text(text)
-        return cml.Session(cml.load(folder), "cpu").graph

@@ -16,11 +16,9 @@ from PIL import Image
 
 import cml_engine as cml
 from demo_game.render.camera import Camera
-from demo_game.render.mesh import grid
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.quality import SOFTWARE, Quality
 from demo_game.render.renderer import Renderer, VisibleTile
-from demo_game.render.shapes import shapes
 from demo_game.world.noise import height
 from demo_game.world.quadtree import Detail
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
@@ -93,18 +91,6 @@ def is_land(picture: Any) -> Any:
     return picture[..., 0] > picture[..., 2] + 40
 
 
-def test_all_of_the_picture_is_drawn(screen: Screen) -> None:
-    camera, visible = coast(screen)
-    picture = screen.picture(camera, visible)
-    magenta = (picture[..., 0] > 240) & (picture[..., 2] > 240) & (picture[..., 1] < 30)
-    assert not magenta.any()
-    sky, land = picture[: HEIGHT // 5].mean((0, 1)), picture[HEIGHT // 2 :]
-    assert sky[2] > sky[0] + 15
-    assert (land[..., 1] > land[..., 2] + 10).mean() > 0.3
-    assert screen.stats.tiles == len(visible) > 10
-    assert screen.stats.triangles == len(visible) * len(grid(SMALL.mesh_step)[1])
-
-
 def test_the_same_frame_gives_the_same_picture(screen: Screen) -> None:
     camera, visible = coast(screen)
     first = screen.picture(camera, visible)
@@ -138,14 +124,6 @@ def test_another_picture_is_not_the_golden_one() -> None:
     for wrong in (golden[..., ::-1], np.roll(golden, 4, 1), golden[::-1], golden + 3, spot,
                   np.zeros_like(golden), golden[:1], golden[..., :1]):  # fmt: skip
         assert not is_golden(wrong)
-
-
-def test_a_target_without_gamma_shows_the_same(gpu: cml.Gpu, screen: Screen) -> None:
-    linear = Screen(gpu, form="rgba8unorm")
-    pictures = [shown.picture(*coast(shown)) for shown in (screen, linear)]
-    linear.renderer.close()
-    away = np.abs(pictures[0] - pictures[1])
-    assert np.percentile(away, 99) <= 4
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -208,31 +186,6 @@ def test_a_tile_that_has_just_come_has_its_parents_shape(screen: Screen) -> None
     assert (is_land(screen.picture(camera, children(0.0))) != alone).any()
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 7])
-def test_moved_vertices_lie_on_the_coarser_mesh(step: int, rng: np.random.Generator) -> None:
-    vertices, triangles = grid(step)
-    coarse = rng.random((CELLS + 1, CELLS + 1))
-    cells = vertices[:, :2].astype(int)
-    lower, upper = vertices[:, 4:6].astype(int), vertices[:, 6:8].astype(int)
-    moved = (coarse[lower[:, 1], lower[:, 0]] + coarse[upper[:, 1], upper[:, 0]]) / 2
-    for (x, z), found in zip(cells, moved, strict=True):
-        square = np.array([x, z]) / 2 / step
-        corner = np.minimum(square.astype(int), CELLS // step - 1)
-        fx, fz = square - corner
-        i, j = corner * step
-        a, d = coarse[j, i], coarse[j + step, i + step]
-        if fz > fx:
-            c = coarse[j + step, i]
-            wanted = a + (c - a) * fz + (d - c) * fx
-        else:
-            b = coarse[j, i + step]
-            wanted = a + (b - a) * fx + (d - b) * fz
-        assert found == pytest.approx(wanted)
-    assert len(triangles) == 2 * (CELLS // step) ** 2 + 8 * (CELLS // step)
-    with pytest.raises(ValueError, match="wanted a divisor of 28, got 3"):
-        grid(3)
-
-
 def test_plants_stand_on_the_land(screen: Screen) -> None:
     tile = TileId(0, -42, -24)
     land = Landscape(screen.gpu, screen.renderer, SEED, make)
@@ -271,30 +224,6 @@ def test_far_from_the_origin_nothing_is_lost(screen: Screen) -> None:
     assert (pictures[0] == pictures[1]).all()
 
 
-def test_slots_are_accounted_for(screen: Screen) -> None:
-    pool = screen.renderer.tiles
-    taken = [pool.acquire() for _ in range(pool.slots)]
-    assert sorted(slot for slot in taken if slot is not None) == list(range(pool.slots))
-    assert pool.acquire() is None and pool.free_slots == 0
-    pool.release(3)
-    assert pool.acquire() == 3
-    with pytest.raises(cml.InputError, match="slot 999 is released, but was not acquired"):
-        pool.release(999)
-    pool.release(5)
-    with pytest.raises(cml.InputError, match="slot 5 is released, but was not acquired"):
-        pool.release(5)
-
-
-def test_a_tensor_of_another_size_is_refused(screen: Screen) -> None:
-    made = screen.gpu.memory.allocate(
-        4 * FINE * FINE, wgpu.BufferUsage.COPY_SRC, owner="test", category="output"
-    )
-    encoder = screen.gpu.device.create_command_encoder()
-    with pytest.raises(cml.InputError, match="'texels' of a tile: wanted 65536 bytes, got 16384"):
-        screen.renderer.tiles.fill(encoder, 0, height=made, shading=made, texels=made)
-    made.free()
-
-
 def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
     before = held_bytes(gpu)
     screen = Screen(gpu)
@@ -307,18 +236,6 @@ def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
     assert gpu.memory.held_bytes == held - 4 * (WIDTH * HEIGHT - 64 * 64)
     screen.renderer.close()
     assert gpu.memory.held_bytes == before
-
-
-def test_rays_and_projection_agree() -> None:
-    camera = Camera((5.0, 6.0, 7.0), 0.7, -0.3)
-    rays = camera.rays(400, 300)
-    for x, y in ((0, 0), (400, 0), (123, 77), (200, 150)):
-        ray = rays[0] + x * rays[1] + y * rays[2]
-        clip = camera.view_projection @ np.append(ray * 50, 1)
-        at = clip[:2] / clip[3]
-        assert at == pytest.approx([2 * x / 400 - 1, 1 - 2 * y / 300])
-        assert clip[2] / clip[3] == pytest.approx(camera.near / 50)
-    assert camera.axes @ camera.axes.T == pytest.approx(np.eye(3))
 
 
 def test_camera_sees_what_is_in_front() -> None:
@@ -346,15 +263,6 @@ def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane() -> None:
     assert np.array_equal(camera.sees_boxes(centre, half), wanted)
 
 
-@pytest.mark.parametrize("vertices", [12, 36])
-def test_shapes_have_radius_and_height_1(vertices: int) -> None:
-    made = shapes(vertices)
-    assert made.shape == (vertices, 6)
-    for part in (made[:, :3], made[:, 3:]):
-        assert np.hypot(part[:, 0], part[:, 2]).max() == pytest.approx(1)
-        assert part[:, 1].max() == 1 and part[:, 1].min() >= 0
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (37, 2), (WIDTH, HEIGHT)])
 @pytest.mark.parametrize("effort", [EFFORTS[0], EFFORTS[-1]])
 def test_a_target_of_any_size_is_filled(
@@ -369,17 +277,3 @@ def test_a_target_of_any_size_is_filled(
     picture = screen.picture(camera, visible)
     assert picture.shape == (height, width, 3) and (picture.sum(-1) > 0).all()
     screen.renderer.close()
-
-
-def test_a_smaller_picture_is_the_same_one_but_less_sharp(screen: Screen) -> None:
-    camera, visible = coast(screen)
-    sharp = screen.picture(camera, visible)
-    while screen.renderer.effort != EFFORTS[4]:
-        screen.renderer.effort = EFFORTS[4]
-    assert screen.renderer.inner_size == (round(0.52 * WIDTH), round(0.52 * HEIGHT))
-    soft = screen.picture(camera, visible)
-    away = np.abs(sharp - soft)
-    assert 0.5 < away.mean() < 8.0
-    # not shifted: features wider than a pixel keep their position
-    blocks = [p.reshape(9, 12, 16, 12, 3).mean((1, 3)) for p in (sharp, soft)]
-    assert np.abs(blocks[0] - blocks[1]).mean() < 2.5

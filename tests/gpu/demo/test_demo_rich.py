@@ -85,14 +85,6 @@ def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen: Screen) -> No
     assert redder.min() > -8, "the dark seabed"
 
 
-def test_what_lies_under_water_is_not_mirrored(screen: Screen) -> None:
-    def seabed(tile: TileId, seed: int) -> Made:
-        return made(np.full((FINE, FINE), -30.0), coast(tile, seed).texels)
-
-    whole, without = pictures(screen, seabed, (112.0, 40.0, 300.0), "_mirrored")
-    assert (whole == without).all()
-
-
 def test_grass_grows_near_the_eye_where_the_land_is_green(screen: Screen) -> None:
     whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "_grass")
     west, east = np.split(np.abs(whole - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)

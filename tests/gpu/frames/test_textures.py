@@ -137,20 +137,6 @@ def test_a_texture_s_numbers_are_what_a_shader_reads(gpu, rng, name):
     np.testing.assert_allclose(found, planes(wanted), rtol=1e-5, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["rgba8unorm", "rgba8unorm-srgb"])
-@pytest.mark.parametrize("srgb", [False, True])
-def test_every_byte_comes_back(gpu, name, srgb):
-    data = np.repeat(np.arange(256, dtype=np.uint8), 4).reshape(1, 256, 4)
-    source, target = (texture(gpu, name, 256, 1) for _ in range(2))
-    put(gpu, source, data)
-    session = cml.Session(negative((1, 4, 1, 256)), gpu)
-    host = Host(gpu, budget_ms=5.0)
-    # alpha is never decoded from sRGB
-    job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0, srgb=srgb)})
-    finished(host, job, lambda e: job.copy_to_texture(e, "y", target, srgb=srgb))
-    np.testing.assert_array_equal(stored(gpu, target, data), data)
-
-
 def test_depth_is_read(gpu):
     usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
     depth = texture(gpu, "depth32float", 5, 3, usage=usage)
@@ -286,12 +272,6 @@ def test_the_numbers_of_a_png_go_into_either_kind_of_texture(gpu, rng, name, srg
     light = decoded(value) if srgb else value
     wanted = planes_of(encoded(light) if name.endswith("srgb") else light) * 255
     assert np.abs(found - wanted).max() <= 0.501
-
-
-def test_rows_that_are_texels_already_are_copied_as_they_are(gpu, rng):
-    value = rng.standard_normal((1, 3, 64, 4)).astype(np.float32)  # nhwc: rows of 1024 bytes
-    found = copied(gpu, value, "rgba32float", (3, 64), layout="nhwc")
-    np.testing.assert_array_equal(found, value[0])
 
 
 def test_a_run_takes_a_range_of_the_host_s_buffer(gpu, rng):

@@ -78,13 +78,6 @@ def test_a_session_takes_the_table_and_still_gives_the_reference(gpu, rng):
     np.testing.assert_allclose(tuned.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
 
 
-def test_a_session_can_ignore_the_table(gpu):
-    plain = cml.Session(net(), gpu)
-    save(gpu.name, [record_for(c, other_option(c)) for c in plain.plan.choices])
-    ignoring = cml.Session(net(), gpu, CompileOptions(tuned=False))
-    assert ignoring.plan.choices == plain.plan.choices
-
-
 def test_a_node_alone_is_the_node_in_the_plan(gpu):
     """A node planned alone has the key, kernels, parameters and layouts of the whole plan."""
     session = cml.Session(net(), gpu)
@@ -167,11 +160,6 @@ def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
     (first,) = [m for m in report.measured if m.candidate.key == bench.candidates[0].key]
     assert "refused" in first.trial.dropped[refused] and refused not in first.record.ms
     assert "left out: the driver refused the kernel" in str(report)
-
-
-def test_there_is_nothing_to_tune_on_the_cpu():
-    with pytest.raises(cml.InputError, match="nothing to tune"):
-        tune(cml.Session(net(), "cpu"))
 
 
 def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):

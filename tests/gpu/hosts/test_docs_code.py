@@ -42,11 +42,6 @@ def block(start, page=PAGE):
     return compile(found, str(page), "exec")
 
 
-def test_twenty_lines_are_twenty():
-    first = next(iter(blocks().values()))
-    assert len([line for line in first.splitlines() if line.strip()]) <= 20
-
-
 def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     write_model(tmp_path / "upres.nnef", UPRES)
     monkeypatch.chdir(tmp_path)

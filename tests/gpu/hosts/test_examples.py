@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
 from rendercanvas.offscreen import OffscreenRenderCanvas
 
 import cml_engine as cml
@@ -68,23 +67,6 @@ def test_a_plain_loop_shows_the_network_s_output(timestamps):
     reports = [r for r in game.summary.reports if r.slices]
     assert len(reports) > 1 and game.summary.runs >= 1
     assert "runs of the network" in game.summary.text("this device")
-
-
-def test_the_comparison_with_the_picture_can_fail():
-    canvas = OffscreenRenderCanvas(size=(4 * cartoon.WIDTH, 4 * cartoon.HEIGHT))
-    game = plain.Game(canvas, plain.open_device(), budget_ms=5.0)
-    pixels = frames_until_shown(game, canvas)
-    game.shown = cartoon.image(100.0) + np.float32(0.2)
-    seen = pixels[2::4, 2::4, :3].astype(np.float32)
-    assert np.abs(seen - 255 * np.clip(wanted(game)[0, ..., :3], 0, 1)).max() > 20
-
-
-def test_a_plain_loop_makes_a_screenshot(tmp_path, capsys):
-    file = tmp_path / "shot.png"
-    assert plain.main(["--frames", "20", "--screenshot", str(file)]) == 0
-    with Image.open(file) as shot:
-        assert shot.size == (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
-    assert "20 frames" in capsys.readouterr().out
 
 
 def test_a_plain_loop_follows_its_model_s_files(tmp_path, capsys):

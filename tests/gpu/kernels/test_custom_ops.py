@@ -13,10 +13,8 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.plugins import load_file
-from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.pipelines import PipelineCache
-from cml_engine.gpu.shaders.hlsl import compile_spirv, is_misread
-from cml_engine.gpu.shaders.steps import step_keys
 from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.tools.testing import Case, check
@@ -103,16 +101,6 @@ def test_branches_and_loops_mean_what_they_say(flow, trusted, gpu):
     check("flow", gpu)
 
 
-def test_spirv_that_naga_misreads_is_known(gpu):
-    found = {}
-    for name in ("continue", "while", "switch"):
-        source = f"void kernel(uint thread) {{ {FLOWS[name][0]} }}"
-        declare(source, X_TO_Y.format("flow"))
-        found[name] = is_misread(compile_spirv(step_keys(session_of("flow", gpu).plan)[0]))
-        cml.unregister("flow")
-    assert found == {"continue": True, "while": False, "switch": False}
-
-
 # ---------------------------------------------------------------- features of kernels
 
 
@@ -121,20 +109,6 @@ def session_of(op, gpu, shape=(300,), attrs=None, backend=None):
     node = Node(op, ("a",), ("b",), Attrs(attrs or {}))
     graph = Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
     return cml.Session(graph, backend or gpu)
-
-
-def test_a_new_shape_or_attribute_makes_no_new_pipeline(gpu):
-    declare(
-        "void kernel(uint thread) { y[thread] = k * x[thread] + x_shape(0); }",
-        "fragment scale(x: tensor<scalar>, k: scalar) -> (y: tensor<scalar>)",
-    )
-    built = []
-    for shape, k in (((4,), 1.0), ((3, 5, 7), 2.0), ((2, 2, 2, 2), -1.0)):
-        x = np.ones(shape, np.float32)
-        out = session_of("scale", gpu, shape, {"k": k}).run({"a": x})["b"]
-        assert np.array_equal(out, k * x + shape[0])
-        built.append(gpu.pipelines_built)
-    assert len(set(built)) == 1
 
 
 def test_types_attributes_and_several_results(gpu):
@@ -353,17 +327,6 @@ def test_check_finds_what_is_wrong(fault, gpu):
         check("faulty", gpu)
 
 
-def test_check_says_what_it_could_not_do(gpu):
-    declare(
-        "void kernel(uint thread) { y[thread] = 1; }", X_TO_Y.format("one"), cases=[Case(((9,),))]
-    )
-    assert "not compared" in str(check("one", gpu))
-    cml.unregister("one")
-    declare("void kernel(uint thread) { y[thread] = 1; }", X_TO_Y.format("one"))
-    with pytest.raises(InputError, match="has no cases"):
-        check("one", gpu)
-
-
 # ---------------------------------------------------------------- examples and compounds
 
 
@@ -382,14 +345,6 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
             got = cml.Session(graph, backend).run(inputs)["c"]
             np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
     check("cross", gpu)
-
-
-def test_the_cross_product_example_prints_its_table(gpu, capsys):
-    from examples.cross_product.__main__ import main
-
-    assert main(["--runs", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "composed" in said and "custom" in said and "4 cases" in said
 
 
 def test_a_stranger_s_operator_takes_no_change_to_the_engine(gpu, tmp_path, capsys):

@@ -54,18 +54,6 @@ def test_far_from_zero_nothing_cancels():
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_without_factors_behind_it_and_with_another_reader():
-    net, y = normalized()
-    even = net.nodes[-3].outputs[0]  # the result before the final reshape
-    both = net.op("sub", y, net.op("relu", even))
-    graph = net.graph(both)
-    made = normalize_groups(graph)
-    assert operators(made).count("mul") == 1, "another reader wants it before the factors"
-    inputs = net.input()
-    wanted, found = (CpuProgram(g).run(inputs)[both] for g in (graph, made))
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
-
-
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
 def test_what_is_no_normalization_by_groups_stays(what):
     net = Net(2, 8, 4, 6)

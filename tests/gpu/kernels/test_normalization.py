@@ -18,7 +18,6 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
-from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import check_graph
 from tests.fixtures.graphs import Net
 
@@ -125,19 +124,6 @@ def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
     assert str(plan.steps[-1].path).startswith(PRODUCERS[producer][0])
 
 
-@pytest.mark.parametrize("without", ["", "normalization", "fuse", "chains", "affine"])
-@pytest.mark.parametrize("form", ["channels", "noise"])
-def test_equal_results_without_any_pass(form, without, gpu):
-    graph, inputs = normalized("row tile", form, epsilon=0.5)
-    name = graph.outputs[0]
-    wanted = CpuProgram(graph).run(inputs)[name]
-    other = normalized("row tile", form, epsilon=0.25)[0]
-    assert np.abs(CpuProgram(other).run(inputs)[name] - wanted).max() > 0.01
-    for backend in ("cpu", gpu):
-        session = cml.Session(graph, backend, CompileOptions(frozenset({without} - {""})))
-        np.testing.assert_allclose(session.run(inputs)[name], wanted, 1e-4, 1e-4)
-
-
 def operators(graph: Graph) -> list[str]:
     return [op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))]
 
@@ -172,23 +158,6 @@ def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
     h = net.op("batch_normalization", h, *given, epsilon=1e-3)
     graph, _ = computed_inputs(net, h, computed)
     assert operators(optimize(graph)) == ["conv", "batch_normalization"]
-
-
-def test_it_stays_behind_a_kernel_without_epilogues_or_room():
-    """It is not fused if the kernel has no epilogues or has no free bindings.
-
-    A step binds at most four tensors besides a conv's own four.
-    """
-    for adds in (0, 2):
-        net, computed = Net(1, 8, 9, 11), list[str]()
-        h = net.conv("x", 8) if adds else net.op("max_reduce", "x", axes=[0])
-        for _ in range(adds):
-            h = net.op("add", h, operand(net, "C", net.shape(h), computed))
-        given = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
-        graph, _ = computed_inputs(
-            net, net.op("batch_normalization", h, *given, epsilon=1e-3), computed
-        )
-        assert "batch_normalization" in operators(optimize(graph))
 
 
 def test_fused_operators_bind_no_more_than_every_device_does():

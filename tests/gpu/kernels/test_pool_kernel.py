@@ -46,27 +46,6 @@ def test_blocked_channels(op, case, layouts, gpu):
     check_on_gpu(op, case, gpu, layouts=layouts)
 
 
-def only_step(op, case, layouts=None):
-    (step,) = lower(case_graph(op, case)[0], Limits(), layouts).steps
-    return step
-
-
-@pytest.mark.parametrize(
-    ("size", "layouts", "fast", "width"),
-    [
-        ([1, 1, 2, 2], {}, 1, 1),
-        ([1, 1, 2, 2], {"x0": C4, "y0": C4}, 1, 4),
-        ([1, 5, 1, 1], {}, 1, 4),  # rows of H * W = 24
-        ([1, 1, 3, 1], {}, 1, 1),
-        ([1, 5, 1, 1], {"x0": C4, "y0": C4}, 0, 1),
-        ([2, 1, 1, 2], {}, 0, 1),
-    ],
-)
-def test_which_windows_are_fast(size, layouts, fast, width):
-    step = only_step("avg_pool", Case(((2, 8, 4, 6),), {"size": size}), layouts)
-    assert (step.defines["FAST"], step.defines["VEC"]) == (fast, width)
-
-
 def test_global_pooling_is_a_reduction():
     case = Case(((1, 2, 300, 300),), {"size": [1, 1, 300, 300], "padding": [(0, 0)] * 4})
     plan = lower(case_graph("avg_pool", case)[0], Limits())

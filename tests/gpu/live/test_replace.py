@@ -134,13 +134,6 @@ def test_a_graph_that_does_not_fit_is_refused_at_once(gpu: Gpu) -> None:
         assert value(session) == 2
 
 
-def test_a_later_one_supersedes(gpu: Gpu) -> None:
-    for session in sessions(gpu):
-        first, second = session.replace(graph(3)), session.replace(graph(4))
-        session.take_replacement()
-        assert (first.state, second.state) == ("superseded", "done") and value(session) == 8
-
-
 @pytest.mark.parametrize("ends", [lambda: graph(3), lambda: 1 // 0])
 def test_what_was_superseded_while_it_was_made_stays_so(gpu: Gpu, ends: Any) -> None:
     for session in sessions(gpu):
@@ -152,14 +145,6 @@ def test_what_was_superseded_while_it_was_made_stays_so(gpu: Gpu, ends: Any) -> 
         assert first.state == "superseded" and first.error is None
         session.take_replacement()
         assert value(session) == 8
-
-
-def test_retained_inputs_stay(gpu: Gpu) -> None:
-    for session in sessions(gpu, retain=True):
-        assert value(session) == 2
-        session.replace(graph(3))
-        session.take_replacement()
-        assert session.run({})["y"][0, 0, 0, 0] == 6
 
 
 def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu: Gpu) -> None:

@@ -128,15 +128,6 @@ def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu: Gpu) -
     np.testing.assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
 
 
-def test_tools_leave_a_session_that_knows_its_inputs(gpu: Gpu) -> None:
-    session = cml.Session(graph(), gpu, retain=True)
-    x, z = array(1), array(2)
-    session.run({"x": x, "z": array(0)})
-    session.rank(runs=1)
-    session.timer()()
-    np.testing.assert_array_equal(session.run({"z": z})["y"], wanted(gpu, x, z))
-
-
 def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)

@@ -106,20 +106,6 @@ def test_a_job_takes_another_s_kept_tensor(gpu: Gpu) -> None:
     close(job.tensor("y").read(), wanted)
 
 
-def test_a_tensor_is_refused_where_none_is_there() -> None:
-    own = cml.Gpu()
-    session = cml.Session(graph_of(), own, KEEP)
-    with pytest.raises(cml.InputError, match="holds no 'c0' now: no run has ended"):
-        session.tensor("c0")
-    session.run(inputs())
-    session.tensor("c0")
-    with pytest.raises(cml.InputError, match="keeps no tensor 'c1'; it has y, c0, x"):
-        session.tensor("c1")
-    session.program.evict()  # type: ignore[attr-defined]
-    with pytest.raises(cml.InputError, match="Run it first"):
-        session.tensor("c0")
-
-
 def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu: Gpu) -> None:
     graph = graph_of()
     one, two = (cml.Session(graph, gpu, KEEP, arena="shared:taps") for _ in range(2))

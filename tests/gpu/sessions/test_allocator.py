@@ -86,18 +86,6 @@ def test_small_allocations_share_a_buffer_and_do_not_overlap(memory):
     assert memory.held_bytes == 0 and memory.report() == ""
 
 
-def test_what_is_written_is_there(memory):
-    one, two = (memory.allocate(64, STORAGE, owner="a", category="render") for _ in range(2))
-    one.write(np.arange(16, dtype=np.uint32))
-    two.write(np.full(16, 7, np.uint32))
-    two.write(np.full(1, 9, np.uint32), offset=4)
-    data = memory.device.queue.read_buffer(one.buffer, one.offset, 64)
-    assert list(np.frombuffer(data, np.uint32)) == list(range(16))
-    data = memory.device.queue.read_buffer(two.buffer, two.offset, 64)
-    assert list(np.frombuffer(data, np.uint32)) == [7, 9] + 14 * [7]
-    assert two.binding(16, 32) == {"buffer": two.buffer, "offset": two.offset + 16, "size": 32}
-
-
 def test_usages_and_categories_have_buffers_of_their_own(memory):
     parts = [
         memory.allocate(64, STORAGE, owner="a", category="render"),
@@ -229,14 +217,6 @@ def test_exhaustion_names_everybody(gpu):
     assert memory.reserved_bytes <= 4 * MIB
 
 
-def test_the_budget_may_change(gpu):
-    memory = Allocator(gpu.device, budget_bytes=0)
-    with pytest.raises(OutOfGpuMemory):
-        memory.allocate(64, STORAGE, owner="a", category="render")
-    memory.budget_bytes = MIB
-    memory.allocate(64, STORAGE, owner="a", category="render")
-
-
 def test_pressure_is_asked_before_it_fails(gpu):
     memory = Allocator(gpu.device, budget_bytes=2 * MIB)
     tiles = [memory.allocate(MIB // 2, VERTEX, owner="tiles", category="render") for _ in range(3)]
@@ -274,16 +254,6 @@ def test_the_driver_s_own_out_of_memory_is_the_same_error(gpu, monkeypatch, erro
         with pytest.raises(OutOfGpuMemory, match="texture of 16384 bytes"):
             memory.create_texture(size=(64, 64), format="rgba8unorm", usage=4, owner="a")
     memory.allocate(64, STORAGE, owner="a", category="render").free()
-
-
-def test_another_refusal_stays_one(gpu, monkeypatch):
-    def refuse(**_):
-        raise wgpu.GPUValidationError("usage is wrong")
-
-    monkeypatch.setattr(gpu.device, "create_buffer", refuse)
-    with pytest.raises(cml.DeviceError, match="usage is wrong") as caught:
-        Allocator(gpu.device).allocate(64, STORAGE, owner="a", category="render")
-    assert not isinstance(caught.value, OutOfGpuMemory)
 
 
 # --- loading and eviction of models
@@ -341,15 +311,6 @@ def test_the_model_idle_for_the_longest_goes_first(gpu, big_image):
     for session, want in zip(sessions, wanted, strict=True):
         np.testing.assert_array_equal(session.run({"x": big_image})["y"], want)
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
-
-
-def test_nobody_is_evicted_in_vain(gpu, big_image):
-    own = room_for(gpu, 2)
-    session = cml.Session(big_net("stays"), own)
-    own.memory.allocate(MIB // 2, VERTEX, owner="terrain", category="render")
-    with pytest.raises(OutOfGpuMemory):
-        own.memory.allocate(3 * MIB // 2, VERTEX, owner="terrain", category="render")
-    assert session.program.ready and own.memory.evictions == 0
 
 
 def test_a_running_job_s_model_is_never_evicted(gpu, big_image):
@@ -487,29 +448,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
 
 
-@pytest.mark.parametrize("name", ["agents", "shared:", ""])
-def test_an_arena_s_name_says_that_it_is_shared(own, name):
-    with pytest.raises(cml.InputError, match="wanted 'shared:NAME'"):
-        cml.Session(conv_net(), own, arena=name)
-
-
 # --- leaks
-
-
-def test_fifty_sessions_leave_nothing(own, image):
-    cml.Session(conv_net(), own).run({"x": image})
-    gc.collect()
-    held, count = own.memory.held_bytes, buffers(own.device)
-    peak_held = 0
-    for _ in range(50):
-        session = cml.Session(conv_net(), own)
-        session.run({"x": image})
-        peak_held = max(peak_held, own.memory.held_bytes)
-        del session
-    assert own.memory.held_bytes == held == 0, "dropped sessions give back at once"
-    assert buffers(own.device) <= count
-    assert own.memory.peak_bytes == peak_held or own.memory.peak_bytes < 3 * peak_held
-    assert own.memory.report() == ""
 
 
 def test_a_dropped_scheduler_leaves_nothing(own, image):
@@ -522,19 +461,6 @@ def test_a_dropped_scheduler_leaves_nothing(own, image):
     del host, job
     gc.collect()
     assert own.memory.held_bytes == held
-
-
-def test_the_map_of_a_running_game(own, image):
-    sessions = [cml.Session(conv_net("upres"), own), cml.Session(conv_net("texture", 3), own)]
-    sessions[0].run({"x": image})
-    own.memory.allocate(300_000, VERTEX, owner="terrain", category="render")
-    own.memory.create_texture(size=(256, 256), format="rgba8unorm", usage=4, owner="terrain")
-    said = str(own.memory)
-    for name in ("upres", "texture", "terrain", "weights", "activations", "render", "total"):
-        assert name in said
-    assert said.count("|") == 2 * sum(not heap.whole for heap in own.memory.stats().heaps)
-    assert "staging" in said and "whole buffers" in said
-    assert len(sessions) == 2
 
 
 # --- a host's own allocator
@@ -651,17 +577,6 @@ class Model:
     def evict(self):
         self.held.free_now()
         self.held = None
-
-
-def test_a_lowered_budget_gives_back_what_is_free(gpu):
-    memory = Allocator(gpu.device)
-    kept = memory.allocate(1 << 16, STORAGE, owner="kept", category="weights")
-    many = [memory.allocate(3 << 20, STORAGE, owner="many", category="output") for _ in range(4)]
-    for allocation in many:
-        allocation.free()
-    assert memory.reserved_bytes > kept.nbytes
-    memory.budget_bytes = 2 << 20
-    assert memory.reserved_bytes <= memory.budget_bytes and memory.over_budget_bytes == 0
 
 
 def test_a_lowered_budget_evicts_idle_models_and_says_what_stays(gpu):

@@ -6,9 +6,6 @@ Each fault leads to a clear error or a pause, never to a hang or a wrong result.
 from __future__ import annotations
 
 import gc
-import threading
-import time
-import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ import wgpu
 import cml_engine as cml
 from scheduler.executor import Slice
 from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, under_way, within
-from tests.fixtures.memory import held_bytes
 
 
 @pytest.fixture
@@ -124,133 +120,6 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
 # --- the frame loop
 
 
-@within(60)
-def test_a_host_that_skips_frames_and_changes_its_rate(gpu, image):
-    session = cml.Session(conv_net(), gpu)
-    wanted = session.run({"x": image})["y"]
-    host = Host(gpu, budget_ms="spare")
-    job = host.scheduler.submit(session, {"x": image}, deadline_ms=50)
-    for turn in range(2000):
-        host.scheduler.render_took((2.0, 40.0, 15.0)[turn // 7 % 3])
-        host.frame()
-        if turn % 50 == 0:
-            time.sleep(0.05)
-        if job.ended and job.read("y") is not None:
-            break
-    np.testing.assert_array_equal(job.read("y"), wanted)
-
-
-@within(60)
-def test_a_host_that_never_ends_its_frames_pauses_and_is_told(gpu, image):
-    session = cml.Session(conv_net(), gpu)
-    wanted = session.run({"x": image})["y"]
-    host = Host(gpu, budget_ms=0.05)
-    job = host.scheduler.submit(session, {"x": image})
-    under_way(host, job)
-    with pytest.warns(RuntimeWarning, match="without end_frame") as told:
-        for _ in range(200):
-            encoder, report = host.encode()
-            host.submit(encoder)
-    assert len(told) == 1 and report.reason == "frame not ended" and job.state == "running"
-    host.scheduler.end_frame()
-    np.testing.assert_array_equal(host.finish(job)[0], wanted)
-
-
-@within(60)
-def test_two_encodes_before_a_submit_are_one(gpu, image):
-    """A second encode starts no job, since its upload would overtake the first one's commands."""
-    session = cml.Session(conv_net(layers=1), gpu)
-    images = [image, -image, 2 * image]
-    wanted = [session.run({"x": x})["y"] for x in images]
-    host = Host(gpu, budget_ms=50.0)
-    jobs = [host.scheduler.submit(session, {"x": x}) for x in images]
-    for _ in range(40):
-        first, _ = host.encode()
-        second, report = host.encode()
-        assert report.reason == "frame not ended" and not report.slices
-        host.submit(first, second)
-        host.scheduler.end_frame()
-    for job, want in zip(jobs, wanted, strict=True):
-        host.until(lambda job=job: job.read("y") is not None)
-        np.testing.assert_array_equal(job.read("y"), want)
-
-
-@pytest.mark.parametrize("every", [2, 3, 5])
-@within(60)
-def test_abandoned_frames_are_encoded_again(gpu, image, every):
-    first = cml.Session(conv_net("first"), gpu)
-    second = cml.Session(conv_net("second", seed=1), gpu)
-    wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
-    host = Host(gpu, budget_ms=0.3)
-    maker = host.scheduler.submit(first, {"x": image})
-    taker = host.scheduler.submit(second, {"x": maker.output("y")})
-    for turn in range(2000):
-        if turn % every:
-            host.frame()
-        else:
-            host.encode()
-            host.scheduler.abandon_frame()
-        if taker.ended and taker.read("y") is not None:
-            break
-    assert taker.state == "done" and taker.progress == 1
-    np.testing.assert_array_equal(taker.read("y"), wanted)
-
-
-@within(60)
-def test_abandoned_frames_lose_no_memory_and_no_slot(gpu, image):
-    session = cml.Session(conv_net(layers=1), gpu)
-    host = Host(gpu, budget_ms=50.0)
-    held = held_bytes(gpu)
-    for _ in range(40):
-        job = host.scheduler.submit(session, {"x": image})
-        job.read("y")
-        for _ in range(4):
-            host.encode()
-            host.scheduler.abandon_frame()
-        host.finish(job)
-        job.release()
-    assert gpu.memory.held_bytes == held
-    assert host.scheduler.executor.untimed_frames == 0
-
-
-@pytest.mark.parametrize("timestamps", [True, False])
-@within(60)
-def test_an_encoder_that_was_dropped_is_noticed(image, timestamps):
-    """A dropped encoder is noticed by its missing receipt, and its jobs fail."""
-    gpu = cml.Gpu(device=open_device(timestamps))
-    one, two = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("one", "two")))
-    wanted = two.run({"x": image})["y"]
-    host = Host(gpu, budget_ms=0.05)
-    job = host.scheduler.submit(one, {"x": image})
-    under_way(host, job)
-    taker = host.scheduler.submit(two, {"x": job.output("y")})
-    _, report = host.encode()
-    assert report.slices
-    host.scheduler.end_frame()
-    host.until(lambda: job.ended and taker.ended)
-    for _ in range(8):
-        host.frame()
-    assert job.state == "failed" and "never submitted" in job.error
-    assert taker.state == "failed"
-    with pytest.raises(cml.InputError, match="abandon_frame"):
-        job.tensor("y")
-    again = host.scheduler.submit(two, {"x": image})
-    np.testing.assert_array_equal(host.finish(again)[0], wanted)
-
-
-@within(60)
-def test_a_dropped_frame_is_noticed_after_its_job_was_done(gpu, image):
-    session = cml.Session(conv_net(layers=1), gpu)
-    host = Host(gpu, budget_ms=50.0)
-    job = host.scheduler.submit(session, {"x": image})
-    for _ in range(20):
-        encoder, report = host.encode()
-        if not report.slices:
-            host.submit(encoder)
-        host.scheduler.end_frame()
-    assert job.state == "failed" and "never submitted" in job.error
-
-
 @pytest.mark.parametrize("last", [16, 15])
 def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, monkeypatch):
     """Lost frames are reported even if only some frames are timed.
@@ -310,51 +179,3 @@ def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, st
 
 
 # --- threads
-
-
-@within(120)
-def test_jobs_come_and_go_from_other_threads(gpu, image):
-    sessions = [cml.Session(conv_net(name, seed=k), gpu) for k, name in enumerate("abc")]
-    wanted = [session.run({"x": image})["y"] for session in sessions]
-    host = Host(gpu, budget_ms=0.5)
-    kept, failures, stop = [[] for _ in sessions], [], threading.Event()
-
-    def work(index):
-        try:
-            for turn in range(25):
-                job = host.scheduler.submit(sessions[index], {"x": image}, slot=f"{index}")
-                _ = job.eta_ms, job.progress, job.state
-                time.sleep(0.002)
-                if turn % 3 == 0:
-                    job.cancel()
-                elif turn % 3 == 1:
-                    job.pause()
-                    job.resume()
-                kept[index].append(job)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(sessions))]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        host.frame()
-    stop.set()
-    assert not failures
-    jobs = [job for some in kept for job in some]
-    host.until(lambda: all(job.ended for job in jobs))
-    assert {job.state for job in jobs} <= {"done", "cancelled"}
-    for index, some in enumerate(kept):
-        for job in (job for job in some if job.state == "done"):
-            host.until(lambda job=job: job.read("y") is not None)
-            np.testing.assert_array_equal(job.read("y"), wanted[index])
-    assert sum(job.state == "done" for job in jobs) >= len(sessions)
-
-
-def test_a_hanging_test_would_fail():
-    @within(0.05)
-    def hangs():
-        time.sleep(0.5)
-
-    with pytest.raises(AssertionError, match="hangs"), warnings.catch_warnings():
-        hangs()

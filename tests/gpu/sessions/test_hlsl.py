@@ -95,28 +95,6 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
         compile_spirv(key_of(kernel))
 
 
-def test_kernels_written_inline_differ_by_every_sign(tmp_path, monkeypatch):
-    """Inline kernels that differ in one character, such as 1.5 and 15, are different kernels."""
-    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
-    source = GOOD.partition("\n")[2].replace("FACTOR", "1.5")
-
-    def inline(text):
-        return shader_key("game.py", "n:u", 2, {}, trusted=False, inline=text)
-
-    codes = {compile_spirv(inline(text)) for text in (source, source.replace("1.5", "15"))}
-    assert len(codes) == 2
-
-
-def test_the_same_kernel_elsewhere_is_the_same(kernel, tmp_path, compiled):
-    compile_spirv(key_of(kernel))
-    copy = tmp_path / "elsewhere"
-    copy.mkdir()
-    for name in ("half.hlsli", "scale.hlsl"):
-        (copy / name).write_bytes((tmp_path / name).read_bytes())
-    compile_spirv(key_of(copy / "scale.hlsl"))
-    assert compiled == [kernel]
-
-
 def test_a_changed_kernel_is_another_pipeline(gpu, kernel):
     """A process that has built a kernel notices the change of a file that it includes."""
     first = gpu.pipeline(key_of(kernel))
@@ -284,34 +262,12 @@ def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeyp
             pool.compile([])
 
 
-def test_where_no_process_can_be_started_one_compiler_does_all(monkeypatch):
-    def refused(*_, **__):
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(compilers.subprocess, "Popen", refused)
-    monkeypatch.setattr(compilers, "library", lambda: "")
-    monkeypatch.setattr(compilers, "_here", Fake)
-    pool = compilers.CompilerPool(3)
-    with ThreadPoolExecutor(3) as threads:
-        codes = list(threads.map(lambda _: pool.compile([])[0], range(6)))
-    assert codes == [b"code"] * 6 and pool._count == 1
-
-
 def test_sources_compiled_at_once_take_both(pool, tmp_path):
     path = tmp_path / "plain.hlsl"
     with ThreadPoolExecutor(4) as threads:
         codes = list(threads.map(lambda _: pool.compile(arguments_of(path))[0], range(12)))
     assert len(set(codes)) == 1
     assert len(pool._processes) == 1
-
-
-def test_a_program_that_is_no_plain_python_starts_no_processes(monkeypatch):
-    """A program with embedded Python starts no compiler process, since it would start itself."""
-    monkeypatch.delenv("CML_COMPILERS", raising=False)
-    monkeypatch.setattr(compilers.os, "cpu_count", lambda: 8)
-    assert compilers._most() == 8
-    monkeypatch.setattr(sys, "executable", "/games/planet")
-    assert compilers._most() == 1
 
 
 # ------------------------------------------------------------------ messages

@@ -21,11 +21,10 @@ from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.declaration.traits import NO_TRAITS
 from cml_engine.runtime.node_check import check_nodes
-from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.report.validation import Validation
 from cml_engine.tools.testing import full_attrs, random_partition
 from tests.fixtures.frames.host import Host
-from tests.fixtures.models import inputs_abc, write_model, write_model_abc
+from tests.fixtures.models import write_model
 
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
@@ -74,17 +73,6 @@ def inputs(rng):
     }
 
 
-def test_model_abc_agrees_with_numpy(tmp_path, gpu):
-    with pytest.warns(cml.nnef.NnefWarning, match="version"):
-        graph = cml.load(write_model_abc(tmp_path / "abc"))
-    got = cml.Session(graph, gpu).run(inputs_abc())
-    wanted = cml.Session(graph, "cpu").run(inputs_abc())
-    assert list(got) == ["output1", "output2"]
-    assert got["output1"].shape == (1, 128, 1, 1)
-    for name in wanted:
-        np.testing.assert_allclose(got[name], wanted[name], rtol=0, atol=1e-5)
-
-
 def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
     session = cml.Session(mixed, gpu)
     wanted = cml.Session(mixed, "cpu").run(inputs)
@@ -92,16 +80,6 @@ def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
         got = session.run(inputs)
         for name in wanted:
             np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
-
-
-def test_every_pass_may_be_left_out(mixed, inputs, gpu):
-    wanted = cml.Session(mixed, "cpu").run(inputs)
-    for without in ({"fuse"}, {"fold"}, {"fuse", "fold", "dead_code", "sweep"}):
-        for blocked in (True, False):
-            options = CompileOptions(frozenset(without), blocked)
-            got = cml.Session(mixed, gpu, options).run(inputs)
-            for name in wanted:
-                np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
 def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
@@ -385,18 +363,3 @@ def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu
         unregister("transpose")
     assert not wrong.ok
     assert "graph.nnef:18" in wrong.first and "transpose 'turned'" in wrong.first
-
-
-def test_rank_counts_every_operation(mixed, gpu):
-    for backend in (gpu, "cpu"):
-        session = cml.Session(mixed, backend)
-        report = session.rank(runs=1)  # with one run, the operators' medians add up to the total
-        assert "Operation ranking:" in str(report) and "conv+prelu" in str(report)
-        assert report.total_ms > 0 and len(report.rows) > 1
-        for parts in (report.rows, report.nodes):
-            assert sum(part.percentage for part in parts) == pytest.approx(100)
-            assert sum(part.ms for part in parts) == pytest.approx(report.total_ms)
-        assert report.operations == len(report.nodes) == sum(row.count for row in report.rows)
-        several = session.rank(runs=3)
-        assert several.runs == 3 and several.operations == report.operations
-        assert several.spread_ms[0] <= several.total_ms <= several.spread_ms[1]

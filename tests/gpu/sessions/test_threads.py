@@ -87,19 +87,6 @@ def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
             np.testing.assert_array_equal(array, value)
 
 
-def test_sessions_are_made_in_several_threads(net, gpu):
-    (image,) = images(1)
-    wanted = cml.Session(net, gpu).run({"x": image})["y"]
-
-    def make():
-        return cml.Session(net, gpu, arena="shared:made in threads")
-
-    sessions = together(make, make, make)
-    assert len({id(session.program.residency.shared) for session in sessions}) == 1
-    for session in sessions:
-        np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
-
-
 @pytest.mark.parametrize("backend", ["gpu", "cpu"])
 def test_no_update_of_a_variable_is_lost(backend, gpu):
     net = Net(2, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.tools.cli import main
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
 
@@ -93,15 +91,6 @@ def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
         cml.Gpu()
     with pytest.raises(InputError, match="give one of them"):
         cml.Gpu(device=gpu.device, adapter=part)
-
-
-def test_devices_are_listed(gpu, capsys):
-    assert main(["devices"]) == 0
-    said = capsys.readouterr().out
-    assert f"* {gpu.name}" in said and "MiB" in said
-    assert main(["devices", "--json"]) == 0
-    (chosen,) = (row for row in json.loads(capsys.readouterr().out) if row["chosen"])
-    assert chosen["name"].startswith(gpu.name)
 
 
 def test_what_is_loaded_built_evicted_and_failed_is_logged(gpu, caplog):

@@ -22,11 +22,6 @@ from tests.fixtures.models import write_model_abc
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_validate_passes_on_model_abc(tmp_path, capsys, gpu):
-    assert main(["validate", str(write_model_abc(tmp_path / "abc"))]) == 0
-    assert "all operators agree" in capsys.readouterr().out
-
-
 def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
     folder = write_model_abc(tmp_path / "abc")
     right = lookup("min_reduce")

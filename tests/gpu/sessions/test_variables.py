@@ -172,25 +172,6 @@ def test_values_that_only_change_places(updates, wanted, gpu):
                 assert [got[n][0] for n in "abc"] == values
 
 
-def test_what_a_caller_does_with_an_array_afterwards_changes_no_variable():
-    session = cml.Session(simple((("a", "x"),), ("a",), a=1), "cpu")
-    x = np.full(3, 5, np.float32)
-    session.run({"x": x})
-    x[:] = 9
-    session.run(X)["a"][:] = 8
-    assert session.run(X)["a"][0] == 7
-
-
-def test_measuring_changes_no_variable(gpu):
-    node = Node("add", ("a", "x"), ("sum",), full_attrs("add", {}))
-    graph = simple((("a", "sum"),), ("a",), [node], a=1)
-    for backend in (gpu, "cpu"):
-        session = cml.Session(graph, backend)
-        session.rank(X, runs=2)
-        session.timer(X)()
-        assert session.run(X)["a"][0] == 1 and session.run(X)["a"][0] == 8
-
-
 def test_validation_checks_the_run_and_not_the_values_after_it(gpu):
     nodes = [
         Node("reshape", ("a",), ("r",), full_attrs("reshape", {"shape": [3, 1]})),
