@@ -24,27 +24,27 @@ def block(seed=0):
     net = Net(1, 4, 8, 8, seed=seed)
     x = "x"
     for i in range(3):
-        y = net.op("conv", x, net.random(4, 4, 3, 3), net.random(1, 4), padding=[(1, 1)] * 2)
+        y = net(f"conv({x}, random(4, 4, 3, 3), random(1, 4), padding={[(1, 1)] * 2})")
         y = net.batch_norm(y) if i == 1 else y
-        y = net.op("prelu", y, net.random(1, 4)) if i else net.op("relu", y)
-        x = net.op("add", x, y) if i else y
-    small = net.op("avg_pool", x, size=[1, 1, 2, 2], stride=[1, 1, 2, 2])
-    up = net.op("multilinear_upsample", small, factor=[2, 2])
-    x = net.op("concat", x, net.op("mul", up, net.constant(0.5)), axis=1)
-    x = net.op("deconv", x, net.random(8, 2, 2, 2), net.random(1, 2), stride=[2, 2])
-    return net.graph(net.op("sigmoid", net.op("mul", x, net.constant(0.1))))
+        y = net(f"prelu({y}, random(1, 4))") if i else net(f"relu({y})")
+        x = net(f"add({x}, {y})") if i else y
+    small = net(f"avg_pool({x}, size=[1, 1, 2, 2], stride=[1, 1, 2, 2])")
+    up = net(f"multilinear_upsample({small}, factor=[2, 2])")
+    x = net(f"concat({x}, mul({up}, constant(0.5)), axis=1)")
+    x = net(f"deconv({x}, random(8, 2, 2, 2), random(1, 2), stride=[2, 2])")
+    return net.graph(net(f"sigmoid(mul({x}, constant(0.1)))"))
 
 
 def products(seed=0):
     """Returns a network of matrix products, means, and a chain of functions of one tensor."""
     net = Net(3, 6, seed=seed)
-    y = net.op("linear", "x", net.random(5, 6), net.random(1, 5))
-    near = net.op("floor", y)
-    part = net.op("abs", net.op("sub", net.op("sub", y, near), net.constant(0.5)))
-    z = net.op("matmul", part, net.random(5, 4))
-    z = net.op("mul", z, z)
-    w = net.op("matmul", z, part, transposeA=True)
-    return net.graph(net.op("mean_reduce", w, axes=[0]))
+    y = net("linear(x, random(5, 6), random(1, 5))")
+    near = net(f"floor({y})")
+    part = net(f"abs(sub(sub({y}, {near}), constant(0.5)))")
+    z = net(f"matmul({part}, random(5, 4))")
+    z = net(f"mul({z}, {z})")
+    w = net(f"matmul({z}, {part}, transposeA=True)")
+    return net.graph(net(f"mean_reduce({w}, axes=[0])"))
 
 
 def samples_of(graph, count=8, seed=1):
@@ -79,11 +79,11 @@ def test_what_only_moves_is_not_rounded():
     """The network is a typical pixel shuffle: two reshapes at its end, followed by an
     activation."""
     net = Net(1, 4, 3, 5)
-    y = net.op("conv", "x", net.random(12, 4, 1, 1), net.random(1, 12))
-    y = net.op("reshape", y, shape=[1, 3, 2, 2, 3, 5])
-    y = net.op("transpose", y, axes=[0, 1, 4, 2, 5, 3])
-    y = net.op("reshape", net.op("reshape", y, shape=[1, 3, 6, 5, 2]), shape=[1, 3, 6, 10])
-    graph = net.graph(net.op("relu", y))
+    y = net("conv(x, random(12, 4, 1, 1), random(1, 12))")
+    y = net(f"reshape({y}, shape=[1, 3, 2, 2, 3, 5])")
+    y = net(f"transpose({y}, axes=[0, 1, 4, 2, 5, 3])")
+    y = net(f"reshape(reshape({y}, shape=[1, 3, 6, 5, 2]), shape=[1, 3, 6, 10])")
+    graph = net.graph(net(f"relu({y})"))
     made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
     assert [node.title.split()[0] for node in report.nodes] == ["input", "conv"]
     found = [node.op for node in optimize(made).nodes]
@@ -157,14 +157,14 @@ def test_bad_input_is_refused(case):
 
 def test_what_has_no_integer_form_is_named():
     net = Net(1, 4)
-    graph = net.graph(net.op("softmax", "x", axes=[1]))
+    graph = net.graph(net("softmax(x, axes=[1])"))
     with pytest.raises(cml.ModelError, match="softmax 't0' has no integer form"):
         cml.quantize(graph, samples_of(graph))
 
 
 def test_what_is_made_already_is_refused():
     net = Net(1, 4)
-    graph = net.graph(net.op("add", "x", "x"))
+    graph = net.graph(net("add(x, x)"))
     made, _ = cml.quantize(graph, samples_of(graph), sixteen=[])
     cooked = cml.load_cooked(cook(made, ["portable"], golden=False))
     for given, message in ((made, "an integer network already: run it"), (cooked, "is cooked: qu")):

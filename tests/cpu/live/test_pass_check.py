@@ -29,8 +29,8 @@ def test_the_passes_agree_on_random_graphs(make, seed):
 
 def small():
     net = Net(1, 4, 5, 5)
-    last = net.op("relu", net.batch_norm(net.conv("x", 4)))
-    return net.graph(net.op("abs", last)), net.input()
+    last = net("relu(batch_norm(conv(x, 4)))")
+    return net.graph(net(f"abs({last})")), net.input()
 
 
 @pytest.mark.parametrize("name", ["affine", "fuse", "rules"])
@@ -66,7 +66,7 @@ def test_a_game_s_rule_that_is_wrong_is_charged_to_the_rules():
 
 def test_a_constant_that_was_folded_wrongly_is_found(monkeypatch):
     net = Net(2, 3)
-    graph = net.graph(net.op("add", "x", net.op("exp", net.constant(1.0))))
+    graph = net.graph(net("add(x, exp(constant(1.0)))"))
 
     def fold(graph):
         folded = stage(graph)

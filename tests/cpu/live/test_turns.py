@@ -16,7 +16,7 @@ from tests.fixtures.graphs import Net
 def working(turns: Turns) -> Thread:
     """Starts a thread that yields like a compiling one."""
     net = Net(1, 8, 6, 6)
-    graph = net.graph(net.op("relu", net.conv("x", 8)))
+    graph = net.graph(net("relu(conv(x, 8))"))
 
     def work() -> None:
         with turns.between_frames():

@@ -49,8 +49,8 @@ def small():
     """Returns a graph with a convolution, a foldable normalization, and operators that do not
     fuse."""
     net = Net(1, 4, 5, 5)
-    h = net.op("relu", net.batch_norm(net.conv("x", 4)))
-    net.op("tanh", net.op("transpose", net.op("sin", h), axes=[0, 1, 3, 2]))
+    h = net("relu(batch_norm(conv(x, 4)))")
+    net(f"tanh(transpose(sin({h}), axes=[0, 1, 3, 2]))")
     return FuzzCase(net.graph(net.nodes[-1].outputs[0]), net.input())
 
 

@@ -54,10 +54,10 @@ def some_graphs():
     # an operator that the other graphs lack
     net = Net(1, 4, 5, 6)
     one = net.constant(1.0)
-    padded = net.op("pad", net.op("mul", net.op("copy", "x"), one), padding=[(0, 0)] * 4)
-    turned = net.op("transpose", net.op("transpose", padded, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])
-    still = net.op("transpose", net.op("silu", turned), axes=[0, 1, 2, 3])
-    yield net.graph(net.op("leaky_relu", still, alpha=0.1)), net.input()
+    padded = net(f"pad(mul(copy(x), {one}), padding={[(0, 0)] * 4})")
+    turned = net(f"transpose(transpose({padded}, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])")
+    still = net(f"transpose(silu({turned}), axes=[0, 1, 2, 3])")
+    yield net.graph(net(f"leaky_relu({still}, alpha=0.1)")), net.input()
 
 
 GRAPHS = list(some_graphs())
@@ -80,8 +80,8 @@ def test_no_pass_takes_a_game_s_operator_for_ours(name):
 @pytest.mark.parametrize("storage", ["float", "half"])
 def test_a_convolution_and_a_chain_on_the_gpu(storage, gpu):
     net = Net(1, 3, 6, 8)
-    h = net.op("relu", net.conv("x", 8))
-    h = net.op("add", net.op("relu", net.op("exp", net.conv(h, 8))), h)
+    h = net("relu(conv(x, 8))")
+    h = net(f"add(relu(exp(conv({h}, 8))), {h})")
     graph = net.graph(net.conv(h, 3))
     kernel = "void kernel(uint thread) { y[thread] = max(x[thread], 0.0) + 1.0; }"
     agree_on_the_gpu("relu", kernel, graph, net.input(), gpu, CompileOptions(storage=storage), 5e-3)
@@ -89,7 +89,7 @@ def test_a_convolution_and_a_chain_on_the_gpu(storage, gpu):
 
 def test_a_view_on_the_gpu(gpu):
     net = Net(4, 8)
-    parts = [net.op("exp", net.op("neg", "x")) for _ in range(2)]
+    parts = [net("exp(neg(x))") for _ in range(2)]
     graph = net.graph(net.op("neg", net.op("concat", *parts, axis=0)))
     kernel = (
         "void kernel(uint t) { value[t] = values_load(t / values0_size, t % values0_size) + 1; }"
@@ -110,7 +110,7 @@ def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
 
 def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
     net = Net(1, 4)
-    graph = net.graph(net.op("neg", net.op("relu", "x")))
+    graph = net.graph(net("neg(relu(x))"))
     inputs = net.input()
     sessions = [cml.Session(graph, backend) for backend in ("cpu", gpu)]
     wanted = [session.run(inputs)["t1"] for session in sessions]
@@ -123,7 +123,7 @@ def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
 
 def test_a_game_s_rule_meets_the_game_s_operator():
     net = Net(2, 3)
-    graph = net.graph(net.op("relu", net.op("neg", "x")))
+    graph = net.graph(net("relu(neg(x))"))
     rule = register_rule(
         Rule("abs", ("neg", "relu"), lambda m: m.node("relu", m.first.inputs, Attrs()))
     )

@@ -49,16 +49,16 @@ def test_behind_another(producer, gpu, rng):
     if producer == "conv":
         y, other = net.conv("x", 8, 3), net.random(1, 8)
     else:
-        y, other = net.op("linear", "x", net.random(8, 20), net.random(1, 8)), net.constant(0.5)
-    y = net.op("mix", net.op("soft", y, alpha=0.125), other, k=2.0)
-    session = compare(net.graph(net.op("relu", y)), gpu, rng)
+        y, other = net("linear(x, random(8, 20), random(1, 8))"), net.constant(0.5)
+    y = net(f"mix(soft({y}, alpha=0.125), {other}, k=2.0)")
+    session = compare(net.graph(net(f"relu({y})")), gpu, rng)
     assert [e.op for e in session.graph.nodes[-1].epilogues] == ["soft", "mix", "relu"]
 
 
 @pytest.mark.usefixtures("soft")
 def test_in_a_chain(gpu, rng):
     net = Net(1, 1, 3, 4)
-    graph = net.graph(net.op("abs", net.op("mix", net.op("soft", net.op("neg", "x")), "x")))
+    graph = net.graph(net("abs(mix(soft(neg(x)), x))"))
     assert len(compare(graph, gpu, rng).plan.steps) == 1
 
 
@@ -75,7 +75,7 @@ def test_in_the_place_of_ours(expression, gpu, rng):
     cml.register(cml.OpSpec("relu", **made))
     try:
         net = Net(1, 8, 6, 5)
-        graph = net.graph(net.op("relu", net.conv("x", 8, 3)))
+        graph = net.graph(net("relu(conv(x, 8, 3))"))
         session = compare(graph, gpu, rng)
         assert bool(session.graph.nodes[-1].epilogues) == bool(expression)
         (got,) = session.run({"x": np.ones((1, 8, 6, 5), np.float32)}).values()

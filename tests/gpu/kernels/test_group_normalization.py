@@ -57,12 +57,12 @@ def test_far_from_zero_nothing_cancels():
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
 def test_what_is_no_normalization_by_groups_stays(what):
     net = Net(2, 8, 4, 6)
-    parts = net.op("reshape", "x", shape=[2, 4, 48])
+    parts = net("reshape(x, shape=[2, 4, 48])")
     mean, variance = net.moments(parts, [1, 2] if what == "other axes" else [2])
-    scale = net.op("relu", mean) if what == "computed scale" else net.random(1, 4)
-    even = net.op("batch_normalization", parts, mean, variance, scale, scale)
+    scale = net(f"relu({mean})") if what == "computed scale" else net.random(1, 4)
+    even = net(f"batch_normalization({parts}, {mean}, {variance}, {scale}, {scale})")
     back = [2, 8, 6, 4] if what == "another shape back" else [2, 8, 4, 6]
-    y = net.op("reshape", even, shape=back)
+    y = net(f"reshape({even}, shape={back})")
     graph = net.graph(*([even, y] if what == "output" else [y]))
     assert operators(normalize_groups(graph)) == operators(graph)
 
@@ -71,8 +71,8 @@ def test_the_map_lies_in_blocks_between_convolutions(gpu):
     """The map stays blocked before a computed factor per channel, as in diffusion networks."""
     net = Net(1, 8, 9, 11)
     h = net.group_norm(net.conv("x", 24), 4)
-    h = net.op("mul", h, net.op("sigmoid", net.op("mean_reduce", h, axes=[2, 3])))
-    y = net.conv(net.op("silu", h), 8)
+    h = net(f"mul({h}, sigmoid(mean_reduce({h}, axes=[2, 3])))")
+    y = net.conv(net(f"silu({h})"), 8)
     graph = net.graph(y)
     made = optimize(graph)
     layouts = choose_layout(made)

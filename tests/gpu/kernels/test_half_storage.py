@@ -122,7 +122,7 @@ def test_channels_past_the_last_stay_zero(gpu, rng):
     """Padding channels stay zero, since the next conv reads them and a NaN there would spread."""
     for channels in (5, 6, 7):
         net = Net(1, 8, 6, 5, seed=channels)
-        net.conv(net.op("relu", net.conv("x", channels)), 8)
+        net.conv(net(f"relu(conv(x, {channels}))"), 8)
         graph = optimize(net.graph(net.nodes[-1].outputs[0]))
         layouts = layouts_for(graph, "half")
         assert C4H in layouts.values()
@@ -131,7 +131,7 @@ def test_channels_past_the_last_stay_zero(gpu, rng):
 
 def test_a_residual_may_be_stored_otherwise_than_the_result(gpu, rng):
     net = Net(1, 8, 7, 6)
-    total = net.op("add", net.conv("x", 8), net.conv("x", 8, 1))
+    total = net("add(conv(x, 8), conv(x, 8, 1))")
     graph = optimize(net.graph(net.conv(total, 4)))
     (fused,) = (node for node in graph.nodes if node.epilogues)
     other = fused.epilogues[0].inputs[0]
@@ -162,7 +162,7 @@ def test_memory_and_weights_are_half(gpu):
     h = net.conv("x", 32, 1)
     for _ in range(3):
         h = net.conv(h, 32, 1)
-    graph = net.graph(net.conv(net.op("mean_reduce", h, axes=[2, 3]), 4, 1))
+    graph = net.graph(net.conv(net(f"mean_reduce({h}, axes=[2, 3])"), 4, 1))
     full, half = (
         Session(graph, gpu, dataclasses.replace(HALF, storage=s)).plan for s in ("float", "half")
     )
@@ -175,7 +175,7 @@ def test_memory_and_weights_are_half(gpu):
 
 def test_parts_of_a_concat_lie_in_it(gpu):
     net = Net(1, 8, 8, 8)  # parts begin at multiples of 256 bytes
-    parts = [net.op("relu", net.conv("x", c)) for c in (8, 4, 12)]
+    parts = [net(f"relu(conv(x, {c}))") for c in (8, 4, 12)]
     graph = optimize(net.graph(net.conv(net.op("concat", *parts, axis=1), 4)))
     session = Session(graph, gpu, HALF)
     assert "concat" not in [step.op for step in session.plan.steps]

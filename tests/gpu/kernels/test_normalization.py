@@ -83,7 +83,7 @@ def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, 
     result = net.shape(h)
     given = [operand(net, part, result, computed) for part in FORMS[form]]
     h = net.op("batch_normalization", h, *given, epsilon=epsilon)
-    h = net.op("leaky_relu", h, alpha=0.2)
+    h = net(f"leaky_relu({h}, alpha=0.2)")
     return computed_inputs(net, net.op("mul", h, operand(net, "C", result, computed)), computed)
 
 
@@ -134,7 +134,7 @@ def test_what_is_normalized_has_another_reader(gpu):
         h = net.conv("x", 12)
         given = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
         normal = net.op("relu", net.op("batch_normalization", h, *given, epsilon=1e-3))
-        last = normal if shown else net.op("concat", net.op("sqr", h), normal, axis=1)
+        last = normal if shown else net(f"concat(sqr({h}), {normal}, axis=1)")
         graph, inputs = computed_inputs(net, last, computed)
         graph = graph.with_(outputs=(last, h)) if shown else graph
         assert "batch_normalization" in operators(optimize(graph))
@@ -177,7 +177,7 @@ def test_constants_behind_an_activation_leave_nothing_to_compute():
     It cannot be folded into the weights, but its factor is a constant.
     """
     net = Net(1, 8, 9, 11)
-    graph = net.graph(net.batch_norm(net.op("relu", net.conv("x", 12))))
+    graph = net.graph(net.batch_norm(net("relu(conv(x, 12))")))
     fused = optimize(graph)
     assert operators(fused) == ["conv", "relu", "sub", "mul", "add"]
     inputs, name = net.input(), graph.outputs[0]

@@ -113,9 +113,9 @@ def test_between_others(op, gpu):
 def test_a_value_and_itself(op, twice, gpu):
     """NaN and infinity survive x - x and x / x, which a driver may replace by 0 and 1."""
     net = Net(1, 1, 1, len(VALUES))
-    first = "x" if twice == "an input" else net.op("sqr", "x")
-    second = net.op("mul", "x", "x") if twice == "the same result" else first
-    graph = net.graph(net.op("neg", net.op(op, first, second)))
+    first = "x" if twice == "an input" else net("sqr(x)")
+    second = net("mul(x, x)") if twice == "the same result" else first
+    graph = net.graph(net(f"neg({op}({first}, {second}))"))
     session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
     assert len(session.plan.steps) == 1
     (wanted,) = cml.Session(graph, "cpu").run(given).values()

@@ -131,8 +131,8 @@ def test_a_chain_rounds_after_every_operator(gpu):
     """
     net = Net(4, 256)
     b = net.random(4, 256, low=10.0, high=1000.0)
-    h = net.op("sub", net.op("add", "x", b), b)
-    graph, inputs = net.graph(net.op("add", net.op("mul", h, b), "x")), net.input()
+    h = net(f"sub(add(x, {b}), {b})")
+    graph, inputs = net.graph(net(f"add(mul({h}, {b}), x)")), net.input()
     x, operand = inputs["x"], graph.constants[b]
     session = Session(graph, gpu)
     assert session.plan is not None and len(session.plan.steps) == 1
@@ -147,9 +147,9 @@ def test_a_tree_rounds_after_every_operator(gpu):
     """
     net = Net(4, 256)
     b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
-    h = net.op("add", net.op("mul", "x", b), net.op("mul", c, d))
-    back = net.op("sub", net.op("add", h, b), h)
-    graph, inputs = net.graph(net.op("mul", back, back)), net.input()
+    h = net(f"add(mul(x, {b}), mul({c}, {d}))")
+    back = net(f"sub(add({h}, {b}), {h})")
+    graph, inputs = net.graph(net(f"mul({back}, {back})")), net.input()
     x, (b, c, d) = inputs["x"], (graph.constants[n] for n in (b, c, d))
     session = Session(graph, gpu)
     assert session.plan is not None and len(session.plan.steps) == 1
@@ -160,14 +160,14 @@ def test_a_tree_rounds_after_every_operator(gpu):
 
 def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
     net = Net(1, 64, 8, 8)
-    h = net.op("sin", "x")
+    h = net("sin(x)")
     parts = [
-        net.op("slice", h, axes=[1], begin=[16 * i], end=[16 * i + 16], stride=[1])
+        net(f"slice({h}, axes=[1], begin=[{16 * i}], end=[{16 * i + 16}], stride=[1])")
         for i in range(4)
     ]
-    gated = [net.op("mul", net.op("tanh", parts[i]), parts[i + 1]) for i in range(3)]
-    rows = [net.op("reshape", g, shape=[16, 64]) for g in gated]
-    apart = [net.op("exp", row) for row in rows]
+    gated = [net(f"mul(tanh({parts[i]}), {parts[i + 1]})") for i in range(3)]
+    rows = [net(f"reshape({g}, shape=[16, 64])") for g in gated]
+    apart = [net(f"exp({row})") for row in rows]
     graph = net.graph(net.op("neg", net.op("stack", *apart, axis=0)))
     inputs, fused = net.input(), optimize(graph)
     plans = [lower(fused, gpu.limits, {}, PlanOptions(views=v)) for v in (True, False)]
@@ -180,7 +180,7 @@ def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
 def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
     """A rule can add an integer constant; this one reverses rows instead of ``abs(x)``."""
     net = Net(2, 3)
-    graph = net.graph(net.op("abs", "x"))
+    graph = net.graph(net("abs(x)"))
 
     def reordered(match):
         rows = match.add_constant("rows", np.array([1, 0]))

@@ -91,7 +91,7 @@ def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
 def test_no_update_of_a_variable_is_lost(backend, gpu):
     net = Net(2, 4)
     total = net.constant(np.zeros((2, 4)))
-    graph = net.graph(total, net.op("add", total, "x")).with_(updates=((total, "t0"),))
+    graph = net.graph(total, net(f"add({total}, x)")).with_(updates=((total, "t0"),))
     session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
     one = {"x": np.ones((2, 4), np.float32)}
 
@@ -150,8 +150,8 @@ def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
 def test_variables_are_not_reset_under_a_job(gpu):
     net = Net(2, 4)
     state = net.random(2, 4)
-    h = net.op("add", "x", state)
-    graph = net.graph(net.op("mul", h, h), state).with_(updates=((state, h),))
+    h = net(f"add(x, {state})")
+    graph = net.graph(net(f"mul({h}, {h})"), state).with_(updates=((state, h),))
     options = CompileOptions(without=frozenset({"chains"}))
     session, other = (cml.Session(graph, gpu, options, arena="shared:reset") for _ in range(2))
     other.run(net.input())

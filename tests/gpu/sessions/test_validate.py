@@ -70,7 +70,7 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
     In ``exp(exp(x))`` near 1e18, one ulp of the inner value is seven of the outer one.
     """
     net = Net(1, 4, 30)
-    graph = optimize(net.graph(net.op("exp", net.op("exp", "x"))))
+    graph = optimize(net.graph(net("exp(exp(x))")))
     inputs = {"x": np.linspace(3.7, 3.76, 120, dtype=np.float32).reshape(1, 4, 30)}
     (node,) = graph.nodes
     (check,) = check_nodes(graph, gpu, inputs)

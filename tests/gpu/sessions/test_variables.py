@@ -185,8 +185,8 @@ def test_validation_checks_the_run_and_not_the_values_after_it(gpu):
 def test_a_feature_map_as_state_in_16_bits(gpu):
     net = Net(1, 3, 6, 8)
     state = net.random(1, 8, 6, 8)
-    summed = net.op("add", net.conv("x", 8), state)
-    graph = net.graph(net.conv(net.op("relu", summed), 3), state).with_(updates=((state, summed),))
+    summed = net(f"add(conv(x, 8), {state})")
+    graph = net.graph(net.conv(net(f"relu({summed})"), 3), state).with_(updates=((state, summed),))
     turns = [net.input() for _ in range(3)]
     half, full = (
         cml.Session(graph, backend, CompileOptions(storage=storage))

@@ -65,7 +65,7 @@ def test_a_constant_of_another_shape_than_was_given(cnn):
 
 def test_what_cannot_be_without_elements_says_so():
     lstm = model(
-        [node("LSTM", "x w r", "y", hidden_size=2)],
+        [node("y = LSTM(x, w, r, hidden_size=2)")],
         [value("x", ("t", "n", 4))],
         [value("y", None)],
         {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")},
@@ -106,12 +106,12 @@ def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
 
 def test_extents_without_a_name_are_not_all_one():
     """Some exporters name every open extent '?'."""
-    made = model([node("Relu", "x", "y")], [value("x", ["?", "?"])], [value("y", None)])
+    made = model([node("y = Relu(x)")], [value("x", ["?", "?"])], [value("y", None)])
     assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
     with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
         cml.load(made.SerializeToString())
     two = [value("x", ["n", "n"])]
-    made = model([node("Relu", "x", "y")], two, [value("y", None)])
+    made = model([node("y = Relu(x)")], two, [value("y", None)])
     with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
         cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
 
@@ -145,7 +145,7 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
 
 def test_what_is_found_among_many_has_a_count():
     """NonZero's result has room for all elements: the found ones come first, the rest is -1."""
-    made = model([node("NonZero", "x", "y")], [value("x", [2, 3])], [value("y", None, "int64")])
+    made = model([node("y = NonZero(x)")], [value("x", [2, 3])], [value("y", None, "int64")])
     graph = cml.load(made.SerializeToString())
     assert graph.outputs == ("y", "y_count")
     x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
@@ -156,9 +156,9 @@ def test_what_is_found_among_many_has_a_count():
 
 def test_local_functions_are_inlined():
     """The function has two nodes, an attribute of its own and an attribute of the call."""
-    inner = node("LeakyRelu", "scaled", "b")
+    inner = node("b = LeakyRelu(scaled)")
     inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
-    nodes = [node("Add", "a a", "scaled"), inner]
+    nodes = [node("scaled = Add(a, a)"), inner]
     opsets = [onnx.helper.make_opsetid("", 17)]
     function = onnx.helper.make_function("my.ops", "Sharp", ["a"], ["b"], nodes, opsets, ["slope"])
     calls = [
@@ -214,7 +214,7 @@ def test_operators_that_a_game_brought(tmp_path):
 
 @pytest.mark.parametrize("op, wanted", [("Neg", [-128, 127, 5]), ("Abs", [-128, 127, 5])])
 def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
-    made = model([node(op, "x", "y")], [value("x", [3], "int8")], [value("y", [3], "int8")])
+    made = model([node(f"y = {op}(x)")], [value("x", [3], "int8")], [value("y", [3], "int8")])
     session = cml.Session(cml.load(made.SerializeToString()), "cpu")
     got = session.run({"x": np.array([-128, -127, -5], np.int8)})
     np.testing.assert_array_equal(got["y"], wanted)
@@ -223,21 +223,21 @@ def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
 def test_loops_and_branches_are_written_out(rng):
     body = onnx.helper.make_graph(
         [
-            node("Add", "a w", "b"),  # a name of the outer graph
-            node("Mul", "b b", "s"),
-            node("Identity", "go", "more"),
+            node("b = Add(a, w)"),  # a name of the outer graph
+            node("s = Mul(b, b)"),
+            node("more = Identity(go)"),
         ],
         "body",
         [value("i", [], "int64"), value("go", [], "bool"), value("a", [4])],
         [value("more", [], "bool"), value("b", [4]), value("s", [4])],
     )
-    then = onnx.helper.make_graph([node("Neg", "last", "t")], "then", [], [value("t", [4])])
-    other = onnx.helper.make_graph([node("Abs", "last", "t")], "else", [], [value("t", [4])])
+    then = onnx.helper.make_graph([node("t = Neg(last)")], "then", [], [value("t", [4])])
+    other = onnx.helper.make_graph([node("t = Abs(last)")], "else", [], [value("t", [4])])
     nodes = [
-        node("Shape", "x", "n"), node("Squeeze", "n", "trips"),
-        node("Loop", "trips true x", "last all", body=body),
-        node("Less", "trips five", "few"),
-        node("If", "few", "y", then_branch=then, else_branch=other),
+        node("n = Shape(x)"), node("trips = Squeeze(n)"),
+        node("last, all = Loop(trips, true, x)", body=body),
+        node("few = Less(trips, five)"),
+        node("y = If(few)", then_branch=then, else_branch=other),
     ]  # fmt: skip
     weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
     made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
@@ -276,7 +276,7 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_floats_are_computed_in_32_bits(rng, dtype):
     weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
-    nodes = [node("MatMul", "x w", "a"), node("Add", "a k", "b"), node("Cast", "b", "y", to=1)]
+    nodes = [node("a = MatMul(x, w)"), node("b = Add(a, k)"), node("y = Cast(b, to=1)")]
     made = model(nodes, [value("x", [2, 4], dtype)], [value("y", [2, 4])], weights)
     x = rng.standard_normal((2, 4)).astype(dtype)
     graph = cml.load(made.SerializeToString())
@@ -287,7 +287,7 @@ def test_other_floats_are_computed_in_32_bits(rng, dtype):
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
     """Names have digits, dots and slashes; the session takes the names of the file."""
-    nodes = [node("Mul", "1 half", "0.5"), node("Add", "0.5 1", "out:0"), node("Relu", "1", "true")]
+    nodes = [node("0.5 = Mul(1, half)"), node("out:0 = Add(0.5, 1)"), node("true = Relu(1)")]
     outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
     made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
     graph = cml.load(made.SerializeToString())
@@ -303,21 +303,21 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
 
 
 def test_how_many_are_found_is_not_how_many_there_is_room_for():
-    nodes = [node("NonZero", "x", "places"), node("Transpose", "places", "rows"),
-             node("Shape", "rows", "shape"), node("Size", "rows", "size")]  # fmt: skip
+    nodes = [node("places = NonZero(x)"), node("rows = Transpose(places)"),
+             node("shape = Shape(rows)"), node("size = Size(rows)")]  # fmt: skip
     outputs = [value("shape", [2], "int64"), value("size", [], "int64")]
     x = np.float32([[0, 5, 0], [7, 0, 0]])
     graph = cml.load(model(nodes, [value("x", [2, 3])], outputs).SerializeToString())
     got = cml.Session(graph, "cpu").run({"x": x})
     assert got["shape"].tolist() == [2, 2] and got["size"] == 4
-    nodes.append(node("ConstantOfShape", "shape", "y"))
+    nodes.append(node("y = ConstantOfShape(shape)"))
     made = model(nodes, [value("x", [2, 3])], [value("y", [None, 2])])
     with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
         cml.load(made.SerializeToString())
 
 
 def test_an_input_of_float64_is_told_of():
-    double = model([node("Exp", "x", "y")], [value("x", [2], "float64")], [value("y", [2])])
+    double = model([node("y = Exp(x)")], [value("x", [2], "float64")], [value("y", [2])])
     with pytest.warns(cml.nnef.NnefWarning, match="input 'x' is float64.*float32"):
         cml.load(double.SerializeToString())
 

@@ -34,7 +34,7 @@ def warp(inputs="a w", output="b", name="/net/Warp", **attrs):
 
 def saved(path, *nodes, infos=("b", "c")):
     made = model(
-        [node("Relu", "x", "a", name="/pre/Relu"), *nodes],
+        [node("a = Relu(x, name='/pre/Relu')"), *nodes],
         [value("x", [1, 3, "h", 4])],
         [value("y", [1, 3, "h", 4])],
         {"w": np.array([1, 2, 3], np.float32)},
@@ -47,7 +47,7 @@ def saved(path, *nodes, infos=("b", "c")):
 
 def two(path):
     second = warp("b w", "c", "/net/Warp_2", amount=2.0)
-    return saved(path, warp(), second, node("Add", "c x", "y", name="/out/Add"))
+    return saved(path, warp(), second, node("y = Add(c, x, name='/out/Add')"))
 
 
 def convert(source, folder, *more):
@@ -83,7 +83,7 @@ def test_placeholders_are_declared_and_filled(tmp_path, capsys):
 
 def test_an_operator_of_two_signatures_has_two_names(tmp_path):
     second = warp("b", "c", "/net/Other")
-    path = saved(tmp_path / "m.onnx", warp(), second, node("Add", "c x", "y"))
+    path = saved(tmp_path / "m.onnx", warp(), second, node("y = Add(c, x)"))
     assert convert(path, tmp_path / "m") == 0
     text = (tmp_path / "m/graph.nnef").read_text()
     assert "fragment Warp(x1: tensor<scalar>, x2" in text
@@ -102,7 +102,7 @@ def test_an_operator_of_two_signatures_has_two_names(tmp_path):
     ],
 )
 def test_what_no_placeholder_can_be(tmp_path, capsys, nodes, infos, message):
-    path = saved(tmp_path / "m.onnx", *nodes, node("Add", "b x", "y"), infos=infos)
+    path = saved(tmp_path / "m.onnx", *nodes, node("y = Add(b, x)"), infos=infos)
     assert convert(path, tmp_path / "m") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
@@ -133,9 +133,9 @@ def without_its_data(path):
     """A network whose external data file is missing."""
     shapes = {"f": (8, 3, 3, 3), "b": (8,), "s": (8,), "o": (8,), "m": (8,), "v": (8,), "w": (8, 5)}
     made = model(
-        [node("Conv", "x f b", "c"), node("BatchNormalization", "c s o m v", "n"),
-         node("GlobalAveragePool", "n", "g"), node("Flatten", "g", "h"),
-         node("MatMul", "h w", "y")],
+        [node("c = Conv(x, f, b)"), node("n = BatchNormalization(c, s, o, m, v)"),
+         node("g = GlobalAveragePool(n)"), node("h = Flatten(g)"),
+         node("y = MatMul(h, w)")],
         [value("x", [1, 3, 8, 8])],
         [value("y", [1, 5])],
     )  # fmt: skip
@@ -168,11 +168,11 @@ def test_external_data_that_is_missing_is_made_up(tmp_path):
 def named(path):
     """A network whose nodes have names as PyTorch gives them."""
     made = model(
-        [node("Shape", "x", "s", name="/up/Shape"),
-         node("Conv", "x f", "c", name="/net/conv1/Conv"),
-         node("Relu", "c", "r", name="/net/act/Relu"),
-         node("LayerNormalization", "r g", "n", name="/net/norm/LayerNormalization"),
-         node("Reshape", "n s", "y", name="/up/Reshape")],
+        [node("s = Shape(x, name='/up/Shape')"),
+         node("c = Conv(x, f, name='/net/conv1/Conv')"),
+         node("r = Relu(c, name='/net/act/Relu')"),
+         node("n = LayerNormalization(r, g, name='/net/norm/LayerNormalization')"),
+         node("y = Reshape(n, s, name='/up/Reshape')")],
         [value("x", [1, 3, 4, 4])],
         [value("y", [1, 3, 4, 4])],
         {"f": np.ones((3, 3, 1, 1), np.float32), "g": np.ones(4, np.float32)},
@@ -196,8 +196,8 @@ def test_names_of_nodes_are_kept(tmp_path, capsys):
 
 
 def test_many_nodes_of_an_operator_are_counted(tmp_path):
-    nodes = [node("Shape", "x", f"s{i}", name=f"/{i}/Shape") for i in range(5)]
-    nodes += [node("Concat", "s0 s1 s2 s3 s4", "s", axis=0), node("Expand", "x s", "y")]
+    nodes = [node(f"s{i} = Shape(x)", name=f"/{i}/Shape") for i in range(5)]
+    nodes += [node("s = Concat(s0, s1, s2, s3, s4, axis=0)"), node("y = Expand(x, s)")]
     made = model(nodes, [value("x", [1])], [value("y", None)])
     notes = cml.load(made.SerializeToString()).notes
     assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
@@ -211,7 +211,7 @@ def test_a_trace_is_not_written_over_its_model(tmp_path, capsys):
 
 
 def test_convert_tells_the_names_that_nnef_cannot_have(tmp_path, capsys):
-    made = model([node("Relu", "größe", "y")], [value("größe", [2])], [value("y", None)])
+    made = model([node("y = Relu(größe)")], [value("größe", [2])], [value("y", None)])
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef")]) == 0
     assert "  'größe' is 'gr__e' there: NNEF's names" in capsys.readouterr().out

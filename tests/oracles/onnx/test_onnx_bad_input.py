@@ -46,7 +46,9 @@ def refused(made: Any, match: str, kind: type[CmlError] = CmlError, **more: Any)
 
 
 def one(op: str, inputs: str = "x", weights: Any = None, opset: int = 17, **attrs: Any) -> Any:
-    return model([node(op, inputs, "y", **attrs)], [X], [Y], weights, opset)
+    return model(
+        [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
+    )
 
 
 # -- bytes -----------------------------------------------------------------------------------------
@@ -112,25 +114,23 @@ def test_not_a_model(tmp_path):
 
 
 def test_cycle():
-    made = model(
-        [node("Add", "x b", "a"), node("Relu", "a", "b"), node("Relu", "b", "y")], [X], [Y]
-    )
+    made = model([node("a = Add(x, b)"), node("b = Relu(a)"), node("y = Relu(b)")], [X], [Y])
     refused(made, "comes from no node before it.*cycle")
 
 
 def test_names_twice():
-    twice = model([node("Relu", "x", "y"), node("Abs", "x", "y")], [X], [Y])
+    twice = model([node("y = Relu(x)"), node("y = Abs(x)")], [X], [Y])
     refused(twice, "'y' is made twice")
-    refused(model([node("Add", "x x", "y")], [X, X], [Y]), "two inputs are called 'x'")
-    refused(model([node("Relu", "x", "y")], [X], [Y, Y]), "two outputs have one name")
+    refused(model([node("y = Add(x, x)")], [X, X], [Y]), "two inputs are called 'x'")
+    refused(model([node("y = Relu(x)")], [X], [Y, Y]), "two outputs have one name")
     made = one("Add", "x w", {"w": np.ones(4, np.float32)})
     made.graph.initializer.append(made.graph.initializer[0])
     refused(made, "initializer 'w' is there twice")
 
 
 def test_unknown_output_and_input():
-    refused(model([node("Relu", "x", "z")], [X], [Y]), "the graph's output 'y' comes from no node")
-    refused(model([node("Relu", "q", "y")], [X], [Y]), "Relu 'y': its input 'q'")
+    refused(model([node("z = Relu(x)")], [X], [Y]), "the graph's output 'y' comes from no node")
+    refused(model([node("y = Relu(q)")], [X], [Y]), "Relu 'y': its input 'q'")
 
 
 @pytest.mark.parametrize("opset", [6, 99])
@@ -140,11 +140,11 @@ def test_opsets(opset):
 
 def test_unknown_operators_are_all_listed():
     nodes = [
-        node("Reluu", "x", "a", name="first"),
-        node("Reluu", "a", "b"),
+        node("a = Reluu(x, name='first')"),
+        node("b = Reluu(a)"),
         helper.make_node("Thing", ["b"], ["c"], domain="my.ops", name="thing"),
-        node("Gelu", "c", "y", approximate="tanh"),
-        node("Unneeded", "x", "nothing"),
+        node("y = Gelu(c, approximate='tanh')"),
+        node("nothing = Unneeded(x)"),
     ]
     made = model(nodes, [X], [Y], domains={"my.ops": 3})
     said = refused(made, "2 operators", UnsupportedOp)
@@ -166,19 +166,19 @@ def test_names_that_are_not_near(op, domain):
 
 
 def test_more_inputs_than_an_operator_takes():
-    made = model([node("Relu", "x x", "y", name="/act")], [X], [Y])
+    made = model([node("y = Relu(x, x, name='/act')")], [X], [Y])
     refused(made, "Relu '/act'.*2 inputs, the operator takes 1", UnsupportedOp)
-    made = model([node("LSTM", "x x x x x x x x x", "y")], [X], [Y])
+    made = model([node("y = LSTM(x, x, x, x, x, x, x, x, x)")], [X], [Y])
     refused(made, "LSTM 'y'.*9 inputs, the operator takes 8", UnsupportedOp)
-    made = model([node("Clip", "x _ _ _", "y")], [X], [Y])
+    made = model([node("y = Clip(x, _, _, _)")], [X], [Y])
     assert cml.load(made.SerializeToString()).nodes[0].op == "copy"
 
 
 def test_masks_that_are_too_large():
     wide = value("x", [1 << 20, 1 << 20])
     with little_memory():
-        refused(model([node("Trilu", "x", "y")], [wide], [Y]), "Trilu 'y'.*the shape", CmlError)
-        made = model([node("Attention", "x x x", "y", is_causal=1, q_num_heads=1, kv_num_heads=1)],
+        refused(model([node("y = Trilu(x)")], [wide], [Y]), "Trilu 'y'.*the shape", CmlError)
+        made = model([node("y = Attention(x, x, x, is_causal=1, q_num_heads=1, kv_num_heads=1)")],
                      [value("x", [1, 1 << 20, 4])], [Y], opset=23)  # fmt: skip
         refused(made, "Attention 'y'.*the shape", CmlError)
 
@@ -201,9 +201,9 @@ def test_messages_name_the_node():
 
 
 def test_data_dependent_shapes_are_refused():
-    made = model([node("Cast", "x", "s", to=7), node("Expand", "x s", "y")], [X], [Y])
+    made = model([node("s = Cast(x, to=7)"), node("y = Expand(x, s)")], [X], [Y])
     refused(made, "Expand 'y'.*computed from 'x'.*constants=", UnsupportedOp)
-    made = model([node("Reshape", "x s", "y")], [X, value("s", [2], "int64")], [Y])
+    made = model([node("y = Reshape(x, s)")], [X, value("s", [2], "int64")], [Y])
     assert cml.load(made.SerializeToString(), constants={"s": np.array([2, 2])}).inputs == ("x",)
     refused(made, "the shape must be known.*'s'", UnsupportedOp)
 
@@ -244,17 +244,17 @@ def test_known_tensors_that_grow():
     file."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
-        nodes = [node(op, "a b", "c"), node("Shape", "c", "y")]
+        nodes = [node(f"c = {op}(a, b)"), node("y = Shape(c)")]
         with little_memory():
             cml.load(model(nodes, [X], [Y], {"a": tall, "b": wide}).SerializeToString())
     sizes = {"a": tall, "b": np.array([1, 2**14])}
-    refused(model([node("Expand", "a b", "y")], [X], [Y], sizes), "1,073,741,824 bytes")
+    refused(model([node("y = Expand(a, b)")], [X], [Y], sizes), "1,073,741,824 bytes")
 
 
 def test_numbers_that_do_not_fit():
     """A double beyond the range of floats is refused, not turned into infinity; the limits are
     accepted."""
-    nodes = [node("Cast", "x", "d", to=11), node("Add", "d w", "y")]
+    nodes = [node("d = Cast(x, to=11)"), node("y = Add(d, w)")]
     refused(model(nodes, [X], [Y], {"w": np.array([1e300, 1])}), "1e\\+300.*32 bits")
     limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
     loaded = cml.load(model(nodes, [X], [Y], {"w": limits}).SerializeToString())
@@ -264,14 +264,14 @@ def test_numbers_that_do_not_fit():
 
 def test_loops_without_end():
     body = helper.make_graph(
-        [node("Identity", "go", "more"), node("Identity", "a", "b")],
+        [node("more = Identity(go)"), node("b = Identity(a)")],
         "body",
         [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
         [value("more", [], "bool"), value("b", [1, 4])],
     )
     weights = {"n": np.array(2**40), "true": np.array(True)}
     refused(one("Loop", "n true x", weights, body=body), "the limit is 2,000")
-    made = model([node("Loop", "n go x", "y", body=body)],
+    made = model([node("y = Loop(n, go, x)", body=body)],
                  [X, value("n", [], "int64"), value("go", [], "bool")], [Y])  # fmt: skip
     refused(made, "number of iterations must be known", UnsupportedOp)
 
@@ -299,7 +299,7 @@ def test_functions_that_double():
     call = helper.make_node("F0", ["x"], ["y"], domain="my")
     made = model([call], [X], [Y], domains={"my": 1}, functions=functions)
     refused(made, "my:F40 .opset 1.", UnsupportedOp)
-    last = helper.make_function("my", "F40", ["a"], ["c"], [node("Relu", "a", "c")],
+    last = helper.make_function("my", "F40", ["a"], ["c"], [node("c = Relu(a)")],
                                 [helper.make_opsetid("", 17)])  # fmt: skip
     made = model([call], [X], [Y], domains={"my": 1}, functions=[*functions, last])
     refused(made, "with its functions written out, needs 3,298,534,883,327 nodes")
@@ -317,7 +317,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 def nested(depth: int) -> bytes:
     """Returns nested Ifs, deeper than the package can write."""
-    leaf = helper.make_graph([node("Identity", "x", "y")], "g", [], [Y]).SerializeToString()
+    leaf = helper.make_graph([node("y = Identity(x)")], "g", [], [Y]).SerializeToString()
     output, kind = field(12, Y.SerializeToString()), b"\xa0\x01\x05"
     graph = leaf
     for _ in range(depth):
@@ -447,10 +447,10 @@ def test_sparse_tensors_are_refused_by_name():
 
 def test_types_that_do_not_fit():
     text = helper.make_tensor_value_info("x", TensorProto.STRING, [1])
-    refused(model([node("Identity", "x", "y")], [text], [Y]), "'x' is string", UnsupportedOp)
+    refused(model([node("y = Identity(x)")], [text], [Y]), "'x' is string", UnsupportedOp)
     sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
-    refused(model([node("Identity", "x", "y")], [sequence], [Y]), "'x' is a sequence")
-    made = model([node("Add", "x w", "y")], [value("x", [2], "int64")], [Y],
+    refused(model([node("y = Identity(x)")], [sequence], [Y]), "'x' is a sequence")
+    made = model([node("y = Add(x, w)")], [value("x", [2], "int64")], [Y],
                  {"w": np.array([2**40, 1])})  # fmt: skip
     refused(made, "Add 'y'.*1099511627776.*32 bits")
 
@@ -459,7 +459,7 @@ def test_types_that_do_not_fit():
 def test_bits_that_are_not_those_computed_with():
     """A 64-bit float is computed in 32 bits here, so its bits would differ."""
     wide = value("x", [2], "float64")
-    refused(model([node("BitCast", "x", "y", to=7)], [wide], [Y], opset=27),
+    refused(model([node("y = BitCast(x, to=7)")], [wide], [Y], opset=27),
             "float64 read as int64", UnsupportedOp)  # fmt: skip
 
 
@@ -499,7 +499,7 @@ EMPTY = [[0, *[2**31 - 1] * count] for count in (3, 8)]
 @pytest.mark.parametrize("shape", EMPTY)
 def test_empty_shapes_that_no_array_has(shape):
     """NumPy refuses them with an error of its own."""
-    refused(model([node("Relu", "x", "y")], [value("x", shape)], [Y]), "shape")
+    refused(model([node("y = Relu(x)")], [value("x", shape)], [Y]), "shape")
     refused(one("Relu"), "shape|extents", shapes={"x": tuple(shape)})
     for op, inputs in (("Reshape", "e s"), ("Expand", "x s"), ("ConstantOfShape", "s")):
         weights = {"s": np.array(shape), "e": np.zeros(0, np.float32)}

@@ -39,48 +39,50 @@ def call(name: str, from_: str, to: str) -> Any:
 
 def doubling_functions() -> Any:
     functions = {f"F{i}": [call(f"F{i + 1}", *names) for names in ("ab", "bc")] for i in range(40)}
-    return called({**functions, "F40": [node("Relu", "a", "c")]}, [call("F0", "x", "y")])
+    return called({**functions, "F40": [node("c = Relu(a)")]}, [call("F0", "x", "y")])
 
 
 def dead_nodes_in_functions() -> Any:
     dead = [helper.make_node("Relu", ["a"], [f"d{i}"]) for i in range(5000)]
     calls = [call("F", f"t{i}", f"t{i + 1}") for i in range(1000)]
-    ends = [node("Relu", "x", "t0"), node("Relu", "t1000", "y")]
-    return called({"F": [*dead, node("Relu", "a", "c")]}, [ends[0], *calls, ends[1]])
+    ends = [node("t0 = Relu(x)"), node("y = Relu(t1000)")]
+    return called({"F": [*dead, node("c = Relu(a)")]}, [ends[0], *calls, ends[1]])
 
 
 def many_zeros(count: int, size: int) -> Any:
-    zeros = [node("ConstantOfShape", "n", f"c{i}") for i in range(count)]
-    sums = [node("Add", f"s{i} c{i}", f"s{i + 1}") for i in range(count)]
-    ends = [node("Relu", "x", "s0"), node("Relu", f"s{count}", "y")]
+    zeros = [node(f"c{i} = ConstantOfShape(n)") for i in range(count)]
+    sums = [node(f"s{i + 1} = Add(s{i}, c{i})") for i in range(count)]
+    ends = [node("s0 = Relu(x)"), node(f"y = Relu(s{count})")]
     return model([ends[0], *zeros, *sums, ends[1]], [ONE], [Y], {"n": np.array([size])})
 
 
 def doubling_concat() -> Any:
-    doubled = [node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(40)]
+    doubled = [node(f"c{i + 1} = Concat(c{i}, c{i}, axis=0)") for i in range(40)]
     weights = {"c0": np.ones(1000, np.float32)}
-    return model([*doubled, node("Add", "x c40", "y")], [value("x", [1])], [Y], weights)
+    return model([*doubled, node("y = Add(x, c40)")], [value("x", [1])], [Y], weights)
 
 
 def endless_loop() -> Any:
     body = helper.make_graph(
-        [node("Identity", "go", "more"), node("Relu", "a", "b")],
+        [node("more = Identity(go)"), node("b = Relu(a)")],
         "body",
         [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
         [value("more", [], "bool"), value("b", [1, 4])],
     )
     weights = {"n": np.array(2**40), "true": np.array(True)}
-    return model([node("Loop", "n true x", "y", body=body)], [X], [Y], weights)
+    return model([node("y = Loop(n, true, x)", body=body)], [X], [Y], weights)
 
 
 def one(op: str, inputs: str, weights: Any, opset: int = 18, **attrs: Any) -> Any:
-    return model([node(op, inputs, "y", **attrs)], [X], [Y], weights, opset)
+    return model(
+        [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
+    )
 
 
 def long_attribute(field: str, kind: int, item: Any) -> Any:
     """Returns an attribute of 4 million numbers, which the onnx package writes as a field for
     each."""
-    made = model([node("Relu", "x", "y")], [X], [Y])
+    made = model([node("y = Relu(x)")], [X], [Y])
     attribute = made.graph.node[0].attribute.add()
     attribute.name, attribute.type = "many", kind
     getattr(attribute, field).extend([item] * 4_000_000)

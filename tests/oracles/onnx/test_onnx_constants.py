@@ -20,7 +20,7 @@ Y = value("y", None)
 
 
 def branch(op: str, name: str) -> Any:
-    return helper.make_graph([node(op, "x", name)], name, [], [value(name, [1, 4])])
+    return helper.make_graph([node(f"{name} = {op}(x)")], name, [], [value(name, [1, 4])])
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def rates(tmp_path: Path) -> Path:
     """A network that computes -x at a rate of 16000 and the magnitude of x at other rates."""
     inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
     nodes = [
-        node("Equal", "rate wanted", "same"),
-        node("If", "same", "y", then_branch=branch("Neg", "n"), else_branch=branch("Abs", "a")),
+        node("same = Equal(rate, wanted)"),
+        node("y = If(same)", then_branch=branch("Neg", "n"), else_branch=branch("Abs", "a")),
     ]
     path = tmp_path / "rates.onnx"
     path.write_bytes(model(nodes, inputs, [Y]).SerializeToString())

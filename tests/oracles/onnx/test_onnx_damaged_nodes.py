@@ -26,7 +26,7 @@ from tests.fixtures.onnx_models import node, value
 
 Array = np.ndarray[Any, Any]
 _TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
-_GRAPH = helper.make_graph([node("Relu", "x", "y")], "g", [], [])
+_GRAPH = helper.make_graph([node("y = Relu(x)")], "g", [], [])
 WRONG: tuple[Any, ...] = (
     -(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 7, 2**31, 2**63 - 1, float("nan"), float("inf"), -1e38,
     0.0, "", "no such word", b"\xff\xfe", [], [0], [-1], [1, 1], [2**40], [1, 2, 3],

@@ -22,7 +22,7 @@ INF, NAN = np.inf, np.nan
 def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
     """Returns the result, which must be the same for constants and for an input."""
     given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
-    made = node(op, " ".join(given), "y", **attrs)
+    made = node(f"y = {op}({', '.join(given)})", **attrs)
     results = []
     for known in (given, {name: array for name, array in given.items() if name != "x0"}):
         inputs = [value(name, a.shape, str(a.dtype)) for name, a in given.items()]
@@ -159,7 +159,7 @@ def test_clips_keep_what_is_no_number(opset, low, high):
 def test_an_output_that_is_an_input(rng):
     x = rng.standard_normal((2, 3)).astype(np.float32)
     ends = [value("x", (2, 3)), value("y", None)]
-    graph = cml.load(model([node("Relu", "x", "y")], ends[:1], ends).SerializeToString())
+    graph = cml.load(model([node("y = Relu(x)")], ends[:1], ends).SerializeToString())
     got = cml.Session(graph, "cpu").run({"x": x})
     np.testing.assert_array_equal(got["x"], x)
     np.testing.assert_array_equal(got["y"], np.maximum(x, 0))

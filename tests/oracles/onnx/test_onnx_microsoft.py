@@ -19,7 +19,11 @@ MICROSOFT = "com.microsoft"
 
 
 def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
-    return node(op, inputs, outputs, domain=MICROSOFT, **attrs)
+    return node(
+        f"{', '.join(outputs.split())} = {op}({', '.join(inputs.split())})",
+        domain=MICROSOFT,
+        **attrs,
+    )
 
 
 SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
@@ -57,7 +61,7 @@ CALLS: list[tuple[Any, tuple[int, ...], str]] = [
     (ms("MatMulNBits", "z4 codes4 scales", K=32, N=6, bits=4, block_size=16), SEQUENCE, "y"),
     (ms("MatMulNBits", "z4 codes4 scales zeros4", K=32, N=6, bits=4, block_size=16),
      SEQUENCE, "y"),
-    (node("SimplifiedLayerNormalization", "x v8", "y", axis=-1), SEQUENCE, "y"),
+    (node("y = SimplifiedLayerNormalization(x, v8, axis=-1)"), SEQUENCE, "y"),
 ]  # fmt: skip
 
 
@@ -96,7 +100,7 @@ def results(network: Any, x: Array, names: list[str]) -> list[Array]:
 def test_operator(rng, made, shape, compared):
     given = {name: array for name, array in weights(rng).items() if name in made.input}
     outputs = [value(name, None) for name in compared.split()]
-    nodes = [made] if "x" in made.input else [made, node("Neg", "x", "unused")]
+    nodes = [made] if "x" in made.input else [made, node("unused = Neg(x)")]
     network = model(nodes, [value("x", shape)], outputs, given, domains={MICROSOFT: 1})
     x = rng.standard_normal(shape).astype(np.float32)
     wanted = results(network, x, compared.split())

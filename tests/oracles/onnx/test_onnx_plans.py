@@ -27,15 +27,15 @@ from tests.fixtures.graphs import (
 
 def attention(length: int = 16, width: int = 8) -> Net:
     net = Net(1, 2, length, width)
-    logits = net.op("matmul", "x", net.random(1, 2, length, width), transposeB=True)
-    weights = net.op("softmax", net.op("mul", logits, net.constant(0.35)), axes=[3])
-    net.op("matmul", weights, net.random(1, 2, length, width))
+    logits = net(f"matmul(x, random(1, 2, {length}, {width}), transposeB=True)")
+    weights = net(f"softmax(mul({logits}, constant(0.35)), axes=[3])")
+    net(f"matmul({weights}, random(1, 2, {length}, {width}))")
     return net
 
 
 def groups(size: int = 12, channels: int = 8) -> Net:
     net = Net(1, channels, size, size)
-    net.conv(net.op("relu", net.group_norm(net.conv("x", 2 * channels), 4)), channels)
+    net.conv(net(f"relu(group_norm(conv(x, {2 * channels}), 4))"), channels)
     return net
 
 

@@ -79,11 +79,11 @@ def by_operators(*changed: Any, **arrays: Any) -> onnx.ModelProto:
         **arrays,
     }
     nodes = [
-        node("QuantizeLinear", "x sx zx", "q"),
-        node("QLinearConv", "q sx zx w sw zw sy zy b", "c", pads=[1, 1, 1, 1]),
-        node("MaxPool", "c", "p", kernel_shape=[2, 2], strides=[1, 1]),
-        node("QLinearMatMul", "p sy zy m sm zm so zo", "k"),
-        node("DequantizeLinear", "k so zo", "y"),
+        node("q = QuantizeLinear(x, sx, zx)"),
+        node("c = QLinearConv(q, sx, zx, w, sw, zw, sy, zy, b, pads=[1, 1, 1, 1])"),
+        node("p = MaxPool(c, kernel_shape=[2, 2], strides=[1, 1])"),
+        node("k = QLinearMatMul(p, sy, zy, m, sm, zm, so, zo)"),
+        node("y = DequantizeLinear(k, so, zo)"),
     ]
     new = {n.output[0]: n for n in changed}
     return model(
@@ -123,33 +123,33 @@ def test_it_is_an_integer_network_in_all(tmp_path: Path, capsys: Any) -> None:
 #: models without an integer version: replaced nodes, replaced arrays, and the warning
 FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "two scales": (
-        [node("DequantizeLinear", "k sm zo", "y")], {},
+        [node("y = DequantizeLinear(k, sm, zo)")], {},
         "DequantizeLinear 'y': reads integers by another scale"),
     "arithmetic": (
-        [node("Cast", "k", "y", to=1)], {}, "Cast 'y': Cast computes with integers"),
+        [node("y = Cast(k, to=1)")], {}, "Cast 'y': Cast computes with integers"),
     "16 bits that start elsewhere": (
-        [node("QuantizeLinear", "x sx zl", "l"), node("DequantizeLinear", "l sx zl", "y")],
+        [node("l = QuantizeLinear(x, sx, zl)"), node("y = DequantizeLinear(l, sx, zl)")],
         {"zl": np.uint16(77)}, "zero point 77 of uint16.*ActivationSymmetric"),
     "a scale that is computed": (
-        [node("DynamicQuantizeLinear", "x", "l s z"), node("DequantizeLinear", "l s z", "y")],
+        [node("l, s, z = DynamicQuantizeLinear(x)"), node("y = DequantizeLinear(l, s, z)")],
         {}, "DynamicQuantizeLinear 'l'.*quantize_static"),
     "a scale of each channel": (
-        [node("QuantizeLinear", "x sl zl", "l", axis=1),
-         node("DequantizeLinear", "l sl zl", "y", axis=1)],
+        [node("l = QuantizeLinear(x, sl, zl, axis=1)"),
+         node("y = DequantizeLinear(l, sl, zl, axis=1)")],
         {"sl": np.ones(3, np.float32), "zl": np.zeros(3, np.int8)},
         "3 scales of a computed tensor"),
     "weights of floats": (
-        [node("DequantizeLinear", "q sx zx", "d"), node("Conv", "d f", "y")],
+        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Conv(d, f)")],
         {"f": np.ones((1, 3, 1, 1), np.float32)}, "conv 'y': its weights 'f' are numbers"),
     "an operator of floats": (
-        [node("DequantizeLinear", "q sx zx", "d"), node("Softmax", "d", "y")], {},
+        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Softmax(d)")], {},
         "Softmax 'y': softmax 'y' has no integer form"),
     "sums that are read": (
-        [node("DequantizeLinear", "q sx zx", "d"), node("Mul", "d d", "e"),
-         node("MaxPool", "e", "y", kernel_shape=[1, 1])],
+        [node("d = DequantizeLinear(q, sx, zx)"), node("e = Mul(d, d)"),
+         node("y = MaxPool(e, kernel_shape=[1, 1])")],
         {}, "max_pool 'y' reads 'e', which no QuantizeLinear rounds"),
     "numbers that are read": (
-        [node("DequantizeLinear", "q sx zx", "d"), node("Add", "d x", "y")], {},
+        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Add(d, x)")], {},
         "add 'y' reads 'x' before it is rounded"),
 }  # fmt: skip
 
@@ -158,11 +158,11 @@ FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
 def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> None:
     """The model runs as a float network, and a warning names the node and the reason."""
     nodes, arrays, why = FLOATS[case]
-    made = [node("QuantizeLinear", "x sx zx", "q"), *nodes]
+    made = [node("q = QuantizeLinear(x, sx, zx)"), *nodes]
     if case == "arithmetic":
-        made.insert(1, node("Identity", "q", "k"))
+        made.insert(1, node("k = Identity(q)"))
     if case == "two scales":
-        made.insert(1, node("MaxPool", "q", "k", kernel_shape=[1, 1]))
+        made.insert(1, node("k = MaxPool(q, kernel_shape=[1, 1])"))
     path = saved(
         model(
             made,
@@ -207,7 +207,7 @@ def test_dynamic_quantization(
 ) -> None:
     """Integers equal those of ONNX Runtime, which uses the scale 1 for a range of zero."""
     outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
-    made = [node("DynamicQuantizeLinear", "x", "y s z")]
+    made = [node("y, s, z = DynamicQuantizeLinear(x)")]
     path = saved(model(made, [value("x", (64,))], outputs), tmp_path / "m.onnx")
     backend = request.getfixturevalue("gpu") if on_gpu else "cpu"
     session = cml.Session(cml.load(path), backend)
@@ -231,7 +231,7 @@ def test_casts_of_floats_that_do_not_fit(dtype: str, gpu: cml.Gpu) -> None:
     """Returns the low bits of the nearest 32-bit integer, for constants, inputs and both
     backends."""
     target = np.dtype(dtype)
-    made = node("Cast", "x", "y", to=onnx.helper.np_dtype_to_tensor_dtype(target))
+    made = node("y = Cast(x)", to=onnx.helper.np_dtype_to_tensor_dtype(target))
     given = value("x", FLOATS_TO_CAST.shape)
     most = 2.0**32 - 256 if dtype == "uint32" else 2.0**31 - 1  # the largest float of 32 bits
     whole = np.nan_to_num(FLOATS_TO_CAST.astype(np.float64)).clip(-(2.0**31), most)

@@ -18,17 +18,17 @@ LEAST, MOST = -(2**31), 2**31 - 1
 ONE = {"one": np.int64(1), "axis": np.int64(1), "axes": np.array([1], np.int64)}
 #: sources of an integer that is proven to be small: an input's type, and these nodes
 SMALL = {
-    "bool": [node("Cast", "x", "n", to=7)],
-    "uint8": [node("Cast", "x", "n", to=7)],
-    "int8": [node("Cast", "x", "n", to=7)],
-    "float32": [node("ArgMax", "x", "n", axis=1)],
-    "float32 top": [node("TopK", "x axes", "_values n")],
-    "float32 sigmoid": [node("Sigmoid", "x", "s"), node("Round", "s", "r"),
-                        node("Cast", "r", "n", to=7)],
-    "int64 clip": [node("Clip", "x least most", "n")],
-    "int64 mod": [node("Mod", "x seven", "n")],
-    "int64 gather": [node("Gather", "table x", "n")],
-    "int64 equal": [node("Equal", "x one", "e"), node("Cast", "e", "n", to=7)],
+    "bool": [node("n = Cast(x, to=7)")],
+    "uint8": [node("n = Cast(x, to=7)")],
+    "int8": [node("n = Cast(x, to=7)")],
+    "float32": [node("n = ArgMax(x, axis=1)")],
+    "float32 top": [node("_values, n = TopK(x, axes)")],
+    "float32 sigmoid": [node("s = Sigmoid(x)"), node("r = Round(s)"),
+                        node("n = Cast(r, to=7)")],
+    "int64 clip": [node("n = Clip(x, least, most)")],
+    "int64 mod": [node("n = Mod(x, seven)")],
+    "int64 gather": [node("n = Gather(table, x)")],
+    "int64 equal": [node("e = Equal(x, one)"), node("n = Cast(e, to=7)")],
 }  # fmt: skip
 WEIGHTS = {
     **ONE,
@@ -57,15 +57,15 @@ def load(data):
 @pytest.mark.parametrize("how", SMALL)
 def test_what_is_proven_to_fit_is_silent(how):
     dtype = how.split()[0]
-    nodes = [*SMALL[how], node("CumSum", "n axis", "c"), node("Sub", "c one", "p"),
-             node("Mul", "p p", "q"), node("ReduceSum", "q axes", "y")]  # fmt: skip
+    nodes = [*SMALL[how], node("c = CumSum(n, axis)"), node("p = Sub(c, one)"),
+             node("q = Mul(p, p)"), node("y = ReduceSum(q, axes)")]  # fmt: skip
     data = made(nodes, dtype=dtype)
     graph, said = load(data)
     assert not said and not [line for line in graph.notes if "32 bits" in line]
 
 
 def test_what_may_not_fit_is_told_by_node_and_bound():
-    nodes = [node("Add", "x x", "a"), node("Mul", "a x", "b"), node("Min", "b x", "y")]
+    nodes = [node("a = Add(x, x)"), node("b = Mul(a, x)"), node("y = Min(b, x)")]
     graph, (said,) = load(made(nodes))
     assert "Add 'a' (-4,294,967,296 to 4,294,967,294) may leave the 32 bits" in said
     assert "so may 1 more, cml info names them" in said
@@ -77,7 +77,7 @@ def test_what_may_not_fit_is_told_by_node_and_bound():
 @pytest.mark.parametrize("how", ["Add", "Sub", "Mul", "Sum"])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_each_sum_of_inputs_is_told_of_once(how, dtype):
-    nodes = [node(how, "x x", "a"), node("Reshape", "a flat", "y")]
+    nodes = [node(f"a = {how}(x, x)"), node("y = Reshape(a, flat)")]
     data = model(nodes, [value("x", [3], dtype)], [value("y", None, dtype)],
                  {"flat": np.array([3, 1])}).SerializeToString()  # fmt: skip
     (said,) = load(data)[1]
@@ -90,8 +90,8 @@ def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
 
     A comparison, a maximum and a cast to float depend on the sign, so each gives one.
     """
-    nodes = [node("Add", "x x", "a"), node(then, *{"Cast": ["a", "y"]}.get(then, ["a x", "y"]),
-                                           **({"to": 1} if then == "Cast" else {}))]  # fmt: skip
+    read = "Cast(a, to=1)" if then == "Cast" else f"{then}(a, x)"
+    nodes = [node("a = Add(x, x)"), node(f"y = {read}")]
     out = {"Cast": "float32", "Less": "bool", "Max": "uint32"}[then]
     inputs = [value("x", [3], "uint32")]
     (said,) = load(model(nodes, inputs, [value("y", None, out)]).SerializeToString())[1]
@@ -101,37 +101,37 @@ def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
 
 
 def test_integers_of_32_bits_wrap_in_onnx_too():
-    data = model([node("Add", "x x", "y")], [value("x", [3], "int32")],
+    data = model([node("y = Add(x, x)")], [value("x", [3], "int32")],
                  [value("y", [3], "int32")]).SerializeToString()  # fmt: skip
     assert load(data)[1] == []
 
 
 def test_token_numbers_and_slices_of_them_are_silent():
-    nodes = [node("Gather", "table x", "g"), node("Transpose", "x", "t"), node("Shape", "x", "s"),
-             node("Reshape", "t s", "y")]  # fmt: skip
+    nodes = [node("g = Gather(table, x)"), node("t = Transpose(x)"), node("s = Shape(x)"),
+             node("y = Reshape(t, s)")]  # fmt: skip
     graph, said = load(made(nodes, "g y"))
     assert not said and "32 bits" not in "".join(graph.notes)
 
 
 def test_what_surely_does_not_fit_is_refused():
     big = {"big": np.int64(MOST - 255), "beyond": np.int64(2**31)}
-    nodes = [node("Cast", "x", "n", to=7), node("Add", "n big", "a"), node("Add", "a a", "y")]
+    nodes = [node("n = Cast(x, to=7)"), node("a = Add(n, big)"), node("y = Add(a, a)")]
     with pytest.raises(UnsupportedOp, match="Add 'y': its values are 4,294,966,784 to"):
         load(made(nodes, dtype="uint8", weights=big))
     with pytest.raises(TensorFileError, match="2147483648.*32 bits"):
-        load(made([node("Add", "x beyond", "y")], weights=big))
+        load(made([node("y = Add(x, beyond)")], weights=big))
 
 
 def test_a_limit_that_is_none_stays_one():
     no_limit = {"low": np.int64(-(2**63)), "high": np.int64(2**63 - 1)}
-    data = made([node("Clip", "x low high", "y")], weights=no_limit)
+    data = made([node("y = Clip(x, low, high)")], weights=no_limit)
     graph, said = load(data)
     x = np.array([[LEAST, -1, 0, 1, 2, MOST]] * 2)
     assert not said and (cml.Session(graph, "cpu").run({"x": x})["y"] == x).all()
 
 
 def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
-    graph, said = load(made([node("Cast", "x", "y", to=7)], dtype="float32"))
+    graph, said = load(made([node("y = Cast(x, to=7)")], dtype="float32"))
     assert not said
     assert "  1 make integers of floats: beyond 32 bits the nearest" in graph.notes
     x = np.float32([[3e9, -3e9, 1e30, -1e30, 7.9, -7.9]] * 2)
@@ -144,13 +144,13 @@ def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
     """float32 is exact only up to 2^24 and would round these values."""
     axis = {"axis": 1, "keepdims": 0}
     nodes = [
-        node("ReduceSum", "x axes", "sum"),
-        node("CumSum", "x axis", "run"),
-        node("CumSum", "x axis", "back", exclusive=1, reverse=1),
-        node("ReduceMax", "x", "max", axes=[1]),
-        node("ReduceMin", "x", "min", axes=[0]),
-        node("ArgMax", "x", "where", **axis),
-        node("ArgMin", "x", "where_least", **axis),
+        node("sum = ReduceSum(x, axes)"),
+        node("run = CumSum(x, axis)"),
+        node("back = CumSum(x, axis, exclusive=1, reverse=1)"),
+        node("max = ReduceMax(x, axes=[1])"),
+        node("min = ReduceMin(x, axes=[0])"),
+        node("where = ArgMax(x)", **axis),
+        node("where_least = ArgMin(x)", **axis),
     ]
     data = made(nodes, "sum run back max min where where_least", shape=(3, 40))
     x = (rng.integers(LEAST, MOST, (3, 40)) | 1) // 64
@@ -164,7 +164,7 @@ def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
 
 
 def test_what_goes_through_floats_is_named():
-    nodes = [node("TopK", "x axes", "y _i")]
+    nodes = [node("y, _i = TopK(x, axes)")]
     graph, said = load(made(nodes))
     assert not said
     assert "  1 compute integers in floats, exact to 2^24, and may leave that" in graph.notes
@@ -178,7 +178,7 @@ OPS = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Sign", "W
 
 def _random_nodes(rng, count):
     """Returns random nodes of [4, 4] integers, from two inputs of 8 and 16 bits."""
-    nodes = [node("Cast", "a", "t0", to=7), node("Cast", "b", "t1", to=7)]
+    nodes = [node("t0 = Cast(a, to=7)"), node("t1 = Cast(b, to=7)")]
     weights = {f"c{i}": rng.integers(1, [9, 300, 70000][i], (4, 4)) for i in range(3)}
     weights |= {"axis": np.int64(1), "axes": np.array([1], np.int64), "low": np.int64(-99),
                 "high": np.int64(4000)}  # fmt: skip
@@ -189,22 +189,22 @@ def _random_nodes(rng, count):
             y = f"c{rng.integers(3)}"
         out = f"t{i}"
         if op in ("Neg", "Abs", "Sign"):
-            nodes.append(node(op, x, out))
+            nodes.append(node(f"{out} = {op}({x})"))
         elif op == "Where":
-            nodes += [node("Less", f"{x} {y}", f"w{i}"), node("Where", f"w{i} {y} {x}", out)]
+            nodes += [node(f"w{i} = Less({x}, {y})"), node(f"{out} = Where(w{i}, {y}, {x})")]
         elif op == "ReduceSum":
-            nodes += [node(op, f"{x} axes", f"r{i}"), node("Min", f"r{i} {y}", out)]
+            nodes += [node(f"r{i} = {op}({x}, axes)"), node(f"{out} = Min(r{i}, {y})")]
         elif op == "ReduceMax":
-            nodes += [node(op, x, f"r{i}", axes=[0]), node("Max", f"r{i} {y}", out)]
+            nodes += [node(f"r{i} = {op}({x}, axes=[0])"), node(f"{out} = Max(r{i}, {y})")]
         elif op == "CumSum":
-            nodes.append(node(op, f"{x} axis", out))
+            nodes.append(node(f"{out} = {op}({x}, axis)"))
         elif op == "Concat":
-            nodes += [node(op, f"{x} {y}", f"r{i}", axis=0),
-                      node("Slice", f"r{i} begin end", out)]  # fmt: skip
+            nodes += [node(f"r{i} = {op}({x}, {y}, axis=0)"),
+                      node(f"{out} = Slice(r{i}, begin, end)")]  # fmt: skip
         elif op == "Clip":
-            nodes.append(node(op, f"{x} low high", out))
+            nodes.append(node(f"{out} = {op}({x}, low, high)"))
         else:
-            nodes.append(node(op, f"{x} {y}", out))
+            nodes.append(node(f"{out} = {op}({x}, {y})"))
     weights |= {"begin": np.array([2], np.int64), "end": np.array([6], np.int64)}
     return nodes, weights, f"t{count - 1}"
 

@@ -54,7 +54,7 @@ def network(
     inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
     if opset < 9:
         attrs = {**attrs, "scales": scales.tolist()}
-    nodes = [node(op, inputs.format(n), f"y{n}", **attrs) for n in extents]
+    nodes = [node(f"y{n} = {op}({inputs.format(n).replace(' ', ', ')})", **attrs) for n in extents]
     weights = {"s": scales, "r": np.zeros(0, np.float32)}
     weights = {name: array for name, array in weights.items() if name in inputs.split()}
     made = model(
@@ -164,7 +164,7 @@ def test_a_cropped_extent():
     region."""
     region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
     made = model(
-        [node("Resize", "x r s", "y", coordinate_transformation_mode="tf_crop_and_resize")],
+        [node("y = Resize(x, r, s, coordinate_transformation_mode='tf_crop_and_resize')")],
         [value("x", [1, 1, 10])],
         [value("y", None)],
         {"r": region, "s": np.array([1, 1, 1.3], np.float32)},

@@ -19,7 +19,9 @@ NAMES = ("y", "index", "inverse", "times")
 
 def unique(shape, dtype, **attrs):
     outs = [value("y", None, dtype), *(value(name, None, "int64") for name in NAMES[1:])]
-    made = model([node("Unique", "x", " ".join(NAMES), **attrs)], [value("x", shape, dtype)], outs)
+    made = model(
+        [node(f"{', '.join(NAMES)} = Unique(x)", **attrs)], [value("x", shape, dtype)], outs
+    )
     return made.SerializeToString()
 
 
@@ -76,13 +78,13 @@ def test_too_many_to_be_compared_are_refused():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_det(rng, size):
-    made = model([node("Det", "x", "y")], [value("x", [3, size, size])], [value("y", [3])])
+    made = model([node("y = Det(x)")], [value("x", [3, size, size])], [value("y", [3])])
     x = rng.standard_normal((3, size, size)).astype(np.float32)
     got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})["y"]
     np.testing.assert_allclose(got, np.linalg.det(x), rtol=1e-4, atol=1e-5)
 
 
 def test_determinants_of_many_rows_are_refused():
-    made = model([node("Det", "x", "y")], [value("x", [5, 5])], [value("y", [])])
+    made = model([node("y = Det(x)")], [value("x", [5, 5])], [value("y", [])])
     with pytest.raises(UnsupportedOp, match="Det 'y': the determinant of 5 rows"):
         cml.load(made.SerializeToString())

@@ -36,7 +36,7 @@ def test_the_ends_of_a_network_stay_plain_and_what_is_between_is_half():
 def test_what_one_reader_takes_in_32_bits_is_stored_in_32():
     net = Net(1, 3, 8, 8)
     first = convs(net, 8)
-    share = net.conv(net.op("softmax", first, axes=[2, 3]), 8, 1)
+    share = net.conv(net(f"softmax({first}, axes=[2, 3])"), 8, 1)
     second = convs(net, 8, source=first)
     graph = net.graph(share, convs(net, 4, source=second))
     assert layouts_for(graph, "half") == {first: C4, "t1": C4, second: C4H}
@@ -45,7 +45,7 @@ def test_what_one_reader_takes_in_32_bits_is_stored_in_32():
 def test_reductions_read_halves_and_write_32_bits():
     net = Net(1, 3, 8, 8)
     first = convs(net, 8)
-    mean = net.op("mean_reduce", first, axes=[2, 3])
+    mean = net(f"mean_reduce({first}, axes=[2, 3])")
     graph = net.graph(net.conv(mean, 8, 1))
     assert layouts_for(graph, "half") == {first: C4H, mean: C4}
 
@@ -53,10 +53,10 @@ def test_reductions_read_halves_and_write_32_bits():
 def test_what_a_copy_of_words_ties_together_is_stored_alike():
     net = Net(1, 3, 8, 8)
     left, right = net.conv("x", 8), net.conv("x", 8)
-    joined = net.op("concat", left, right, axis=1)
+    joined = net(f"concat({left}, {right}, axis=1)")
     last = convs(net, 4, source=joined)
     assert layouts_for(net.graph(last), "half") == dict.fromkeys((left, right, joined), C4H)
-    share = net.op("softmax", right, axes=[2, 3])
+    share = net(f"softmax({right}, axes=[2, 3])")
     both = net.graph(last, net.conv(share, 4, 1))
     assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, share), C4)
 
@@ -91,15 +91,15 @@ def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
     net = Net(6, 8)
     weights, shared, short = net.random(12, 8), net.random(12, 12), net.random(8, 6)
     bias = net.random(1, 12)
-    first = net.op("linear", "x", weights, bias)
-    second = net.op("matmul", first, shared, transposeA=False, transposeB=False)
-    third = net.op("matmul", short, second, transposeA=False, transposeB=False)
-    graph = net.graph(third, net.op("relu", shared))
+    first = net(f"linear(x, {weights}, {bias})")
+    second = net(f"matmul({first}, {shared}, transposeA=False, transposeB=False)")
+    third = net(f"matmul({short}, {second}, transposeA=False, transposeB=False)")
+    graph = net.graph(third, net(f"relu({shared})"))
     assert layouts_for(graph, "half") == {weights: HALF}
     assert rounded_weights(graph.nodes[0], graph, {weights: HALF}) == (weights,)
     assert layouts_for(graph) == {}
     odd = Net(6, 6)
-    product = odd.op("matmul", "x", odd.random(6, 4), transposeA=False, transposeB=False)
+    product = odd("matmul(x, random(6, 4), transposeA=False, transposeB=False)")
     assert layouts_for(odd.graph(product), "half") == {}  # six terms are no vectors of four
 
 
@@ -157,8 +157,8 @@ def errors_of(graph, inputs):
 def test_an_error_is_what_one_rounding_makes_it():
     """The reported error of one rounded tensor equals its known rounding error."""
     net = Net(1, 4, 8, 8)
-    first = net.op("relu", "x")
-    graph = net.graph(net.op("abs", first))
+    first = net("relu(x)")
+    graph = net.graph(net(f"abs({first})"))
     inputs = net.input()
     (relu, absolute) = storage_errors(graph, {first: C4H}, inputs)
     wanted = np.maximum(inputs["x"], 0)
@@ -171,8 +171,8 @@ def test_an_error_is_what_one_rounding_makes_it():
 
 def test_a_value_too_large_for_16_bits_is_named():
     net = Net(1, 4, 8, 8)
-    far = net.op("mul", net.conv("x", 8), net.constant(1e6))
-    graph = net.graph(net.op("mean_reduce", net.conv(far, 4), axes=[2, 3]))
+    far = net("mul(conv(x, 8), constant(1000000.0))")
+    graph = net.graph(net(f"mean_reduce(conv({far}, 4), axes=[2, 3])"))
     report = StorageReport.of(graph, errors_of(graph, net.input()))
     assert not report.ok
     assert "mul 't1'" in report.overflow

@@ -57,8 +57,8 @@ def run(graph, seed=0):
 def test_nodes_are_one_only_where_their_attributes_are():
     """Two nodes with the same operator and input are merged only if their attributes are equal."""
     net = Net(1, 4, 3, 5)
-    sums = [net.op("sum_reduce", "x", axes=axes) for axes in ([2], [3], [2])]
-    graph = net.graph(net.op("mul", net.op("mul", sums[0], sums[1]), sums[2]))
+    sums = [net(f"sum_reduce(x, axes={axes})") for axes in ([2], [3], [2])]
+    graph = net.graph(net(f"mul(mul({sums[0]}, {sums[1]}), {sums[2]})"))
     merged = merge_common_subexpressions(graph)
     assert [n.attrs["axes"] for n in merged.nodes if n.op == "sum_reduce"] == [[2], [3]]
     inputs = net.input()
@@ -69,8 +69,8 @@ def test_nodes_are_one_only_where_their_attributes_are():
 def test_what_only_an_update_needs_stays():
     net = Net(1, 4)
     state = net.constant(np.ones((1, 4)))
-    new = net.op("add", "x", state)
-    graph = net.graph(net.op("relu", "x")).with_(updates=((state, new),))
+    new = net(f"add(x, {state})")
+    graph = net.graph(net("relu(x)")).with_(updates=((state, new),))
     kept = eliminate_dead_code(graph)
     assert {n.op for n in kept.nodes} == {"add", "relu"} and state in kept.constants
     without = eliminate_dead_code(graph.with_(updates=()))
@@ -80,7 +80,7 @@ def test_what_only_an_update_needs_stays():
 def test_two_transposes_are_one_in_their_order():
     """Two transposes are merged in the right order; their permutations do not commute."""
     net = Net(2, 3, 4, 5)
-    h = net.op("transpose", net.op("transpose", "x", axes=[1, 2, 0]), axes=[0, 2, 3, 1])
+    h = net("transpose(transpose(x, axes=[1, 2, 0]), axes=[0, 2, 3, 1])")
     graph, inputs = net.graph(h), net.input()
     (node_,) = bypass(graph).nodes
     assert node_.attrs["axes"] == [1, 0, 3, 2]

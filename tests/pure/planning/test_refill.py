@@ -89,7 +89,7 @@ def test_one_weight_lowers_one_operator(monkeypatch: pytest.MonkeyPatch) -> None
 
 def small(op: str = "relu", size: int = 12) -> Graph:
     net = Net(1, 8, size, size)
-    return net.graph(net.op(op, net.conv("x", 8)))
+    return net.graph(net(f"{op}(conv(x, 8))"))
 
 
 def clamped() -> Graph:

@@ -48,7 +48,7 @@ def test_blocks_come_to_few_nodes(block, steps):
 def test_affine_operators_go_into_the_weights(inner, outer, groups):
     net = Net(3, 4) if inner == "linear" else Net(2, 4, 5, 6)
     if inner == "linear":
-        h = net.op("linear", "x", net.random(8, 4), net.random(1, 8))
+        h = net("linear(x, random(8, 4), random(1, 8))")
     elif inner == "deconv":
         h = net.deconv("x", 8, groups)
     else:
@@ -57,9 +57,9 @@ def test_affine_operators_go_into_the_weights(inner, outer, groups):
     if outer == "batch_norm":
         h = net.batch_norm(h)
     elif outer == "rsub":
-        h = net.op("sub", operand, h)
+        h = net(f"sub({operand}, {h})")
     else:
-        h = net.op(outer, h, operand)
+        h = net(f"{outer}({h}, {operand})")
     graph = net.graph(h)
     folded = fold_affine(graph)
     assert operators(folded) == [inner]
@@ -75,12 +75,12 @@ def conv_then(build):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda net, h: net.op("mul", h, net.random(1, 1, 5)),  # by row
-        lambda net, h: net.op("mul", h, net.op("relu", h)),  # no constant
-        lambda net, h: net.op("sub", h, h),
-        lambda net, h: net.op("div", h, net.constant(0.0)),  # weights would be infinite
-        lambda net, h: net.op("div", net.constant(1.0), h),
-        lambda net, h: net.op("add", h, net.random(1, 4, 5, 5)),
+        lambda net, h: net(f"mul({h}, random(1, 1, 5))"),  # by row
+        lambda net, h: net(f"mul({h}, relu({h}))"),  # no constant
+        lambda net, h: net(f"sub({h}, {h})"),
+        lambda net, h: net(f"div({h}, constant(0.0))"),  # weights would be infinite
+        lambda net, h: net(f"div(constant(1.0), {h})"),
+        lambda net, h: net(f"add({h}, random(1, 4, 5, 5))"),
     ],
 )
 def test_what_is_not_affine_per_channel_stays(build):
@@ -93,7 +93,7 @@ def test_a_conv_with_other_readers_or_updated_weights_is_not_folded():
     net, conv, out = conv_then(lambda net, h: net.batch_norm(h))
     assert operators(fold_affine(net.graph(conv, out))) == ["conv", "batch_normalization"]
     bias = net.nodes[0].inputs[2]
-    graph = net.graph(out).with_(updates=((bias, net.op("neg", bias)),))
+    graph = net.graph(out).with_(updates=((bias, net(f"neg({bias})")),))
     assert "batch_normalization" in operators(fold_affine(graph))
 
 
@@ -134,12 +134,12 @@ def test_other_pads_stay(pad, conv):
 
 def test_what_changes_nothing_is_bypassed():
     net = Net(1, 3, 4, 5)
-    h = net.op("copy", "x")
-    h = net.op("pad", h, padding=[(0, 0)] * 4, border="constant", value=1.0)
+    h = net("copy(x)")
+    h = net(f"pad({h}, padding={[(0, 0)] * 4}, border='constant', value=1.0)")
     h = net.op("mul", net.constant(np.ones((1, 3))), h)
-    h = net.op("transpose", net.op("transpose", h, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])
-    h = net.op("transpose", net.op("exp", h), axes=[1, 0, 2, 3])
-    graph = net.graph(net.op("neg", h))
+    h = net(f"transpose(transpose({h}, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])")
+    h = net(f"transpose(exp({h}), axes=[1, 0, 2, 3])")
+    graph = net.graph(net(f"neg({h})"))
     changed = bypass(graph)
     assert operators(changed) == ["exp", "reshape", "neg"]
     agree(graph, changed, net.input())
@@ -147,16 +147,16 @@ def test_what_changes_nothing_is_bypassed():
 
 def test_an_output_keeps_its_copy():
     net = Net(2, 3)
-    graph = net.graph(net.op("copy", "x"))
+    graph = net.graph(net("copy(x)"))
     assert operators(bypass(graph)) == ["copy"]
 
 
 def test_common_subexpressions_are_computed_once():
     net = Net(2, 3)
-    one = net.op("mul", net.op("exp", "x"), net.constant(2.0))
-    two = net.op("mul", net.op("exp", "x"), net.constant(2.0))
-    other = net.op("mul", net.op("exp", "x"), net.constant(3.0))
-    graph = net.graph(net.op("add", net.op("sub", one, two), other))
+    one = net("mul(exp(x), constant(2.0))")
+    two = net("mul(exp(x), constant(2.0))")
+    other = net("mul(exp(x), constant(3.0))")
+    graph = net.graph(net(f"add(sub({one}, {two}), {other})"))
     merged = merge_common_subexpressions(graph)
     assert operators(merged) == ["exp", "mul", "mul", "sub", "add"]
     agree(graph, merged, net.input())
@@ -164,11 +164,11 @@ def test_common_subexpressions_are_computed_once():
 
 def test_outputs_and_changing_variables_are_not_merged():
     net = Net(2, 3)
-    one, two = net.op("exp", "x"), net.op("exp", "x")
+    one, two = net("exp(x)"), net("exp(x)")
     assert operators(merge_common_subexpressions(net.graph(one, two))) == ["exp", "exp"]
     net = Net(2, 3)
     a, b = net.constant([0.5]), net.constant([0.5])
-    out = net.op("sub", net.op("add", "x", a), net.op("add", "x", b))
+    out = net(f"sub(add(x, {a}), add(x, {b}))")
     graph = net.graph(out)
     assert operators(merge_common_subexpressions(graph)) == ["add", "sub"]
     changing = graph.with_(updates=((a, "t0"),))
@@ -179,11 +179,11 @@ def test_chains_are_as_long_as_kernels_allow():
     net = Net(2, 3)
     h = "x"
     for _ in range(MAX_CHAIN + 1):
-        h = net.op("exp", h)
+        h = net(f"exp({h})")
     assert operators(fuse_elementwise(net.graph(h))) == ["exp", "exp"]
     net, h = Net(2, 3), "x"
     for _ in range(MAX_OPERANDS):
-        h = net.op("add", net.random(2, 3), h)
+        h = net(f"add(random(2, 3), {h})")
     fused = fuse_elementwise(net.graph(h))
     assert [len(set(node.reads)) for node in fused.nodes] == [MAX_OPERANDS, 2]
     assert fused.nodes[0].epilogues[0].position == 1
@@ -192,30 +192,30 @@ def test_chains_are_as_long_as_kernels_allow():
 
 def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
     net = Net(1, 3)
-    grown = net.op("add", net.op("exp", "x"), net.random(2, 3))
+    grown = net("add(exp(x), random(2, 3))")
     graph = net.graph(grown)
     assert operators(fuse_elementwise(graph)) == ["exp", "add"]
     net = Net(2, 3)
-    e = net.op("exp", "x")
-    graph = net.graph(net.op("mul", e, "x"), net.op("neg", e))
+    e = net("exp(x)")
+    graph = net.graph(net(f"mul({e}, x)"), net(f"neg({e})"))
     assert operators(fuse_elementwise(graph)) == ["exp", "mul", "neg"]
     net = Net(2, 3)
-    e = net.op("exp", "x")
-    graph = net.graph(net.op("abs", e), e)
+    e = net("exp(x)")
+    graph = net.graph(net(f"abs({e})"), e)
     assert operators(fuse_elementwise(graph)) == ["exp", "abs"]
 
 
 def tree(net, depth):
     """Returns the root of a binary tree of ``sub`` nodes whose leaves are different tensors."""
     if depth == 0:
-        return net.op("exp", net.random(2, 3))
+        return net("exp(random(2, 3))")
     return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
 
 
 def test_branches_that_meet_are_one_kernel():
     net = Net(2, 3)
-    a, b = net.op("mul", "x", net.random(2, 3)), net.op("div", net.random(2, 3), "x")
-    difference = net.op("sub", net.op("abs", a), b)
+    a, b = net("mul(x, random(2, 3))"), net("div(random(2, 3), x)")
+    difference = net(f"sub(abs({a}), {b})")
     graph = net.graph(difference)
     fused = fuse_elementwise(graph)
     assert operators(fused) == ["div"]
@@ -229,10 +229,10 @@ def test_branches_that_meet_are_one_kernel():
 
 def test_a_result_that_is_read_twice_in_one_kernel():
     net = Net(2, 3)
-    h = net.op("add", "x", net.random(2, 3))
-    gated = net.op("mul", net.op("sigmoid", net.op("neg", h)), h)
-    squared = net.op("mul", gated, gated)
-    graph = net.graph(net.op("clamp", squared, h, gated))
+    h = net("add(x, random(2, 3))")
+    gated = net(f"mul(sigmoid(neg({h})), {h})")
+    squared = net(f"mul({gated}, {gated})")
+    graph = net.graph(net(f"clamp({squared}, {h}, {gated})"))
     fused = fuse_elementwise(graph)
     assert operators(fused) == ["add"]
     assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
@@ -257,8 +257,8 @@ def test_trees_are_as_large_as_kernels_allow():
 
 def test_a_stubbed_operator_leaves_a_tree_of_the_others():
     net = Net(2, 3)
-    h = net.op("add", "x", net.random(2, 3))
-    graph = fuse_elementwise(net.graph(net.op("mul", net.op("neg", net.op("exp", h)), h)))
+    h = net("add(x, random(2, 3))")
+    graph = fuse_elementwise(net.graph(net(f"mul(neg(exp({h})), {h})")))
     (step,) = lower(graph, Limits(), {}, PlanOptions(stub="neg")).steps
     assert step.fused == ("exp", "mul")
     assert "a = cml_sealed(r1); float b = cml_sealed_too(r0);" in str(step.defines["CHAIN"])
@@ -266,7 +266,7 @@ def test_a_stubbed_operator_leaves_a_tree_of_the_others():
 
 def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
     net = Net(2, 8, 4, 4)
-    graph = net.graph(net.op("mul", net.op("sigmoid", "x"), "x"))
+    graph = net.graph(net("mul(sigmoid(x), x)"))
     apart, fused = graph, fuse_elementwise(graph)
     one, other = (lower(g, Limits(), choose_layout(g)) for g in (apart, fused))
     (step,) = other.steps
@@ -277,7 +277,7 @@ def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
 
 def test_a_registered_rule_is_applied_until_it_is_forgotten():
     net = Net(2, 3)
-    graph = net.graph(net.op("neg", net.op("neg", net.op("exp", "x"))))
+    graph = net.graph(net("neg(neg(exp(x)))"))
     rule = Rule("two signs", ("neg", "neg"), lambda m: m.node("copy", m.first.inputs, m.last.attrs))
     register_rule(rule)
     try:
@@ -290,7 +290,7 @@ def test_a_registered_rule_is_applied_until_it_is_forgotten():
 
 def test_a_rule_that_changes_the_shape_is_refused_by_name():
     net = Net(2, 3)
-    graph = net.graph(net.op("neg", net.op("transpose", "x", axes=[1, 0])))
+    graph = net.graph(net("neg(transpose(x, axes=[1, 0]))"))
     wrong = Rule(
         "wrong", ("transpose", "neg"), lambda m: m.node("neg", m.first.inputs, m.last.attrs)
     )
@@ -313,7 +313,7 @@ def test_a_rule_that_changes_the_shape_is_refused_by_name():
 )
 def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
     net = Net(2, 3)
-    graph = net.graph(net.op("neg", "x"))
+    graph = net.graph(net("neg(x)"))
 
     def replace(match):
         name = match.add_constant("k", value)
@@ -350,8 +350,8 @@ def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
 )
 def test_what_a_rule_gives_is_looked_at(found, says):
     net = Net(2, 3)
-    h = net.op("abs", "x")
-    graph = net.graph(net.op("neg", net.op("exp", h)))
+    h = net("abs(x)")
+    graph = net.graph(net(f"neg(exp({h}))"))
     with pytest.raises(OperatorError, match=says):
         rewrite(graph, [Rule("wrong", ("abs",), found)])
 
@@ -379,7 +379,7 @@ TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 def channels_last(between):
     """Returns conv, transpose to channels last, ``between(net, h)``, transpose back, conv."""
     net = Net(2, 3, 6, 5)
-    h = net.op("transpose", net.conv("x", 4), axes=TO_LAST)
+    h = net(f"transpose(conv(x, 4), axes={TO_LAST})")
     h = net.op("transpose", between(net, h), axes=TO_FIRST)
     return net, net.graph(net.conv(h, 2))
 
@@ -387,25 +387,25 @@ def channels_last(between):
 @pytest.mark.parametrize(
     ("between", "left"),
     [
-        (lambda net, h: net.op("relu", h), ["conv", "conv"]),
-        (lambda net, h: net.op("mul", h, net.constant(0.5)), ["conv", "conv"]),
-        (lambda net, h: net.op("mul", h, net.random(1, 1, 1, 4)), ["conv", "conv"]),
-        (lambda net, h: net.op("add", h, net.random(1, 6, 1, 4)), ["conv", "add", "conv"]),
-        (lambda net, h: net.op("exp", net.op("neg", h)), ["conv", "neg", "conv"]),
+        (lambda net, h: net(f"relu({h})"), ["conv", "conv"]),
+        (lambda net, h: net(f"mul({h}, constant(0.5))"), ["conv", "conv"]),
+        (lambda net, h: net(f"mul({h}, random(1, 1, 1, 4))"), ["conv", "conv"]),
+        (lambda net, h: net(f"add({h}, random(1, 6, 1, 4))"), ["conv", "add", "conv"]),
+        (lambda net, h: net(f"exp(neg({h}))"), ["conv", "neg", "conv"]),
         (
-            lambda net, h: net.op("pad", h, padding=[(0, 0), (1, 2), (0, 1), (0, 0)]),
+            lambda net, h: net(f"pad({h}, padding=[(0, 0), (1, 2), (0, 1), (0, 0)])"),
             ["conv", "conv"],
         ),
         (
-            lambda net, h: net.op("slice", h, axes=[3, 1], begin=[1, 2], end=[3, 5]),
+            lambda net, h: net(f"slice({h}, axes=[3, 1], begin=[1, 2], end=[3, 5])"),
             ["conv", "slice", "conv"],
         ),
         (
-            lambda net, h: net.op("sub", h, net.op("mean_reduce", h, axes=[1, 2])),
+            lambda net, h: net(f"sub({h}, mean_reduce({h}, axes=[1, 2]))"),
             ["conv", "transpose", "mean_reduce", "sub", "transpose", "conv"],  # h has two readers
         ),
         (
-            lambda net, h: net.op("mean_reduce", h, axes=[1, 3]),
+            lambda net, h: net(f"mean_reduce({h}, axes=[1, 3])"),
             ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # no large tensor is transposed
         ),
     ],
@@ -420,9 +420,9 @@ def test_transposes_meet_behind_what_does_not_care(between, left):
 def test_a_sum_or_concat_of_what_is_transposed_alike():
     for op, attrs, channels in (("add", {}, 4), ("concat", {"axis": 3}, 8)):
         net = Net(1, 3, 6, 5)
-        a, b = (net.op("transpose", net.conv("x", 4), axes=TO_LAST) for _ in range(2))
+        a, b = (net(f"transpose(conv(x, 4), axes={TO_LAST})") for _ in range(2))
         h = net.op(op, a, b, **attrs)
-        graph = net.graph(net.conv(net.op("transpose", h, axes=TO_FIRST), 2))
+        graph = net.graph(net.conv(net(f"transpose({h}, axes={TO_FIRST})"), 2))
         assert net.shape(h)[3] == channels
         optimized = optimize(graph)
         assert "transpose" not in operators(optimized)
@@ -431,9 +431,9 @@ def test_a_sum_or_concat_of_what_is_transposed_alike():
 
 def test_transposes_that_must_stay_where_they_are():
     net = Net(1, 3, 4, 5)
-    one = net.op("transpose", "x", axes=TO_LAST)
-    other = net.op("transpose", net.op("neg", "x"), axes=[0, 3, 2, 1])
-    line = net.op("transpose", net.op("max_reduce", "x", axes=[2, 3]), axes=TO_LAST)
-    grown = net.op("add", line, net.op("transpose", net.op("exp", "x"), axes=TO_LAST))
-    graph = net.graph(net.op("mul", one, net.op("relu", one)), other, grown)
+    one = net(f"transpose(x, axes={TO_LAST})")
+    other = net("transpose(neg(x), axes=[0, 3, 2, 1])")
+    line = net(f"transpose(max_reduce(x, axes=[2, 3]), axes={TO_LAST})")
+    grown = net(f"add({line}, transpose(exp(x), axes={TO_LAST}))")
+    graph = net.graph(net(f"mul({one}, relu({one}))"), other, grown)
     assert sink_transposes(graph).nodes == graph.nodes

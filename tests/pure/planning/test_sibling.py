@@ -23,16 +23,16 @@ load_families()
 def wide(size: int) -> Graph:
     """Returns a graph of a Winograd conv, a grouped conv and a deconv, with epilogues."""
     net = Net(1, 16, size, size)
-    h = net.op("prelu", net.conv("x", 16), net.random(1, 16))
-    h = net.op("add", net.conv(h, 16, groups=4), "x")
-    return net.graph(net.op("relu", net.deconv(h, 8)))
+    h = net("prelu(conv(x, 16), random(1, 16))")
+    h = net(f"add(conv({h}, 16, groups=4), x)")
+    return net.graph(net(f"relu(deconv({h}, 8))"))
 
 
 def products(rows: int) -> Graph:
     """Returns a graph of a product with a constant matrix and a linear layer."""
     net = Net(1, rows, 64)
-    h = net.op("matmul", "x", net.random(1, 64, 48))
-    return net.graph(net.op("matmul", h, net.random(1, 40, 48), transposeB=True))
+    h = net("matmul(x, random(1, 64, 48))")
+    return net.graph(net(f"matmul({h}, random(1, 40, 48), transposeB=True)"))
 
 
 def of(make: Callable[[int], Net]) -> Callable[[int], Graph]:

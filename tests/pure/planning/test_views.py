@@ -48,9 +48,9 @@ def steps(graph, **options):
 def joined(*shape, axis, extra=0):
     """Returns a graph that joins exp(x) and neg(x), with ``extra`` more readers of exp(x)."""
     net = Net(*shape)
-    a, b = net.op("exp", "x"), net.op("neg", "x")
-    out = net.op("mean_reduce", net.op("concat", a, b, axis=axis), axes=[0])
-    readers = [net.op("abs", a) for _ in range(extra)]
+    a, b = net("exp(x)"), net("neg(x)")
+    out = net(f"mean_reduce(concat({a}, {b}, axis={axis}), axes=[0])")
+    readers = [net(f"abs({a})") for _ in range(extra)]
     return net.graph(out, *readers)
 
 
@@ -68,9 +68,9 @@ def test_a_concat_is_written_by_its_producers(extra):
 def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
     """A tensor joined to a reshape of itself is copied, since it has one offset only."""
     net = Net(1, 8, 3, 4)
-    a = net.op("exp", "x")
-    same = net.op("reshape", net.op("reshape", a, shape=[8, 12]), shape=[1, 8, 3, 4])
-    out = net.op("mean_reduce", net.op("concat", same, net.op("neg", "x"), a, axis=1), axes=[0])
+    a = net("exp(x)")
+    same = net(f"reshape(reshape({a}, shape=[8, 12]), shape=[1, 8, 3, 4])")
+    out = net(f"mean_reduce(concat({same}, neg(x), {a}, axis=1), axes=[0])")
     _, ops = steps(net.graph(out))
     assert ops.count("concat") == 2  # neg writes its part itself
 
@@ -90,25 +90,25 @@ def test_parts_that_are_no_aligned_runs_are_copied(graph, alignment):
 
 def test_inputs_outputs_constants_and_doubles_are_copied():
     net = Net(1, 8, 4, 4)
-    a, b = net.op("exp", "x"), net.op("neg", "x")
-    whole_one = net.op("concat", a, a, b, "x", net.random(1, 8, 4, 4), axis=1)
-    graph = net.graph(net.op("abs", whole_one), b)
+    a, b = net("exp(x)"), net("neg(x)")
+    whole_one = net(f"concat({a}, {a}, {b}, x, random(1, 8, 4, 4), axis=1)")
+    graph = net.graph(net(f"abs({whole_one})"), b)
     assert found(graph) == {}
     assert steps(graph)[1].count("concat") == 5
 
 
 def test_a_part_of_a_part_lies_in_the_whole():
     net = Net(1, 8, 4, 4)
-    inner = net.op("concat", net.op("exp", "x"), net.op("neg", "x"), axis=1)
-    outer = net.op("concat", net.op("abs", "x"), inner, axis=1)
-    views = found(net.graph(net.op("tanh", outer)))
+    inner = net("concat(exp(x), neg(x), axis=1)")
+    outer = net(f"concat(abs(x), {inner}, axis=1)")
+    views = found(net.graph(net(f"tanh({outer})")))
     assert resolve_view(views, "t1") == (outer, 256) and resolve_view(views, "t0") == (outer, 128)
 
 
 def test_a_split_s_results_are_parts_of_its_operand():
     net = Net(1, 8, 4, 4)
-    a, b = net.split(net.op("exp", "x"), 1, [1, 3])
-    graph = net.graph(net.op("neg", b), net.op("abs", a))
+    a, b = net.split(net("exp(x)"), 1, [1, 3])
+    graph = net.graph(net(f"neg({b})"), net(f"abs({a})"))
     assert found(graph) == {a: PartPlace("t0", 0), b: PartPlace("t0", 32)}
     assert "split" not in steps(graph)[1]
 
@@ -127,9 +127,9 @@ def test_a_split_s_results_are_parts_of_its_operand():
 )
 def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, offset):
     net = Net(1, 8, 4, 4)
-    h = net.op("exp", "x")
-    part = net.op("slice", h, axes=axes, begin=begin, end=end, stride=stride)
-    graph = net.graph(net.op("neg", part))
+    h = net("exp(x)")
+    part = net(f"slice({h}, axes={axes}, begin={begin}, end={end}, stride={stride})")
+    graph = net.graph(net(f"neg({part})"))
     plain = find_views(graph, {}, {}, 32, items_of(graph, {}))
     assert plain == ({} if offset is None else {part: PartPlace(h, offset)})
 
@@ -137,9 +137,9 @@ def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, of
 @pytest.mark.parametrize(("first", "found_it"), [(4, True), (3, False)])
 def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
     net = Net(1, 16, 4, 4)
-    h = net.op("exp", "x")
-    part = net.op("slice", h, axes=[1], begin=[first], end=[first + 8], stride=[1])
-    graph = net.graph(net.op("neg", part))
+    h = net("exp(x)")
+    part = net(f"slice({h}, axes=[1], begin=[{first}], end=[{first + 8}], stride=[1])")
+    graph = net.graph(net(f"neg({part})"))
     layouts = dict.fromkeys((h, part), C4)
     views = find_views(graph, layouts, {}, 32, items_of(graph, layouts))
     assert views == ({part: PartPlace(h, 64)} if found_it else {})
@@ -147,29 +147,29 @@ def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
 
 def test_stacked_and_unstacked_rows_are_parts():
     net = Net(16, 8)
-    a, b = net.op("exp", "x"), net.op("neg", "x")
-    rows = net.op("stack", a, b, axis=0)
-    graph = net.graph(net.op("tanh", rows))
+    a, b = net("exp(x)"), net("neg(x)")
+    rows = net(f"stack({a}, {b}, axis=0)")
+    graph = net.graph(net(f"tanh({rows})"))
     assert found(graph) == {a: PartPlace(rows, 0), b: PartPlace(rows, 128)}
     assert "stack" not in steps(graph)[1]
     net = Net(16, 8)
-    rows = net.op("stack", net.op("exp", "x"), net.op("neg", "x"), axis=1)
-    assert found(net.graph(net.op("tanh", rows))) == {}
+    rows = net("stack(exp(x), neg(x), axis=1)")
+    assert found(net.graph(net(f"tanh({rows})"))) == {}
     net = Net(2, 8, 4)
-    h = net.op("exp", "x")
+    h = net("exp(x)")
     node = Node("unstack", (h,), ("a", "b"), full_attrs("unstack", {"axis": 0}))
     net.facts |= zip(node.outputs, infer_node(node, net.facts), strict=True)
     net.nodes.append(node)
-    graph = net.graph(net.op("sub", "b", "a"))
+    graph = net.graph(net("sub(b, a)"))
     assert found(graph) == {"a": PartPlace(h, 0), "b": PartPlace(h, 32)}
     assert "unstack" not in steps(graph)[1]
 
 
 def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
     net = Net(1, 8, 8, 8)
-    h = net.op("exp", "x")
+    h = net("exp(x)")
     a, b = net.split(h, 1, [1, 1])
-    graph = net.graph(net.op("neg", net.op("concat", b, "x", axis=1)), net.op("abs", a), h)
+    graph = net.graph(net(f"neg(concat({b}, x, axis=1))"), net(f"abs({a})"), h)
     views = {b: PartPlace("t2", 0)}
     (split, concat) = (node for node in graph.nodes if node.op in ("split", "concat"))
     assert not is_view_copy(split, (h, b), views, {})
@@ -180,11 +180,11 @@ def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
 def test_views_that_would_keep_more_memory_alive_are_not_taken():
     """A small part of a large tensor that is used much later is copied instead of viewed."""
     net = Net(1, 64, 8, 8)
-    small, large = net.split(net.op("exp", "x"), 1, [1, 15])
-    h = net.op("conv", large, net.random(256, 60, 1, 1), net.random())
-    h = net.op("conv", h, net.random(256, 256, 1, 1), net.random())
-    h = net.op("conv", h, net.random(4, 256, 1, 1), net.random())
-    graph = net.graph(net.op("add", h, small))
+    small, large = net.split(net("exp(x)"), 1, [1, 15])
+    h = net(f"conv({large}, random(256, 60, 1, 1), random())")
+    h = net(f"conv({h}, random(256, 256, 1, 1), random())")
+    h = net(f"conv({h}, random(4, 256, 1, 1), random())")
+    graph = net.graph(net(f"add({h}, {small})"))
     assert found(graph) == {}
 
 
