@@ -1,13 +1,14 @@
-/* What the player does when a host changes its mind, throws frames away, or loses its device:
- * `behaviour CASE COUNTER.cml`, of the network of tests/fixtures/cooked.py that counts its runs. */
-#include "example/gpu.h"
+/* What the player does when a host changes its mind, throws frames away, or
+ * loses its device: `behaviour CASE COUNTER.cml`, of the network of
+ * tests/fixtures/cooked.py that counts its runs. */
+#include "gpu.h"
 
-#define WANT(what)                                                        \
-    do {                                                                  \
-        if (!(what)) {                                                    \
-            fprintf(stderr, "line %d: wanted " #what "\n", __LINE__);     \
-            exit(1);                                                      \
-        }                                                                 \
+#define WANT(what)                                                                                 \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "line %d: wanted " #what "\n", __LINE__);                              \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 static gpu g;
@@ -32,7 +33,7 @@ static cml_job submitted(const char *slot) {
     return job;
 }
 
-static cml_state state(cml_job job) { return cml_job_state(s, job).state; }
+static cml_state state(cml_job job) { return cml_get_job_info(s, job).state; }
 
 enum { SUBMIT, ABANDON, DROP };
 
@@ -52,14 +53,16 @@ static void frame(int how) {
 
 static void until_over(cml_job job) {
     int tries = 0;
-    while ((state(job) == CML_QUEUED || state(job) == CML_RUNNING) && tries++ < 1000) frame(SUBMIT);
+    while ((state(job) == CML_STATE_QUEUED || state(job) == CML_STATE_RUNNING) && tries++ < 1000)
+        frame(SUBMIT);
 }
 
 static float first_of(cml_job job) { /* of its output: the count so far, as x begins with 0 */
     float y[4];
     cml_status status;
     int tries = 0;
-    while ((status = cml_read(s, job, "y", y, sizeof y, &error)) == CML_PENDING && tries++ < 100) frame(SUBMIT);
+    while ((status = cml_read(s, job, "y", y, sizeof y, &error)) == CML_PENDING && tries++ < 100)
+        frame(SUBMIT);
     WANT(status == CML_OK);
     WANT(y[3] - y[0] > 2.999f && y[3] - y[0] < 3.001f);
     return y[0];
@@ -68,14 +71,15 @@ static float first_of(cml_job job) { /* of its output: the count so far, as x be
 static void runs(void) {
     cml_job job = submitted(NULL);
     cml_tensor tensor;
-    WANT(state(job) == CML_QUEUED && cml_tensor_of(s, job, "y", &tensor) == CML_PENDING);
+    WANT(state(job) == CML_STATE_QUEUED && cml_get_tensor(s, job, "y", &tensor) == CML_PENDING);
     until_over(job);
-    WANT(state(job) == CML_DONE && cml_job_state(s, job).progress > 0.999);
-    WANT(cml_tensor_of(s, job, "y", &tensor) == CML_OK && tensor.bytes == 16 && tensor.shape.rank == 2);
-    WANT(cml_tensor_of(s, job, "z", &tensor) == CML_ERROR_INPUT);
+    WANT(state(job) == CML_STATE_DONE && cml_get_job_info(s, job).progress > 0.999);
+    WANT(cml_get_tensor(s, job, "y", &tensor) == CML_OK && tensor.bytes == 16 &&
+         tensor.shape.rank == 2);
+    WANT(cml_get_tensor(s, job, "z", &tensor) == CML_ERROR_INPUT);
     WANT(first_of(job) == 5.0f);
     cml_release(s, job);
-    WANT(state(job) == CML_GONE && cml_tensor_of(s, job, "y", &tensor) == CML_ERROR_INPUT);
+    WANT(state(job) == CML_STATE_GONE && cml_get_tensor(s, job, "y", &tensor) == CML_ERROR_INPUT);
 }
 
 static void chain(void) {
@@ -85,10 +89,10 @@ static void chain(void) {
     cml_release(s, taker);
     WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
     until_over(maker);
-    WANT(state(taker) == CML_QUEUED);
+    WANT(state(taker) == CML_STATE_QUEUED);
     cml_release(s, maker); /* what waits for it still has it */
     until_over(taker);
-    WANT(state(taker) == CML_DONE && first_of(taker) == 5.0f + 6.0f);
+    WANT(state(taker) == CML_STATE_DONE && first_of(taker) == 5.0f + 6.0f);
     input.job = maker;
     WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_ERROR_INPUT);
     maker = submitted(NULL);
@@ -96,18 +100,18 @@ static void chain(void) {
     WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
     cml_cancel(s, maker);
     frame(SUBMIT);
-    WANT(state(taker) == CML_FAILED && cml_job_state(s, taker).error[0] != 0);
+    WANT(state(taker) == CML_STATE_FAILED && cml_get_job_info(s, taker).error[0] != 0);
 }
 
 static void slots(void) {
     cml_job first = submitted("camera"), second = submitted("camera"), other = submitted("b");
-    WANT(state(first) == CML_CANCELLED && state(second) == CML_QUEUED);
+    WANT(state(first) == CML_STATE_CANCELLED && state(second) == CML_STATE_QUEUED);
     cml_pause(s, second, 1);
     until_over(other);
-    WANT(state(other) == CML_DONE && state(second) == CML_QUEUED);
+    WANT(state(other) == CML_STATE_DONE && state(second) == CML_STATE_QUEUED);
     cml_pause(s, second, 0);
     until_over(second);
-    WANT(state(second) == CML_DONE && first_of(second) == 6.0f);
+    WANT(state(second) == CML_STATE_DONE && first_of(second) == 6.0f);
 }
 
 static void abandoned(void) {
@@ -115,7 +119,7 @@ static void abandoned(void) {
     int i;
     for (i = 0; i < 5; i++) {
         frame(ABANDON);
-        WANT(state(job) == CML_QUEUED);
+        WANT(state(job) == CML_STATE_QUEUED);
     }
     until_over(job);
     WANT(first_of(job) == 5.0f);
@@ -130,13 +134,17 @@ static void dropped(void) {
     int i;
     until_over(job); /* its network is built */
     job = submitted(NULL);
-    for (i = 0; i < 100 && state(job) != CML_DONE && state(job) != CML_FAILED; i++) frame(DROP);
-    WANT(i < 100); /* done as far as one can know, or on a slow machine it is known already */
+    for (i = 0; i < 100 && state(job) != CML_STATE_DONE && state(job) != CML_STATE_FAILED; i++)
+        frame(DROP);
+    WANT(i < 100); /* done as far as one can know, or on a slow machine it is
+                      known already */
     for (i = 0; i < 6; i++) frame(SUBMIT);
-    WANT(state(job) == CML_FAILED && strstr(cml_job_state(s, job).error, "never submitted") != NULL);
+    WANT(state(job) == CML_STATE_FAILED &&
+         strstr(cml_get_job_info(s, job).error, "never submitted") != NULL);
     job = submitted(NULL); /* the count is wrong from then on */
     until_over(job);
-    WANT(state(job) == CML_FAILED && strstr(cml_job_state(s, job).error, "load it again") != NULL);
+    WANT(state(job) == CML_STATE_FAILED &&
+         strstr(cml_get_job_info(s, job).error, "load it again") != NULL);
 }
 
 static void harmed(void) { /* what hangs on a dropped frame that is not known of yet */
@@ -147,7 +155,7 @@ static void harmed(void) { /* what hangs on a dropped frame that is not known of
     budget = 100.0;
     frame(DROP);
     for (i = 0; i < 50; i++) frame(SUBMIT);
-    for (i = 0; i < 4; i++) WANT(state(jobs[i]) == CML_FAILED);
+    for (i = 0; i < 4; i++) WANT(state(jobs[i]) == CML_STATE_FAILED);
 }
 
 static void many(void) {
@@ -158,38 +166,39 @@ static void many(void) {
     WANT(cml_submit(s, net, &input, 1, NULL, &more, &error) == CML_ERROR_FULL && more == 0);
     cml_cancel(s, jobs[7]);
     more = submitted(NULL); /* one that was cancelled gives way */
-    WANT(state(jobs[7]) == CML_GONE && state(more) == CML_QUEUED);
+    WANT(state(jobs[7]) == CML_STATE_GONE && state(more) == CML_STATE_QUEUED);
     for (i = 0; i < 200; i++) frame(SUBMIT); /* most wait for memory: nobody releases any */
-    WANT(state(jobs[0]) == CML_DONE && state(jobs[63]) == CML_QUEUED);
+    WANT(state(jobs[0]) == CML_STATE_DONE && state(jobs[63]) == CML_STATE_QUEUED);
     for (i = 0; i < 64; i++) cml_release(s, jobs[i]);
     until_over(more);
-    WANT(state(more) == CML_DONE && first_of(more) >= 5.0f + 8.0f);
+    WANT(state(more) == CML_STATE_DONE && first_of(more) >= 5.0f + 8.0f);
 }
 
 static void nonsense(void) {
     cml_job job;
-    cml_input twice[2] = {{.name = "x", .data = x, .bytes = sizeof x}, {.name = "y", .data = x, .bytes = 16}};
+    cml_input twice[2] = {{.name = "x", .data = x, .bytes = sizeof x},
+                          {.name = "y", .data = x, .bytes = 16}};
     cml_job_options options = {.priority = -3.0};
     WANT(cml_submit(s, net, twice, 2, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
     WANT(cml_submit(s, net, twice + 1, 1, NULL, &job, &error) == CML_ERROR_INPUT);
     WANT(strstr(error.text, "no input 'y'") != NULL);
     WANT(cml_submit(s, net, twice, 1, &options, &job, &error) == CML_ERROR_INPUT);
-    WANT(state(0) == CML_GONE && state(12345) == CML_GONE);
+    WANT(state(0) == CML_STATE_GONE && state(12345) == CML_STATE_GONE);
     cml_cancel(s, 99);
     cml_release(s, 99);
     job = submitted(NULL);
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
     cml_encode(s, encoder, 4.0);
-    WANT(cml_encode(s, encoder, 4.0)->reason == CML_FRAME_NOT_ENDED);
+    WANT(cml_encode(s, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
     wgpuCommandEncoderRelease(encoder);
     cml_abandon_frame(s);
     budget = -1.0; /* is the last one that was a time */
     until_over(job);
-    WANT(state(job) == CML_DONE);
+    WANT(state(job) == CML_STATE_DONE);
     budget = 0.0;
     job = submitted(NULL);
     frame(SUBMIT);
-    WANT(state(job) == CML_QUEUED);
+    WANT(state(job) == CML_STATE_QUEUED);
 }
 
 static void unloads(void) {
@@ -197,14 +206,15 @@ static void unloads(void) {
     for (i = 0; i < 100; i++) { /* more networks than there may be jobs: none is released */
         cml_job job = submitted(NULL);
         until_over(job);
-        WANT(state(job) == CML_DONE);
+        WANT(state(job) == CML_STATE_DONE);
         cml_net *old = net;
         WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK);
         cml_tensor tensor;
         cml_input input = {.name = "x", .job = job, .output = "y"};
         cml_job taker;
         WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
-        if (i % 2) { /* between encode and abandon: what was encoded for the taker is taken back */
+        if (i % 2) { /* between encode and abandon: what was encoded for the taker
+                        is taken back */
             WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
             cml_encode(s, encoder, budget);
             cml_unload(s, old);
@@ -213,10 +223,83 @@ static void unloads(void) {
         } else {
             cml_unload(s, old);
         }
-        WANT(state(job) == CML_GONE && cml_tensor_of(s, job, "y", &tensor) == CML_ERROR_INPUT);
-        WANT(state(taker) == CML_FAILED);
-        WANT(strstr(cml_job_state(s, taker).error, "unloaded") != NULL);
+        WANT(state(job) == CML_STATE_GONE &&
+             cml_get_tensor(s, job, "y", &tensor) == CML_ERROR_INPUT);
+        WANT(state(taker) == CML_STATE_FAILED);
+        WANT(strstr(cml_get_job_info(s, taker).error, "unloaded") != NULL);
     }
+}
+
+/* A network's handle stays known after cml_unload: its use is an error. */
+static void unloaded(void) {
+    cml_job job;
+    cml_shape shape;
+    cml_net_info info;
+    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
+    cml_net *old = net;
+    until_over(submitted(NULL));
+    for (int is_open = 0; is_open < 2; is_open++) { /* at once, and while a frame is open */
+        WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
+        if (is_open) cml_encode(s, encoder, budget);
+        cml_unload(s, old);
+        cml_unload(s, old);
+        WANT(cml_submit(s, old, &input, 1, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
+        WANT(strstr(error.text, "unloaded") != NULL);
+        if (is_open) cml_abandon_frame(s);
+        wgpuCommandEncoderRelease(encoder);
+        WANT(cml_build(old, 1.0, &error) == CML_ERROR_INPUT);
+        WANT(cml_get_input_shape(old, 0, &shape) == CML_ERROR_INPUT);
+        WANT(cml_get_output_shape(old, 0, &shape) == CML_ERROR_INPUT);
+        WANT(cml_get_net_info(old, &info) == CML_ERROR_INPUT);
+        WANT(cml_load(s, bytes, size, CML_TRUSTED, &net, &error) == CML_OK && net != old);
+        until_over(submitted(NULL));
+        old = net;
+    }
+}
+
+static char logged[3][600]; /* the last message of each level */
+
+static void note(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    snprintf(logged[level], sizeof logged[level], "%s", message);
+}
+
+/* A device with too few features gets another profile, and the log says why. */
+static void requirements(void) {
+    cml_requirements needs;
+    cml_options options = {.adapter = g.adapter, .log = note};
+    cml_scheduler *other;
+    gpu small = g;
+    cml_net_info info;
+    cml_job job;
+    memset(&needs, 0, sizeof needs);
+    WANT(cml_required_features(g.adapter, bytes, size, CML_TRUSTED, &needs, &error) == CML_OK);
+    WANT(strcmp(needs.profile, "software") == 0 && needs.feature_count > 0);
+    WANT(needs.limits.minStorageBufferOffsetAlignment == 32);
+    size_t count = needs.feature_count;
+    WANT(cml_required_features(g.adapter, bytes, size, 0, &needs, &error) == CML_OK);
+    WANT(needs.feature_count == count); /* nothing is required twice */
+    WANT(cml_required_features(g.adapter, bytes, size - 1, 0, &needs, &error) == CML_ERROR_CORRUPT);
+    WANT(cml_get_net_info(net, &info) == CML_OK && info.profile.length == 8);
+
+    WANT(gpu_create(&small, NULL));
+    options.device = small.device;
+    WANT(cml_create(&options, &other, &error) == CML_OK);
+    WANT(strstr(logged[CML_LOG_WARNING], "timestamp-query") != NULL);
+    cml_net *portable;
+    WANT(cml_load(other, bytes, size, CML_TRUSTED, &portable, &error) == CML_OK);
+    WANT(strcmp(logged[CML_LOG_INFO], "the network has the profile 'portable'") == 0);
+    WANT(strstr(logged[CML_LOG_WARNING], "'software' needs ") != NULL);
+    WANT(strstr(logged[CML_LOG_WARNING], "cml_required_features()") != NULL);
+    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
+    WANT(cml_submit(other, portable, &input, 1, NULL, &job, &error) == CML_OK);
+    cml_device_lost(other);
+    WANT(strstr(logged[CML_LOG_ERROR], "failed: the device was lost") != NULL);
+    cml_destroy(other);
+    wgpuQueueRelease(small.queue);
+    wgpuDeviceRelease(small.device);
+    WANT(strcmp(cml_status_name(CML_ERROR_LIMIT), "CML_ERROR_LIMIT") == 0);
+    WANT(strcmp(cml_version(), CML_VERSION) == 0);
 }
 
 static void lost(void) {
@@ -226,8 +309,8 @@ static void lost(void) {
     WANT(cml_read(s, job, "y", y, sizeof y, &error) == CML_PENDING);
     frame(SUBMIT);
     cml_device_lost(s);
-    WANT(state(done) == CML_FAILED || state(done) == CML_DONE);
-    WANT(cml_encode(s, NULL, 4.0)->reason == CML_DEVICE_ERROR && cml_end_frame(s) == 0);
+    WANT(state(done) == CML_STATE_FAILED || state(done) == CML_STATE_DONE);
+    WANT(cml_encode(s, NULL, 4.0)->reason == CML_REASON_DEVICE_ERROR && cml_end_frame(s) == 0);
     WANT(cml_submit(s, net, NULL, 0, NULL, &job, &error) == CML_ERROR_DEVICE);
     wgpuDeviceDestroy(g.device);
 }
@@ -236,12 +319,22 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"runs", runs}, {"chain", chain}, {"slots", slots}, {"abandoned", abandoned}, {"dropped", dropped}, {"harmed", harmed},
-                 {"many", many}, {"nonsense", nonsense}, {"unloads", unloads}, {"lost", lost}};
+    } cases[] = {{"runs", runs},
+                 {"chain", chain},
+                 {"slots", slots},
+                 {"abandoned", abandoned},
+                 {"dropped", dropped},
+                 {"harmed", harmed},
+                 {"many", many},
+                 {"nonsense", nonsense},
+                 {"unloads", unloads},
+                 {"unloaded", unloaded},
+                 {"requirements", requirements},
+                 {"lost", lost}};
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
     cml_options options;
-    if (bytes == NULL || !gpu_open(&g, 0)) return 3;
+    if (bytes == NULL || !gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
     memset(&options, 0, sizeof options);
     options.device = g.device;
     options.adapter = g.adapter;

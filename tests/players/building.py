@@ -15,15 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAYER = ROOT / "players" / "c"
 HERE = Path(__file__).parent
 #: flags of every build
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-g")
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
+STRICT = ("-std=c99", *WARNINGS, "-ffp-contract=off", "-g")
+INCLUDES = tuple(f"-I{PLAYER / name}" for name in ("include", "src", "example"))
+#: sources that need a device; the others decide and read files without one
+DEVICE_SOURCES = ("device.c", "network.c", "scheduler.c", "submit.c")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def need_gcc() -> str:
-    """Returns the path of gcc; skips the test without it."""
-    gcc = shutil.which("gcc")
+def need_gcc(name: str = "gcc") -> str:
+    """Returns the path of gcc, or g++; skips the test without it."""
+    gcc = shutil.which(name)
     if gcc is None:
-        pytest.skip("gcc is not installed: the C player cannot be built")
+        pytest.skip(f"{name} is not installed: the C player cannot be built")
     return gcc
 
 
@@ -40,22 +44,57 @@ def wgpu_folder() -> Path:
     return Path(spec.origin).parent / "resources"
 
 
+def sources(device: bool) -> list[Path]:
+    """Returns the player's sources: all of them, or those that need no device."""
+    found = sorted((PLAYER / "src").glob("*.c"))
+    return [file for file in found if device or file.name not in DEVICE_SOURCES]
+
+
+def wgpu_library() -> Path:
+    """Returns the library of wgpu-native in the wheel; skips the test without it."""
+    library = next(wgpu_folder().glob("libwgpu_native*.so"), None)
+    if library is None:
+        pytest.skip("the wgpu wheel has no library for this platform")
+    return library
+
+
+def run_compiler(*command: str | Path, cwd: Path | None = None) -> None:
+    """Runs a command that must succeed without output on stderr."""
+    made = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd)
+    assert made.returncode == 0, made.stderr
+
+
+@functools.cache
+def player_library(flags: tuple[str, ...], device: bool) -> Path:
+    """Builds the player as a static library and returns its path."""
+    folder = Path(tempfile.mkdtemp(dir=_folder().name))
+    run_compiler(need_gcc(), *_flags(flags, device), "-c", *sources(device), cwd=folder)
+    run_compiler("ar", "rcs", "libcml.a", *sorted(folder.glob("*.o")), cwd=folder)
+    return folder / "libcml.a"
+
+
+def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
+    where = f"-isystem{wgpu_folder()}" if device else "-DCML_CORE_ONLY"
+    return (*STRICT, *flags, *INCLUDES, where)
+
+
 @functools.cache
 def build(source: str, *flags: str, device: bool = False) -> Path:
-    """Builds ``players/c/<source>``, or a source beside the tests, and returns the program.
+    """Builds a tool or example of ``players/c``, or a source beside the tests, with the player.
 
-    With ``device`` it is linked with the player and wgpu-native.
+    Returns the program. With ``device`` it is linked with wgpu-native.
     """
     gcc = need_gcc()
-    program = Path(_folder().name) / f"{Path(source).stem}{abs(hash((source, flags, device)))}"
-    file = next(f for f in (PLAYER / source, HERE / source) if f.exists())
-    command = [gcc, *STRICT, *(flags or ("-O2",)), f"-I{PLAYER}", str(file)]
+    flags = flags or ("-O2",)
+    library = player_library(flags, device)
+    program = library.with_name(f"{Path(source).stem}_{device}")
+    folders = (PLAYER / "tools", PLAYER / "example", HERE)
+    file = next(folder / source for folder in folders if (folder / source).exists())
+    linked: list[str | Path] = [library]
     if device:
-        wgpu = wgpu_folder()
-        library = next(wgpu.glob("libwgpu_native*.so"), None)
-        if library is None:
-            pytest.skip("the wgpu wheel has no library for this platform")
-        command += [f"-isystem{wgpu}", str(PLAYER / "cml.c"), str(library), f"-Wl,-rpath,{wgpu}"]
-    made = subprocess.run([*command, "-lm", "-o", str(program)], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+        linked += [wgpu_library(), f"-Wl,-rpath,{wgpu_folder()}"]
+    command: list[str | Path] = [gcc, *_flags(flags, device)]
+    if file.suffix == ".cpp":
+        command[:2] = [need_gcc("g++"), "-std=c++17"]
+    run_compiler(*command, file, *linked, "-lm", "-o", program)
     return program

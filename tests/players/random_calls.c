@@ -1,25 +1,26 @@
-/* Calls the player in any order, with handles old and new, while memory runs short now and then:
+/* Calls the player in any order, with handles old and new, while memory runs
+ * short now and then:
  *
  *     random_calls CALLS SEED COUNTER.cml
  *
- * Sanitizers say what is wrong; this says whether memory is given back, and whether a scheduler is
- * full of jobs that nobody can name. */
-#include "example/gpu.h"
+ * Sanitizers say what is wrong; this says whether memory is given back, and
+ * whether a scheduler is full of jobs that nobody can name. */
+#include "gpu.h"
 
-#define WANT(what)                                                              \
-    do {                                                                        \
-        if (!(what)) {                                                          \
-            fprintf(stderr, "line %d, call %ld: wanted " #what "\n", __LINE__, call); \
-            exit(1);                                                            \
-        }                                                                       \
+#define WANT(what)                                                                                 \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "line %d, call %ld: wanted " #what "\n", __LINE__, call);              \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 enum { NETS = 4, JOBS = 512, MOST_JOBS = 8 };
 
 static gpu g;
 static cml_scheduler *scheduler;
-static cml_net *nets[NETS];
-static cml_job jobs[JOBS]; /* the last handles, by their number */
+static cml_net *nets[NETS], *stale; /* stale: unloaded last */
+static cml_job jobs[JOBS];          /* the last handles, by their number */
 static uint64_t job_count, submitted, done;
 static WGPUBuffer buffer;
 static WGPUCommandEncoder encoder; /* of the open frame */
@@ -59,10 +60,11 @@ static void create(void) {
     options.device = g.device;
     options.adapter = g.adapter;
     options.max_jobs = MOST_JOBS;
-    options.allocator.take = take;
-    options.allocator.give_back = give_back;
+    options.allocator.allocate = take;
+    options.allocator.release = give_back;
     do {
-        WANT(cml_create(&options, &scheduler, &error) == CML_OK || error.status == CML_ERROR_MEMORY);
+        WANT(cml_create(&options, &scheduler, &error) == CML_OK ||
+             error.status == CML_ERROR_MEMORY);
     } while (scheduler == NULL);
 }
 
@@ -91,7 +93,17 @@ static void unload(void) {
     cml_net **net = some_net(1);
     if (net == NULL) return;
     cml_unload(scheduler, *net);
+    stale = *net;
     *net = NULL;
+}
+
+static void use_stale(void) {
+    cml_job job;
+    cml_shape shape;
+    if (stale == NULL) return;
+    WANT(cml_submit(scheduler, stale, NULL, 0, NULL, &job, NULL) == CML_ERROR_INPUT && job == 0);
+    if (encoder == NULL) WANT(cml_get_input_shape(stale, 0, &shape) == CML_ERROR_INPUT);
+    cml_unload(scheduler, stale);
 }
 
 static void submit(void) {
@@ -122,8 +134,8 @@ static void submit(void) {
     WANT(job == 0 && error.text[0] != 0);
     if (status != CML_ERROR_FULL) return;
     for (uint32_t i = 0; i < JOBS && i < job_count; i++) {
-        cml_state is = cml_job_state(scheduler, jobs[i]).state;
-        alive += is != CML_GONE && is != CML_CANCELLED && is != CML_FAILED;
+        cml_state is = cml_get_job_info(scheduler, jobs[i]).state;
+        alive += is != CML_STATE_GONE && is != CML_STATE_CANCELLED && is != CML_STATE_FAILED;
     }
     WANT(alive > 0); /* one of them can be released */
 }
@@ -134,20 +146,28 @@ static void look_at_job(void) {
     cml_tensor tensor;
     cml_job job = some_job();
     switch (below(7)) {
-        case 0: cml_cancel(scheduler, job); break;
-        case 1: cml_pause(scheduler, job, (int)below(2)); break;
-        case 2: case 3: cml_release(scheduler, job); break;
-        case 4:
-            if (cml_tensor_of(scheduler, job, "y", &tensor) == CML_OK)
-                WANT(tensor.buffer != NULL && tensor.shape.name.data[0] == 'y');
-            break;
-        case 5:
-            if (cml_read(scheduler, job, "y", data, sizeof data, &error) == CML_OK) {
-                done++;
-                WANT(data[3] - data[0] > -1e9f);
-            }
-            break;
-        default: WANT(cml_job_state(scheduler, job).progress <= 1.0);
+    case 0:
+        cml_cancel(scheduler, job);
+        break;
+    case 1:
+        cml_pause(scheduler, job, (int)below(2));
+        break;
+    case 2:
+    case 3:
+        cml_release(scheduler, job);
+        break;
+    case 4:
+        if (cml_get_tensor(scheduler, job, "y", &tensor) == CML_OK)
+            WANT(tensor.buffer != NULL && tensor.shape.name.data[0] == 'y');
+        break;
+    case 5:
+        if (cml_read(scheduler, job, "y", data, sizeof data, &error) == CML_OK) {
+            done++;
+            WANT(data[3] - data[0] > -1e9f);
+        }
+        break;
+    default:
+        WANT(cml_get_job_info(scheduler, job).progress <= 1.0);
     }
 }
 
@@ -155,13 +175,14 @@ static void encode(void) {
     const cml_report *report;
     const cml_slice *slices;
     if (encoder != NULL) {
-        WANT(cml_encode(scheduler, encoder, 4.0)->reason == CML_FRAME_NOT_ENDED);
+        WANT(cml_encode(scheduler, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
         return;
     }
     encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
     report = cml_encode(scheduler, encoder, below(3) ? 1000.0 : 0.01);
-    slices = cml_slices(scheduler);
-    for (uint32_t i = 0; i < report->slices; i++) WANT(slices[i].op.length == 0 || slices[i].op.data[0] != 0);
+    slices = cml_get_slices(scheduler);
+    for (uint32_t i = 0; i < report->slices; i++)
+        WANT(slices[i].op.length == 0 || slices[i].op.data[0] != 0);
 }
 
 static void end(void) { /* the frame is submitted, forgotten or abandoned */
@@ -188,16 +209,18 @@ static void destroy(void) {
     while (some_net(1) != NULL) unload();
     if (encoder != NULL && below(2)) end();
     cml_destroy(scheduler);
+    stale = NULL;
     if (encoder != NULL) wgpuCommandEncoderRelease(encoder);
     encoder = NULL;
     WANT(blocks == 0);
 }
 
 int main(int argc, char **argv) {
-    WGPUBufferDescriptor wanted = {.size = 16, .usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst};
+    WGPUBufferDescriptor wanted = {.size = 16,
+                                   .usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst};
     long calls = argc == 4 ? atol(argv[1]) : 0;
     bytes = argc == 4 ? read_whole(argv[3], &size) : NULL;
-    if (bytes == NULL || !gpu_open(&g, 0)) return 3;
+    if (bytes == NULL || !gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
     state = (uint32_t)atol(argv[2]) * 2654435761u + 1;
     buffer = wgpuDeviceCreateBuffer(g.device, &wanted);
     create();
@@ -207,17 +230,26 @@ int main(int argc, char **argv) {
         if (what < 1) {
             destroy();
             create();
-        } else if (what < 10) unload();
-        else if (what < 60) load();
-        else if (what < 250) submit();
-        else if (what < 600) look_at_job();
-        else if (what < 800) encode();
-        else end();
+        } else if (what < 10)
+            unload();
+        else if (what < 15)
+            use_stale();
+        else if (what < 60)
+            load();
+        else if (what < 250)
+            submit();
+        else if (what < 600)
+            look_at_job();
+        else if (what < 800)
+            encode();
+        else
+            end();
     }
     destroy();
     wgpuBufferRelease(buffer);
     gpu_close(&g);
     free((void *)bytes);
-    printf("%ld calls, %llu jobs, %llu outputs read\n", calls, (unsigned long long)submitted, (unsigned long long)done);
+    printf("%ld calls, %llu jobs, %llu outputs read\n", calls, (unsigned long long)submitted,
+           (unsigned long long)done);
     return g.errors != 0;
 }

@@ -29,7 +29,7 @@ CORRUPT, STALE, LIMIT = 2, 3, 8
 
 @pytest.fixture(scope="module")
 def program():
-    return build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
+    return build("check.c", "-O1", *SANITIZED)
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
 
 CASES = (
     "runs", "chain", "slots", "abandoned", "dropped", "harmed", "many", "nonsense", "unloads",
-    "lost",
+    "unloaded", "requirements", "lost",
 )  # fmt: skip
 
 
@@ -152,6 +152,12 @@ def test_whatever_a_host_does(case, folder, gpu):
     run = run_play(program, case, written(folder, "counter", counter(), player=True))
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"{case}: as wanted\n"
+
+
+def test_the_wrapper_for_cpp(folder, gpu):
+    program = build("wrapper.cpp", *SANITIZED, device=True)
+    run = run_play(program, written(folder, "counter", counter(), player=True))
+    assert (run.returncode, run.stdout) == (0, "as wanted\n"), run.stderr
 
 
 @pytest.mark.parametrize("calls", [4000, pytest.param(100_000, marks=pytest.mark.long)])
@@ -181,7 +187,7 @@ def test_the_example_shows_the_network_s_picture(folder, gpu):
     swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
     graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
     file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"
-    run = run_play(build("example/main.c", "-O1", device=True), file, picture, "40", "2")
+    run = run_play(build("scene.c", "-O1", device=True), file, picture, "40", "2")
     assert run.returncode == 0, run.stderr
     assert "full frames" in run.stdout and "pictures in 40 frames" in run.stdout
     _, size, _, texels = picture.read_bytes().split(b"\n", 3)

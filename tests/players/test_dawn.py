@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import small_inputs, small_model
-from tests.players.building import PLAYER, STRICT, need_gcc
+from tests.players.building import INCLUDES, PLAYER, STRICT, need_gcc, sources
 from tests.players.playing import play
 
 
@@ -28,14 +28,14 @@ def dawn():
 
 
 def compiled(dawn, *words):
-    flags = (*STRICT, "-DCML_DAWN", f"-I{PLAYER}", f"-isystem{dawn / 'include'}")
+    flags = (*STRICT, "-DCML_DAWN", *INCLUDES, f"-isystem{dawn / 'include'}")
     made = subprocess.run([need_gcc(), *flags, *words], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
 
 
-@pytest.mark.parametrize("source", ["cml.c", "play.c", "example/main.c"])
+@pytest.mark.parametrize("source", ["tools/play.c", "example/scene.c", "example/host.c"])
 def test_it_compiles_without_a_warning(dawn, source):
-    compiled(dawn, "-fsyntax-only", str(PLAYER / source))
+    compiled(dawn, "-fsyntax-only", *map(str, (*sources(device=True), PLAYER / source)))
 
 
 @pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
@@ -44,8 +44,8 @@ def test_it_computes_what_a_session_does(dawn, tmp_path):
     if library is None:
         pytest.skip("there is no library beside Dawn's header")
     program, file = tmp_path / "play", tmp_path / "small.cml"
-    sources = [str(PLAYER / name) for name in ("play.c", "cml.c")]
-    compiled(dawn, *sources, str(library), f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
+    files = map(str, (PLAYER / "tools" / "play.c", *sources(device=True)))
+    compiled(dawn, *files, str(library), f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
     file.write_bytes(cook(small_model(), ["portable", "software"], player=True))
     wanted = cml.Session(small_model(), "cpu").run(small_inputs())
     kinds = {name: array.dtype for name, array in wanted.items()}

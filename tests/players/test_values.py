@@ -110,7 +110,7 @@ def test_python_makes_the_buffers_of_the_model(cooked):
 
 def test_the_c_player_makes_the_same(cooked):
     file, model, half = cooked
-    program = build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
+    program = build("check.c", "-O1", *SANITIZED)
     run = run_play(program, "--values", file)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.split() == wanted(model, half)

@@ -107,7 +107,7 @@ def test_all_players_say_the_same(whole, count, seed, tmp_path):
     assert verdicts[:5] == ["loads", *["CorruptArtifact"] * 4]
     assert {"loads", "CorruptArtifact", "OverBudget"} <= {*verdicts} <= {"loads", *ERRORS.values()}
     names = "".join(f"{file}\n" for file in files)
-    program = build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
+    program = build("check.c", "-O1", *SANITIZED)
     by_c = lines([program, "-"], names)
     for number, (verdict, reason) in enumerate(wanted):  # it does not read the section `meta`
         assert by_c[number] == verdict or "its description" in reason, (number, reason)

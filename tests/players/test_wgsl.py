@@ -100,7 +100,7 @@ def test_all_players_say_the_same_of_whatever_text(own, tmp_path):
     file.write_text(json.dumps(texts))
     said = json.loads(run_deno("run", "-A", "tests/players/web/scan.js", file).stdout)
     assert [text == "taken" for text in said] == wanted
-    program = build("check.c", "-O1", *SANITIZED, "-Wno-unused-function")
+    program = build("check.c", "-O1", *SANITIZED)
     files = [tmp_path / str(i) for i in range(len(texts))]
     for path, text in zip(files, texts, strict=True):
         path.write_text(text)

@@ -1,5 +1,5 @@
-/* What an engine has of its own: an instance, a device and its queue, with the adapter's features and
- * limits that networks like to have. Errors of the device go to stderr. */
+/* What an engine has already: an instance, an adapter, a device and its queue. Errors of the device
+ * go to stderr. */
 #ifndef CML_EXAMPLE_GPU_H
 #define CML_EXAMPLE_GPU_H
 
@@ -17,101 +17,112 @@ typedef struct gpu {
     int errors, answered;
 } gpu;
 
-static inline void gpu_error(WGPUDevice const *device, WGPUErrorType type, WGPUStringView message, void *to,
-                             void *unused) {
+static inline void gpu_on_error(WGPUDevice const *device, WGPUErrorType type,
+                                WGPUStringView message, void *user, void *unused) {
     (void)device;
     (void)unused;
-    ((gpu *)to)->errors++;
+    ((gpu *)user)->errors++;
     fprintf(stderr, "the device says (%d): %.*s\n", (int)type, (int)message.length, message.data);
 }
 
-static inline void gpu_lost(WGPUDevice const *device, WGPUDeviceLostReason reason, WGPUStringView message,
-                            void *to, void *unused) {
+static inline void gpu_on_lost(WGPUDevice const *device, WGPUDeviceLostReason reason,
+                               WGPUStringView message, void *user, void *unused) {
     (void)device;
-    (void)to;
+    (void)user;
     (void)unused;
-    if (reason != WGPUDeviceLostReason_Destroyed && reason != WGPUDeviceLostReason_CallbackCancelled)
+    if (reason != WGPUDeviceLostReason_Destroyed &&
+        reason != WGPUDeviceLostReason_CallbackCancelled)
         fprintf(stderr, "the device is lost: %.*s\n", (int)message.length, message.data);
 }
 
-static inline void gpu_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter, WGPUStringView message,
-                               void *to, void *unused) {
+static inline void gpu_on_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter,
+                                  WGPUStringView message, void *user, void *unused) {
+    gpu *g = (gpu *)user;
     (void)unused;
-    ((gpu *)to)->answered = 1;
-    ((gpu *)to)->adapter = adapter;
+    g->answered = 1;
+    g->adapter = adapter;
     if (status != WGPURequestAdapterStatus_Success)
         fprintf(stderr, "no adapter: %.*s\n", (int)message.length, message.data);
 }
 
-static inline void gpu_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStringView message,
-                              void *to, void *unused) {
+static inline void gpu_on_device(WGPURequestDeviceStatus status, WGPUDevice device,
+                                 WGPUStringView message, void *user, void *unused) {
+    gpu *g = (gpu *)user;
     (void)unused;
-    ((gpu *)to)->answered = 1;
-    ((gpu *)to)->device = device;
+    g->answered = 1;
+    g->device = device;
     if (status != WGPURequestDeviceStatus_Success)
         fprintf(stderr, "no device: %.*s\n", (int)message.length, message.data);
 }
 
-/* 0 where there is no adapter. `small`: WebGPU's default limits and no features, as the least device has. */
-static inline int gpu_open(gpu *g, int small) {
-    static const WGPUFeatureName wanted[] = {WGPUFeatureName_TimestampQuery, WGPUFeatureName_ShaderF16,
-                                             WGPUFeatureName_Subgroups};
+/* Finds an adapter. Returns 0 if there is none. */
+static inline int gpu_find(gpu *g) {
     WGPUInstanceDescriptor instance;
     WGPURequestAdapterOptions options;
-    WGPURequestAdapterCallbackInfo found;
-    WGPURequestDeviceCallbackInfo made;
-    WGPUDeviceDescriptor device;
-    WGPUFeatureName features[8];
-    WGPULimits limits;
-    size_t i;
-#ifndef CML_DAWN
-    WGPUInstanceExtras extras; /* no OpenGL: no kernel runs on it */
-    memset(&extras, 0, sizeof extras);
-    extras.chain.sType = (WGPUSType)WGPUSType_InstanceExtras;
-    extras.backends = WGPUInstanceBackend_Primary;
-#endif
+    WGPURequestAdapterCallbackInfo callback;
     memset(g, 0, sizeof *g);
     memset(&instance, 0, sizeof instance);
     memset(&options, 0, sizeof options);
-    memset(&found, 0, sizeof found);
-    memset(&made, 0, sizeof made);
-    memset(&device, 0, sizeof device);
-    memset(&limits, 0, sizeof limits);
+    memset(&callback, 0, sizeof callback);
 #ifndef CML_DAWN
+    WGPUInstanceExtras extras;
+    memset(&extras, 0, sizeof extras);
+    extras.chain.sType = (WGPUSType)WGPUSType_InstanceExtras;
+    extras.backends = WGPUInstanceBackend_Primary; /* not OpenGL: no kernel runs on it */
     instance.nextInChain = &extras.chain;
 #endif
-    g->instance = wgpuCreateInstance(&instance);
     options.powerPreference = WGPUPowerPreference_HighPerformance;
-    found.mode = made.mode = WGPUCallbackMode_AllowProcessEvents;
-    found.callback = gpu_adapter;
-    found.userdata1 = g;
-    wgpuInstanceRequestAdapter(g->instance, &options, found);
+    callback.mode = WGPUCallbackMode_AllowProcessEvents;
+    callback.callback = gpu_on_adapter;
+    callback.userdata1 = g;
+    g->instance = wgpuCreateInstance(&instance);
+    wgpuInstanceRequestAdapter(g->instance, &options, callback);
     while (!g->answered) wgpuInstanceProcessEvents(g->instance);
-    if (g->adapter == NULL) return 0;
-    wgpuAdapterGetLimits(g->adapter, &limits);
-    for (i = 0; !small && i < sizeof wanted / sizeof *wanted; i++)
-        if (wgpuAdapterHasFeature(g->adapter, wanted[i])) features[device.requiredFeatureCount++] = wanted[i];
-#ifndef CML_DAWN
-    if (!small && wgpuAdapterHasFeature(g->adapter, (WGPUFeatureName)WGPUNativeFeature_Subgroup))
-        features[device.requiredFeatureCount++] = (WGPUFeatureName)WGPUNativeFeature_Subgroup;
-#endif
-    device.requiredFeatures = features;
-    device.requiredLimits = small ? NULL : &limits;
-    device.uncapturedErrorCallbackInfo.callback = gpu_error;
-    device.uncapturedErrorCallbackInfo.userdata1 = g;
-    device.deviceLostCallbackInfo.mode = WGPUCallbackMode_AllowProcessEvents;
-    device.deviceLostCallbackInfo.callback = gpu_lost;
-    made.callback = gpu_device;
-    made.userdata1 = g;
+    return g->adapter != NULL;
+}
+
+/* Creates the device with what the networks need; NULL: with no features and WebGPU's default
+ * limits. Returns 0 if the adapter refuses. */
+static inline int gpu_create(gpu *g, const cml_requirements *needs) {
+    WGPUDeviceDescriptor wanted;
+    WGPURequestDeviceCallbackInfo callback;
+    memset(&wanted, 0, sizeof wanted);
+    memset(&callback, 0, sizeof callback);
+    if (needs != NULL) {
+        wanted.requiredFeatures = needs->features;
+        wanted.requiredFeatureCount = needs->feature_count;
+        wanted.requiredLimits = &needs->limits;
+    }
+    wanted.uncapturedErrorCallbackInfo.callback = gpu_on_error;
+    wanted.uncapturedErrorCallbackInfo.userdata1 = g;
+    wanted.deviceLostCallbackInfo.mode = WGPUCallbackMode_AllowProcessEvents;
+    wanted.deviceLostCallbackInfo.callback = gpu_on_lost;
+    callback.mode = WGPUCallbackMode_AllowProcessEvents;
+    callback.callback = gpu_on_device;
+    callback.userdata1 = g;
     g->answered = 0;
-    wgpuAdapterRequestDevice(g->adapter, &device, made);
+    wgpuAdapterRequestDevice(g->adapter, &wanted, callback);
     while (!g->answered) wgpuInstanceProcessEvents(g->instance);
     if (g->device == NULL) return 0;
     g->queue = wgpuDeviceGetQueue(g->device);
     return 1;
 }
 
-/* Until the GPU has done all that was submitted: as one waits for the display. */
+/* Finds an adapter and creates a device that suits a cooked file. Returns 0, and says why, if there
+ * is none. */
+static inline int gpu_open(gpu *g, const void *bytes, size_t size, uint32_t flags) {
+    cml_requirements needs;
+    cml_error error;
+    memset(&needs, 0, sizeof needs);
+    if (!gpu_find(g)) return 0;
+    if (cml_required_features(g->adapter, bytes, size, flags, &needs, &error) != CML_OK) {
+        fprintf(stderr, "%s: %s\n", cml_status_name(error.status), error.text);
+        return 0;
+    }
+    return gpu_create(g, &needs);
+}
+
+/* Waits until the GPU has done all that was submitted, as an engine waits for the display. */
 static inline void gpu_wait(gpu *g) {
 #ifdef CML_DAWN
     wgpuInstanceProcessEvents(g->instance);
@@ -127,16 +138,15 @@ static inline void gpu_close(gpu *g) {
     if (g->instance != NULL) wgpuInstanceRelease(g->instance);
 }
 
+/* Reads a whole file; returns NULL if there is none. */
 static inline void *read_whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
-    char *data = NULL;
-    long end;
     if (in == NULL) return NULL;
     fseek(in, 0, SEEK_END);
-    end = ftell(in);
+    long end = ftell(in);
     rewind(in);
-    data = malloc(end > 0 ? (size_t)end : 1);
-    *size = data == NULL ? 0 : fread(data, 1, (size_t)end, in);
+    char *data = (char *)malloc(end > 0 ? (size_t)end : 1);
+    *size = data == NULL || end < 0 ? 0 : fread(data, 1, (size_t)end, in);
     fclose(in);
     return data;
 }

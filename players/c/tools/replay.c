@@ -1,17 +1,13 @@
-/* Runs a recording of the Python scheduler again, with the player's own decisions, and prints the slices
- * of each frame: a line of "job:step:first:count" per frame. tests/players/replay_lines.py writes the
- * lines that it reads. */
-#define CML_CORE_ONLY
-#ifdef __GNUC__ /* it takes the scheduler alone of what is static there */
-#pragma GCC diagnostic ignored "-Wunused-function"
-#endif
-#include "cml.c"
+/* Runs a recording of the Python scheduler again, with the player's own decisions, and prints the
+ * slices of each frame: a line of "job:step:first:count" per frame. tests/players/replay_lines.py
+ * writes the lines that it reads. */
+#include "internal.h"
 
 enum { LINE = 1 << 20 };
 
 static char line[LINE];
 static cml_scheduler c;
-static cml_net nets[256];
+static network nets[256];
 static double *load_ms[256]; /* what steps took when the network was loaded, or NULL */
 static uint8_t held[256];
 static uint32_t net_count, pool;
@@ -20,20 +16,21 @@ static uint32_t numbers;
 
 static char *rest; /* of the line */
 
-static planned given[4096];
+static slice given[4096];
 static uint32_t given_count;
 
 /* What another planner than the player's decided. */
 static void take_given(cml_scheduler *of) {
     uint32_t i, k;
     for (i = 0; i < given_count; i++) {
-        planned one = given[i];
+        slice one = given[i];
         for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
         if (k == of->candidate_count || of->work->slice_count == of->max_slices) continue;
-        one.ms = predict(&of->model, one.step, one.count);
+        one.ms = cml__predict(&of->model, one.step, one.count);
         of->work->slices[of->work->slice_count++] = one;
         for (k = 0; k < of->start_count && of->starts[k] != one.job; k++) {}
-        if (k == of->start_count && one.job->at.state != CML_RUNNING) of->starts[of->start_count++] = one.job;
+        if (k == of->start_count && one.job->run.state != CML_STATE_RUNNING)
+            of->starts[of->start_count++] = one.job;
     }
 }
 
@@ -49,7 +46,7 @@ static double number(void) { return strtod(word(), NULL); }
 
 static uint32_t whole(void) { return (uint32_t)strtoul(word(), NULL, 10); }
 
-static void prepare(cml_scheduler *of, cml_net *net, double ms) {
+static void prepare(cml_scheduler *of, network *net, double ms) {
     (void)of;
     (void)ms;
     net->is_ready = 1;
@@ -60,8 +57,8 @@ static int begin_or_end(cml_scheduler *of, job *j) {
     return !held[j->net - nets];
 }
 
-static void network(void) {
-    cml_net *net = nets + net_count++;
+static void read_network(void) {
+    network *net = nets + net_count++;
     uint32_t i, has_times;
     double *times, ms;
     net->exclusive = nets + whole();
@@ -83,9 +80,9 @@ static void network(void) {
         if (has_times) times[i] = ms;
         key.data = rest;
         key.length = strcspn(rest, "\n");
-        s->key = key_of(key);
+        s->key = cml__key_of(key);
     }
-    adopt(&c, net);
+    cml__adopt_net(&c, net);
 }
 
 static void learned_curve(void) { /* of before the recording began */
@@ -94,7 +91,7 @@ static void learned_curve(void) { /* of before the recording began */
     curve *learned;
     key.data = rest;
     key.length = strcspn(rest, "\n");
-    learned = curve_of(&c.memory, &c.model, key_of(key));
+    learned = cml__curve_of(&c.memory, &c.model, cml__key_of(key));
     for (i = 0; i < count && fgets(line, LINE, stdin); i++) {
         point one;
         rest = line;
@@ -102,22 +99,22 @@ static void learned_curve(void) { /* of before the recording began */
         one.log_ms = number();
         one.samples = whole();
         one.spread = number();
-        learned->points[bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
+        learned->points[cml__bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
         learned->samples += one.samples;
     }
 }
 
-static void learn_load(cml_net *net) {
+static void learn_load(network *net) {
     const double *ms = load_ms[net - nets];
     uint32_t i;
     for (i = 0; ms != NULL && i < net->step_count; i++) {
-        planned all = {.step = net->steps + i, .count = net->steps[i].groups};
-        if (!has_samples(all.step)) learn(&c.model, &all, 1, ms[i]);
+        slice all = {.step = net->steps + i, .count = net->steps[i].groups};
+        if (!has_samples(all.step)) cml__learn(&c.model, &all, 1, ms[i]);
     }
 }
 
 static void submitted(double now) {
-    job *j = free_place(&c);
+    job *j = cml__find_free_job(&c);
     uint32_t count, i;
     const char *text;
     memset(j, 0, sizeof *j);
@@ -126,16 +123,16 @@ static void submitted(double now) {
     learn_load(j->net);
     j->priority = number();
     text = word();
-    j->dated = *text != '-';
+    j->has_deadline = *text != '-';
     j->deadline_at = strtod(text, NULL);
     text = word();
     if (*text != '-') snprintf(j->slot, sizeof j->slot, "%s", text);
     j->last_served_ms = now;
     for (count = whole(); count > 0; count--) {
-        uint32_t maker = whole();
-        if (maker >= numbers || by_number[maker] == NULL) continue;
-        j->makers[j->maker_count++] = by_number[maker];
-        by_number[maker]->takers++;
+        uint32_t producer = whole();
+        if (producer >= numbers || by_number[producer] == NULL) continue;
+        j->producers[j->producer_count++] = by_number[producer];
+        by_number[producer]->consumers++;
     }
     if (j->number >= numbers) {
         uint32_t more = 2 * (uint32_t)j->number + 64;
@@ -144,10 +141,10 @@ static void submitted(double now) {
         numbers = more;
     }
     by_number[j->number] = j;
-    enlist(&c, j);
+    cml__enqueue(&c, j);
 }
 
-static void frame(double now) {
+static void run_frame(double now) {
     double budget = number(), aim = number();
     int behind = (int)whole(), is_given = (int)whole(), rests = (int)whole();
     uint32_t count, i;
@@ -165,8 +162,8 @@ static void frame(double now) {
         given[i].count = whole();
     }
     c.planner = is_given ? take_given : NULL;
-    fill_frame(&c, now, budget, aim, rests, behind);
-    finish_jobs(&c);
+    cml__begin_frame(&c, now, budget, aim, rests, behind);
+    cml__finish_jobs(&c);
     for (i = 0; i < c.work->slice_count; i++)
         printf("%s%u:%u:%u:%u", i > 0 ? " " : "", (uint32_t)c.work->slices[i].job->number,
                (uint32_t)(c.work->slices[i].step - c.work->slices[i].job->net->steps),
@@ -177,18 +174,19 @@ static void frame(double now) {
 static void ended(double now) {
     uint32_t count;
     for (count = whole(); count > 0; count--) {
-        uint32_t frame = whole(), group = whole();
-        took(&c, frame, group, number());
+        uint32_t of_frame = whole(), group = whole();
+        cml__record_timing(&c, of_frame, group, number());
     }
-    end_frame(&c, now);
+    cml__end_frame(&c, now);
 }
 
 static void remembered(void) {
     double predicted = number(), measured = number();
-    remember(&c.model, predicted, measured, (int)whole());
+    cml__record_excess(&c.model, predicted, measured, (int)whole());
 }
 
-static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, share, frame, jobs */
+static void
+begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, share, frame, jobs */
     c.frame_ms = number();
     c.granule = whole();
     c.max_groups = whole();
@@ -201,11 +199,11 @@ static void begin(void) { /* frame_ms, granule, max_groups, policy, wall clock, 
     c.max_slices = 4096;
     c.prepare = prepare;
     c.start = c.finish = begin_or_end;
-    if (!core_make(&c)) exit(1);
+    if (!cml__init_core(&c)) exit(1);
 }
 
-static void known(void) { /* launch, unknown, its samples, drift, error; back-off, usual, whether ended, when,
-                            * interval, intervals, without, since rest, rest due */
+static void known(void) { /* launch, unknown, its samples, drift, error; back-off, usual, whether
+                           * ended, when, interval, intervals, without, since rest, rest due */
     c.model.launch_ms = number();
     c.model.unknown = number();
     c.model.unknown_samples = whole();
@@ -217,7 +215,7 @@ static void known(void) { /* launch, unknown, its samples, drift, error; back-of
     c.ended_ms = number();
     number(); /* the interval, for reports, and of how many */
     number();
-    c.without = whole();
+    c.frames_without = whole();
     c.since_rest = whole();
     c.rest_due = (int)whole();
 }
@@ -225,19 +223,20 @@ static void known(void) { /* launch, unknown, its samples, drift, error; back-of
 static void event(const char *kind) {
     double now = c.now;
     if (strcmp(kind, "abandoned") == 0) {
-        abandon_frame(&c);
+        cml__abandon_frame(&c);
         return;
     }
     now = fmax(now, number());
     c.now = now;
     if (strcmp(kind, "frame") == 0)
-        frame(now);
+        run_frame(now);
     else if (strcmp(kind, "end") == 0)
         ended(now);
     else if (strcmp(kind, "submit") == 0)
         submitted(now);
     else if (strcmp(kind, "cancelled") == 0 || strcmp(kind, "failed") == 0)
-        end_job(&c, by_number[whole()], *kind == 'c' ? CML_CANCELLED : CML_FAILED, kind);
+        cml__end_job(&c, by_number[whole()], *kind == 'c' ? CML_STATE_CANCELLED : CML_STATE_FAILED,
+                     kind);
     else
         by_number[whole()]->paused = strcmp(kind, "paused") == 0;
 }
@@ -250,7 +249,7 @@ static void clean_up(void) {
         free(load_ms[i]);
     }
     free(by_number);
-    all_given_back(c.memory);
+    cml__heap_free_all(c.memory);
 }
 
 int main(void) {
@@ -268,7 +267,7 @@ int main(void) {
         else if (strcmp(kind, "tail") == 0)
             remembered();
         else if (strcmp(kind, "network") == 0)
-            network();
+            read_network();
         else
             event(kind);
     }

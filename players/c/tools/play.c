@@ -3,14 +3,14 @@
  *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] [--frames N]
  *                  [--most N] [--slices N] [--trusted] [--small] [--wait]
  *
- * `--frames` at least so many in all, `--most` so many for a run, `--slices` at most so many in a frame.
- * Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON object: the
- * frames' milliseconds, what was made before and in the frames, and the microseconds of the processor
- * that cml_encode took in frames of as many slices as there may be. */
+ * `--frames` at least so many in all, `--most` so many for a run, `--slices` at most so many in a
+ * frame. Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON
+ * object: the frames' milliseconds, what was made before and in the frames, and the microseconds of
+ * the processor that cml_encode took in frames of as many slices as there may be. */
 #ifndef _WIN32
 #define _POSIX_C_SOURCE 200112L
 #endif
-#include "example/gpu.h"
+#include "../example/gpu.h"
 
 #include <math.h>
 #include <time.h>
@@ -51,18 +51,30 @@ static int options(int argc, char **argv) {
     int i, good = argc >= 2;
     for (i = 2; i < argc && good; i++) {
         const char *flag = argv[i];
-        if (strcmp(flag, "--trusted") == 0) trusted = CML_TRUSTED;
-        else if (strcmp(flag, "--small") == 0) small_device = 1;
-        else if (strcmp(flag, "--wait") == 0) waits = 1;
-        else if (++i == argc) good = 0;
-        else if (strcmp(flag, "--input") == 0) good = named_file(argv[i], given_names, given_files, &given_count);
-        else if (strcmp(flag, "--output") == 0) good = named_file(argv[i], output_names, output_files, &output_count);
-        else if (strcmp(flag, "--budget") == 0) budget = atof(argv[i]);
-        else if (strcmp(flag, "--runs") == 0) runs = atol(argv[i]);
-        else if (strcmp(flag, "--frames") == 0) frames = atol(argv[i]);
-        else if (strcmp(flag, "--most") == 0) most = atol(argv[i]);
-        else if (strcmp(flag, "--slices") == 0) most_slices = (uint32_t)atol(argv[i]);
-        else good = 0;
+        if (strcmp(flag, "--trusted") == 0)
+            trusted = CML_TRUSTED;
+        else if (strcmp(flag, "--small") == 0)
+            small_device = 1;
+        else if (strcmp(flag, "--wait") == 0)
+            waits = 1;
+        else if (++i == argc)
+            good = 0;
+        else if (strcmp(flag, "--input") == 0)
+            good = named_file(argv[i], given_names, given_files, &given_count);
+        else if (strcmp(flag, "--output") == 0)
+            good = named_file(argv[i], output_names, output_files, &output_count);
+        else if (strcmp(flag, "--budget") == 0)
+            budget = atof(argv[i]);
+        else if (strcmp(flag, "--runs") == 0)
+            runs = atol(argv[i]);
+        else if (strcmp(flag, "--frames") == 0)
+            frames = atol(argv[i]);
+        else if (strcmp(flag, "--most") == 0)
+            most = atol(argv[i]);
+        else if (strcmp(flag, "--slices") == 0)
+            most_slices = (uint32_t)atol(argv[i]);
+        else
+            good = 0;
     }
     return good;
 }
@@ -79,7 +91,7 @@ static size_t input_count;
 static int read_inputs(const cml_net *net) {
     cml_shape shape;
     size_t i, k, size = 0;
-    for (i = 0; cml_input_shape(net, (uint32_t)i, &shape) == CML_OK; i++) {
+    for (i = 0; cml_get_input_shape(net, (uint32_t)i, &shape) == CML_OK; i++) {
         snprintf(names[i], sizeof names[i], "%.*s", (int)shape.name.length, shape.name.data);
         inputs[i].name = names[i];
         inputs[i].bytes = (size_t)shape.bytes;
@@ -124,8 +136,9 @@ static void frame(void) {
     if (waits) gpu_wait(&g);
     count = cml_end_frame(scheduler);
     for (i = 0; i < count; i++) { /* a frame in which a job ended is not full */
-        const cml_report *full = cml_measured(scheduler, i);
-        if (full->finished == 0 && measured_count < 1 << 20) measured[measured_count++] = full->measured_ms;
+        const cml_report *full = cml_get_measured(scheduler, i);
+        if (full->finished == 0 && measured_count < 1 << 20)
+            measured[measured_count++] = full->measured_ms;
     }
 }
 
@@ -144,7 +157,7 @@ static int write_outputs(cml_job job, cml_error *error) {
         void *data;
         FILE *out;
         time_t start = time(NULL);
-        if (cml_tensor_of(scheduler, job, output_names[i], &tensor) != CML_OK) return 0;
+        if (cml_get_tensor(scheduler, job, output_names[i], &tensor) != CML_OK) return 0;
         data = malloc((size_t)tensor.bytes + 1);
         do {
             status = cml_read(scheduler, job, output_names[i], data, (size_t)tensor.bytes, error);
@@ -172,26 +185,30 @@ static int play(cml_net *net, cml_error *error) {
         do {
             frame();
             total++;
-            info = cml_job_state(scheduler, job);
-        } while ((info.state == CML_QUEUED || info.state == CML_RUNNING) && n++ < most);
-        if (info.state != CML_DONE) {
-            snprintf(error->text, sizeof error->text, "the job ended as %d: %s", (int)info.state, info.error);
+            info = cml_get_job_info(scheduler, job);
+        } while ((info.state == CML_STATE_QUEUED || info.state == CML_STATE_RUNNING) && n++ < most);
+        if (info.state != CML_STATE_DONE) {
+            snprintf(error->text, sizeof error->text, "the job ended as %d: %s", (int)info.state,
+                     info.error);
             return 0;
         }
-        if (run + 1 < runs || total < frames || (frames > 0 && run < 5)) cml_release(scheduler, job);
+        if (run + 1 < runs || total < frames || (frames > 0 && run < 5))
+            cml_release(scheduler, job);
         if (run == 3) { /* all is learned and made: what follows is steady */
-            before = cml_made(scheduler);
+            before = cml_get_counts(scheduler);
             taken_before = blocks;
             measured_count = frame_count = encode_count = 0;
         }
-        after = cml_made(scheduler);
+        after = cml_get_counts(scheduler);
         after.host_blocks = blocks - taken_before;
     }
     if (!write_outputs(job, error)) return 0;
     cml_release(scheduler, job);
     for (run = 0; run < 8; run++) frame();
-    printf("{\"frames\": %ld, \"runs\": %ld, \"made\": {\"host\": %llu, \"buffers\": %llu, \"bind_groups\": %llu, "
-           "\"pipelines\": %llu}, ", total, run, (unsigned long long)after.host_blocks,
+    printf("{\"frames\": %ld, \"runs\": %ld, \"made\": {\"host\": %llu, \"buffers\": %llu, "
+           "\"bind_groups\": %llu, "
+           "\"pipelines\": %llu}, ",
+           total, run, (unsigned long long)after.host_blocks,
            (unsigned long long)(after.buffers - before.buffers),
            (unsigned long long)(after.bind_groups - before.bind_groups),
            (unsigned long long)(after.pipelines - before.pipelines));
@@ -211,16 +228,24 @@ int main(int argc, char **argv) {
     cml_status status;
     size_t size = 0, i;
     void *bytes;
-    int good;
+    int good, is_small;
+    cml_requirements needs;
+    memset(&needs, 0, sizeof needs);
     memset(&with, 0, sizeof with);
     memset(&error, 0, sizeof error);
     if (!options(argc, argv)) {
-        fprintf(stderr, "usage: play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] "
-                        "[--frames N] [--slices N] [--trusted] [--small] [--wait]\n");
+        fprintf(
+            stderr,
+            "usage: play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] "
+            "[--frames N] [--slices N] [--trusted] [--small] [--wait]\n");
         return 2;
     }
     bytes = read_whole(argv[1], &size);
-    if (bytes == NULL || !gpu_open(&g, small_device)) return 3;
+    if (bytes == NULL || !gpu_find(&g)) return 3;
+    /* cml_load reports what is wrong with a file that needs too much */
+    is_small = small_device || cml_required_features(g.adapter, bytes, size, (uint32_t)trusted,
+                                                     &needs, NULL) != CML_OK;
+    if (!gpu_create(&g, is_small ? NULL : &needs)) return 3;
     measured = malloc(sizeof *measured << 20);
     cpu = malloc(sizeof *cpu << 20);
     encode_us = malloc(sizeof *encode_us << 20);
@@ -229,8 +254,8 @@ int main(int argc, char **argv) {
     with.queue = g.queue;
     with.instance = g.instance;
     with.max_slices = most_slices;
-    with.allocator.take = take;
-    with.allocator.give_back = give_back;
+    with.allocator.allocate = take;
+    with.allocator.release = give_back;
     if (cml_create(&with, &scheduler, &error) != CML_OK) return failed("no scheduler", &error);
     if (cml_load(scheduler, bytes, size, (uint32_t)trusted, &net, &error) != CML_OK) {
         cml_destroy(scheduler);
@@ -252,6 +277,7 @@ int main(int argc, char **argv) {
     free(measured);
     free(cpu);
     free(encode_us);
-    if (bytes_taken != 0) fprintf(stderr, "%llu bytes were not given back\n", (unsigned long long)bytes_taken);
+    if (bytes_taken != 0)
+        fprintf(stderr, "%llu bytes were not given back\n", (unsigned long long)bytes_taken);
     return good && g.errors == 0 && bytes_taken == 0 ? 0 : 1;
 }

@@ -1,13 +1,12 @@
 /* Looks at cooked files without a device:
  *
  *     check FILE...          says of each whether it is whole
- *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is refused
- *     check --limited FILE   the same as without, within the default limits
- *     check -                the same of files that are named on standard input
- *     check --wgsl FILE...   says of each kernel's text whether a shader compiler may have it
- *     check --sealed FILE    the same changes with hashes made to match: nothing but errors come of it */
-#define CML_CORE_ONLY
-#include "cml.c"
+ *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is
+ * refused check --limited FILE   the same as without, within the default limits check - the same of
+ * files that are named on standard input check --wgsl FILE...   says of each kernel's text whether
+ * a shader compiler may have it check --sealed FILE    the same changes with hashes made to match:
+ * nothing but errors come of it */
+#include "internal.h"
 
 enum { HEADER = sizeof(header_row), SECTION = sizeof(section_row) };
 
@@ -53,9 +52,11 @@ static cml_status checked(const uint8_t *data, size_t size, const cml_limits *li
 /* Enough of what is not looked into byte by byte. */
 static int is_left_out(const uint8_t *data, size_t at) {
     uint32_t count = u32(data + 12), i;
-    for (i = 0; i < count && i < MOST_SECTIONS; i++) {
+    for (i = 0; i < count && i < MAX_SECTIONS; i++) {
         const uint8_t *row = data + HEADER + SECTION * i;
-        if (memcmp(row, "code", 4) == 0 && at > u64(row + 8) + 64 && at < u64(row + 8) + u64(row + 16)) return at % 16 != 0;
+        if (memcmp(row, "code", 4) == 0 && at > u64(row + 8) + 64 &&
+            at < u64(row + 8) + u64(row + 16))
+            return at % 16 != 0;
     }
     return 0;
 }
@@ -80,9 +81,9 @@ static void seal(uint8_t *data, size_t at) {
     for (i = 0; i < count; i++) {
         uint8_t *row = data + HEADER + SECTION * i;
         if (at >= u64(row + 8) && at < u64(row + 8) + u64(row + 16))
-            sha256(data + u64(row + 8), (size_t)u64(row + 16), row + 32);
+            cml__sha256(data + u64(row + 8), (size_t)u64(row + 16), row + 32);
     }
-    sha256(data + HEADER, (size_t)SECTION * count, data + 24);
+    cml__sha256(data + HEADER, (size_t)SECTION * count, data + 24);
 }
 
 static int sealed(uint8_t *data, size_t size) {
@@ -105,7 +106,7 @@ static int sealed(uint8_t *data, size_t size) {
     for (i = HEADER; i < HEADER + (size_t)SECTION * u32(before + 12); i++) /* the table itself */
         for (k = 0; k < sizeof values; k++) {
             data[i] ^= values[k];
-            sha256(data + HEADER, (size_t)SECTION * u32(data + 12), data + 24);
+            cml__sha256(data + HEADER, (size_t)SECTION * u32(data + 12), data + 24);
             refused_count += checked(data, size, &ENDLESS, &error) != CML_OK;
             memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
         }
@@ -115,14 +116,14 @@ static int sealed(uint8_t *data, size_t size) {
 }
 
 static int scan(const char *path) {
-    home memory = {.blocks = NULL};
+    heap memory = {.blocks = NULL};
     size_t size = 0;
     uint8_t *data = whole(path, &size);
     const char *problem;
     if (data == NULL) return 2;
     char *exact = malloc(size > 0 ? size : 1);
     memcpy(exact, data, size);
-    if (scan_wgsl(&memory, exact, size, &problem) == CML_OK)
+    if (cml__scan_wgsl(&memory, exact, size, &problem) == CML_OK)
         printf("taken\n");
     else
         printf("refused: it %s\n", problem);
@@ -158,27 +159,28 @@ static int say_all_on_stdin(void) {
 
 /* The SHA-256 of each plan's buffers of constants, in parts of 1000 bytes as they are uploaded. */
 static int digests(const uint8_t *data, size_t size) {
-    home memory = {.hook = {NULL, NULL, NULL}};
+    heap memory = {.allocator = {NULL, NULL, NULL}};
     cml_error error;
     file f = {.whole = {data, size}, .memory = &memory, .error = &error, .limits = ENDLESS};
-    int bad = open_file(&f) != CML_OK || open_kernels(&f) != CML_OK;
+    int bad = cml__open_file(&f) != CML_OK || cml__open_kernels(&f) != CML_OK;
     for (uint32_t number = 0; number < f.plan_count && !bad; number++) {
         plan p;
         uint8_t digest[32], *spaces[SPACES];
-        bad = open_plan(&f, number, &p) != CML_OK;
-        for (int i = 0; i < SPACES && !bad; i++) spaces[i] = taken(&memory, p.row->spaces[i] + 1, 1);
+        bad = cml__open_plan(&f, number, &p) != CML_OK;
+        for (int i = 0; i < SPACES && !bad; i++)
+            spaces[i] = cml__heap_alloc(&memory, p.row->spaces[i] + 1, 1);
         for (uint32_t i = 0; !bad && i < p.row->pieces.count; i++)
             for (uint64_t at = 0; at < p.pieces[i].bytes; at += 1000)
-                make_bytes(&f, p.pieces + i, at, least(1000, p.pieces[i].bytes - at),
-                           spaces[p.pieces[i].space] + p.pieces[i].at + at);
+                cml__make_bytes(&f, p.pieces + i, at, min_u64(1000, p.pieces[i].bytes - at),
+                                spaces[p.pieces[i].space] + p.pieces[i].at + at);
         for (int i = WEIGHTS; i < SPACES && !bad; i++) {
-            sha256(spaces[i], (size_t)p.row->spaces[i], digest);
+            cml__sha256(spaces[i], (size_t)p.row->spaces[i], digest);
             for (int k = 0; k < 32; k++) printf("%02x", digest[k]);
             printf("\n");
         }
     }
     if (bad) printf("%s\n", error.text);
-    all_given_back(memory);
+    cml__heap_free_all(memory);
     return bad;
 }
 
@@ -190,7 +192,8 @@ int main(int argc, char **argv) {
         return bad;
     }
     if (mode == 0 || mode == 'l') {
-        for (i = mode ? 2 : 1; i < argc && bad == 0; i++) bad = say(argv[i], mode ? NULL : &ENDLESS);
+        for (i = mode ? 2 : 1; i < argc && bad == 0; i++)
+            bad = say(argv[i], mode ? NULL : &ENDLESS);
         return bad;
     }
     size_t size = 0;

@@ -1,0 +1,20 @@
+# Defines cml::webgpu: the implementation of webgpu.h that the player uses.
+if(NOT TARGET cml::webgpu)
+  add_library(cml::webgpu INTERFACE IMPORTED GLOBAL)
+  if(TARGET webgpu)
+    target_link_libraries(cml::webgpu INTERFACE webgpu)
+  elseif(CML_DAWN)
+    find_package(Dawn REQUIRED)
+    target_link_libraries(cml::webgpu INTERFACE dawn::webgpu_dawn)
+  else()
+    find_path(CML_WGPU_INCLUDE wgpu.h HINTS ${CML_WGPU_DIR} ${CML_WGPU_DIR}/include)
+    find_library(CML_WGPU_LIBRARY NAMES wgpu_native-release wgpu_native
+      HINTS ${CML_WGPU_DIR} ${CML_WGPU_DIR}/lib)
+    if(NOT CML_WGPU_INCLUDE OR NOT CML_WGPU_LIBRARY)
+      message(FATAL_ERROR "The cml player found no wgpu-native: set CML_WGPU_DIR to the folder that "
+        "has webgpu.h, wgpu.h and the library. `pip install wgpu` has them in wgpu/resources.")
+    endif()
+    target_include_directories(cml::webgpu SYSTEM INTERFACE ${CML_WGPU_INCLUDE})
+    target_link_libraries(cml::webgpu INTERFACE ${CML_WGPU_LIBRARY})
+  endif()
+endif()

@@ -1,0 +1,134 @@
+/* The smallest host: plays a cooked network in frames of a budget and writes its outputs.
+ *
+ *     host NET.cml [INPUT=FILE ...] [BUDGET_MS]
+ *
+ * Files hold plain numbers of 4 bytes; inputs without a file are zeros. Each output is written to
+ * OUTPUT.bin. An engine has its own device and frames: gpu.h and the encoder below. */
+#include "gpu.h"
+
+enum { MAX_TENSORS = 64 };
+
+static void print_log(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
+}
+
+static int refuse(const cml_error *error) {
+    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
+    return 1;
+}
+
+/* Encodes, submits and ends one frame. */
+static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
+    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g->device, NULL);
+    /* an engine encodes its own passes here */
+    cml_encode(scheduler, encoder, budget_ms);
+    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+    wgpuQueueSubmit(g->queue, 1, &commands);
+    wgpuCommandBufferRelease(commands);
+    wgpuCommandEncoderRelease(encoder);
+    gpu_wait(g);
+    cml_end_frame(scheduler);
+}
+
+/* Fills `input` from its argument NAME=FILE, or with zeros. Returns 0 if the file cannot be read.
+ */
+static int read_input(const cml_shape *shape, char **arguments, int count, char *name, size_t room,
+                      cml_input *input) {
+    snprintf(name, room, "%.*s", (int)shape->name.length, shape->name.data);
+    *input = (cml_input){.name = name, .bytes = (size_t)shape->bytes};
+    for (int i = 0; i < count; i++) {
+        size_t length = strlen(name);
+        if (strncmp(arguments[i], name, length) != 0 || arguments[i][length] != '=') continue;
+        input->data = read_whole(arguments[i] + length + 1, &input->bytes);
+        if (input->data == NULL) fprintf(stderr, "cannot read '%s'\n", arguments[i] + length + 1);
+        return input->data != NULL;
+    }
+    input->data = calloc(1, input->bytes > 0 ? input->bytes : 1);
+    return input->data != NULL;
+}
+
+static int write_output(gpu *g, cml_scheduler *scheduler, cml_job job, const cml_shape *shape,
+                        cml_error *error) {
+    char name[256], path[264];
+    void *data = malloc(shape->bytes > 0 ? (size_t)shape->bytes : 1);
+    cml_status status;
+    snprintf(name, sizeof name, "%.*s", (int)shape->name.length, shape->name.data);
+    snprintf(path, sizeof path, "%s.bin", name);
+    while ((status = cml_read(scheduler, job, name, data, (size_t)shape->bytes, error)) ==
+           CML_PENDING)
+        play_frame(g, scheduler, 0.0);
+    FILE *out = status == CML_OK ? fopen(path, "wb") : NULL;
+    if (out != NULL) {
+        fwrite(data, 1, (size_t)shape->bytes, out);
+        fclose(out);
+        printf("%s: %llu numbers\n", path, (unsigned long long)shape->elements);
+    }
+    free(data);
+    return status == CML_OK ? out != NULL : 0;
+}
+
+static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments, int count,
+                double budget_ms) {
+    static cml_input inputs[MAX_TENSORS];
+    static char names[MAX_TENSORS][256];
+    cml_shape shape;
+    cml_error error = {CML_OK, "an output could not be written"};
+    cml_job job;
+    cml_job_info info;
+    size_t input_count = 0;
+    long frames = 0;
+    for (; cml_get_input_shape(net, (uint32_t)input_count, &shape) == CML_OK; input_count++)
+        if (!read_input(&shape, arguments, count, names[input_count], sizeof *names,
+                        &inputs[input_count]))
+            return 1;
+    cml_status status = cml_submit(scheduler, net, inputs, input_count, NULL, &job, &error);
+    for (size_t i = 0; i < input_count; i++) free((void *)inputs[i].data); /* it was copied */
+    if (status != CML_OK) return refuse(&error);
+    do {
+        play_frame(g, scheduler, budget_ms);
+        info = cml_get_job_info(scheduler, job);
+        frames++;
+    } while (info.state == CML_STATE_QUEUED || info.state == CML_STATE_RUNNING);
+    if (info.state != CML_STATE_DONE) {
+        fprintf(stderr, "the job failed: %s\n", info.error);
+        return 1;
+    }
+    printf("done in %ld frames of %g ms\n", frames, budget_ms);
+    for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++)
+        if (!write_output(g, scheduler, job, &shape, &error)) return refuse(&error);
+    cml_release(scheduler, job);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    gpu g;
+    cml_scheduler *scheduler;
+    cml_net *net;
+    cml_error error;
+    cml_status status;
+    size_t size = 0;
+    void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
+    double budget_ms = argc > 2 && strchr(argv[argc - 1], '=') == NULL ? atof(argv[argc - 1]) : 4.0;
+    if (bytes == NULL) {
+        fprintf(stderr, "usage: host NET.cml [INPUT=FILE ...] [BUDGET_MS]\n");
+        return 2;
+    }
+    if (!gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
+    cml_options options = {.device = g.device,
+                           .adapter = g.adapter,
+                           .queue = g.queue,
+                           .instance = g.instance,
+                           .log = print_log};
+    if (cml_create(&options, &scheduler, &error) != CML_OK) return refuse(&error);
+    if (cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error) != CML_OK)
+        return refuse(&error);
+    while ((status = cml_build(net, 10.0, &error)) == CML_PENDING) {} /* a loading screen */
+    if (status != CML_OK) return refuse(&error);
+    free(bytes);
+    int code = play(&g, scheduler, net, argv + 2, argc - 2, budget_ms);
+    cml_unload(scheduler, net);
+    cml_destroy(scheduler);
+    gpu_close(&g);
+    return code;
+}

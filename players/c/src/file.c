@@ -1,0 +1,274 @@
+/* Opens a cooked file (docs/cooked.md): its header, sections, kernels and first guesses. Everything
+ * that is read is checked before, because files come from strangers. */
+#include "internal.h"
+
+/* Replaces a span of the file by a copy, which is aligned. */
+static cml_status copy_span(file *f, span *of) {
+    void *copy = cml__heap_alloc(f->memory, of->size, 1);
+    if (copy == NULL)
+        return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for the file's tables");
+    if (of->size > 0) memcpy(copy, of->data, (size_t)of->size);
+    of->data = copy;
+    return CML_OK;
+}
+
+static int has_digest(span data, const uint8_t digest[32]) {
+    uint8_t found[32];
+    cml__sha256(data.data, (size_t)data.size, found);
+    return memcmp(found, digest, 32) == 0;
+}
+
+/* Finds a section and checks its hash. An OPTIONAL one that is missing gives NULL. */
+cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
+                             span *found) {
+    *found = (span){NULL, 0};
+    for (uint32_t i = 0; i < f->section_count; i++) {
+        const section_row *row = f->sections + i;
+        if (strncmp(row->tag, tag, sizeof row->tag) != 0 || row->number != number) continue;
+        *found = (span){f->whole.data + row->at, row->bytes};
+        if (!f->hashed[i] && !has_digest(*found, row->digest))
+            return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
+        f->hashed[i] = 1;
+        return use == REQUIRED ? CML_OK : copy_span(f, found);
+    }
+    return use == OPTIONAL ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
+}
+
+/* Returns the limits that the host states, else the defaults; a trusted file has none. */
+cml_limits cml__limits_of(const cml_limits *stated, int trusted) {
+    cml_limits found = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
+    if (!trusted) found = (cml_limits){(uint64_t)64 << 20, (uint64_t)2 << 30, 4096, 16384};
+    if (stated == NULL) return found;
+    if (stated->code_bytes) found.code_bytes = stated->code_bytes;
+    if (stated->device_bytes) found.device_bytes = stated->device_bytes;
+    if (stated->kernels) found.kernels = stated->kernels;
+    if (stated->steps) found.steps = stated->steps;
+    return found;
+}
+
+static cml_status check_limits(file *f) {
+    const struct {
+        const char *name;
+        uint64_t wanted, most;
+    } rows[] = {
+        {"code_bytes", f->totals.code_bytes, f->limits.code_bytes},
+        {"device_bytes", f->totals.device_bytes, f->limits.device_bytes},
+        {"kernels", f->totals.kernels, f->limits.kernels},
+        {"steps", f->totals.steps, f->limits.steps},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].wanted > rows[i].most)
+            return cml__fail(
+                f->error, CML_ERROR_LIMIT,
+                "the file states %llu %s, the limit is %llu: raise it in cml_limits if you "
+                "trust the file",
+                LONG(rows[i].wanted), rows[i].name, LONG(rows[i].most));
+    return CML_OK;
+}
+
+/* Checks the header and the table of sections, not their contents. */
+cml_status cml__open_file(file *f) {
+    static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
+    uint64_t size = f->whole.size, end;
+    header_row head;
+    memset(&head, 0, sizeof head);
+    if (size >= sizeof head) memcpy(&head, f->whole.data, sizeof head);
+    if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
+    if (head.format != COOKED_FORMAT)
+        return cml__fail(
+            f->error, CML_ERROR_STALE,
+            "the file has format %u, this player reads %d: cook it anew, or take a newer player",
+            head.format, COOKED_FORMAT);
+    if (head.bytes != size)
+        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(size));
+    span table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
+    end = sizeof head + table.size;
+    if (head.sections > MAX_SECTIONS || end > size || !is_zero(head.zeros, 16) ||
+        !has_digest(table, head.digest))
+        return BAD(f, "its header, or its table of sections, is damaged");
+    f->totals = head.totals;
+    TRY(check_limits(f));
+    TRY(copy_span(f, &table));
+    f->sections = (const void *)table.data;
+    f->section_count = head.sections;
+    for (uint32_t i = 0; i < head.sections; i++) {
+        const section_row *row = f->sections + i;
+        int order = i == 0 ? 1 : memcmp(row->tag, row[-1].tag, 8), n = 0;
+        while (n < 8 && row->tag[n] > 32 && row->tag[n] < 127) n++;
+        if (n == 0 || !is_zero(row->tag + n, 8 - (uint64_t)n) || row->zero != 0 || order < 0 ||
+            row->number != (order > 0 ? 0 : row[-1].number + 1))
+            return BAD(f, "section %u is out of its order", i);
+        if (row->at % 64 != 0 || row->at < end || !is_inside(row->at, row->bytes, size) ||
+            !is_zero(f->whole.data + end, row->at - end))
+            return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
+        end = row->at + row->bytes;
+        f->plan_count += strncmp(row->tag, "plan", 8) == 0;
+    }
+    return end == size ? CML_OK : BAD(f, "there is something behind its last section");
+}
+
+/* Returns the number of bytes of the UTF-8 character at `p`; 0 if it is invalid. */
+static size_t letter_bytes(const uint8_t *p, size_t left) {
+    uint32_t code = p[0], least;
+    size_t count;
+    if (code < 0x80) return 1;
+    if (code >= 0xC2 && code < 0xE0) {
+        count = 2;
+        code &= 0x1F;
+        least = 0x80;
+    } else if (code >= 0xE0 && code < 0xF0) {
+        count = 3;
+        code &= 0x0F;
+        least = 0x800;
+    } else if (code >= 0xF0 && code < 0xF5) {
+        count = 4;
+        code &= 0x07;
+        least = 0x10000;
+    } else {
+        return 0;
+    }
+    if (count > left) return 0;
+    for (size_t i = 1; i < count; i++) {
+        if ((p[i] & 0xC0) != 0x80) return 0;
+        code = code << 6 | (p[i] & 0x3F);
+    }
+    return code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) ? 0 : count;
+}
+
+int cml__is_text(const file *f, text_row t) {
+    if (!is_inside(t.at, t.length, f->strings.size) || t.length > MAX_TEXT) return 0;
+    const uint8_t *p = f->strings.data + t.at;
+    for (size_t left = t.length; left > 0;) {
+        size_t n = letter_bytes(p, left);
+        if (n == 0) return 0;
+        left -= n;
+        p += n;
+    }
+    return 1;
+}
+
+/* Kernels' code lies one behind the other, so that none is unpacked twice. `end`: of the last. */
+static int is_code(const file *f, const code_row *c, uint64_t *end) {
+    if (c->packed == 0) return c->at == 0 && c->bytes == 0;
+    if (c->at != *end || !is_inside(c->at, c->packed, f->code.size)) return 0;
+    *end += c->packed;
+    /* deflate expands to at most 1032 times the packed size */
+    return c->bytes > 0 && c->bytes <= (uint64_t)c->packed * 1040;
+}
+
+static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
+    return cml__is_text(f, k->label) && k->params % 16 == 0 && k->params > 0 &&
+           k->params <= 65536 && k->tensors > 0 && k->tensors <= 64 && k->flags <= 7 &&
+           k->zero == 0 && k->zeros == 0 && is_code(f, &k->spirv, end) &&
+           is_code(f, &k->wgsl, end) && k->spirv.bytes % 4 == 0 &&
+           (k->spirv.bytes > 0 || k->wgsl.bytes > 0);
+}
+
+cml_status cml__open_kernels(file *f) {
+    span table;
+    uint64_t end = 0, unpacked_bytes = 0;
+    TRY(cml__find_section(f, "strings", 0, COPIED, &f->strings));
+    TRY(cml__find_section(f, "code", 0, REQUIRED, &f->code));
+    TRY(cml__find_section(f, "values", 0, REQUIRED, &f->values));
+    TRY(cml__find_section(f, "kernels", 0, COPIED, &table));
+    const uint32_t *head = (const void *)table.data; /* the number of kernels, and 0 */
+    if (table.size < 8 || head[1] != 0 || table.size != 8 + sizeof *f->kernels * (uint64_t)head[0])
+        return BAD(f, "its table of kernels is damaged");
+    f->kernel_count = head[0];
+    f->kernels = (const void *)(head + 2);
+    for (uint32_t i = 0; i < f->kernel_count; i++)
+        if (!is_kernel(f, f->kernels + i, &end)) return BAD(f, "kernel %u is damaged", i);
+    for (uint32_t i = 0; i < f->kernel_count; i++)
+        unpacked_bytes += (uint64_t)f->kernels[i].spirv.bytes + f->kernels[i].wgsl.bytes;
+    if (end != f->code.size || unpacked_bytes != f->totals.code_bytes ||
+        f->kernel_count != f->totals.kernels)
+        return BAD(f, "its kernels have another total than its header states");
+    return CML_OK;
+}
+
+/* Unpacks a kernel's code into a new block; NULL if the kernel has none in that language. */
+static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, void **out) {
+    static const uint8_t spirv[4] = {0x03, 0x02, 0x23, 0x07};
+    *out = c->bytes == 0 ? NULL : cml__heap_alloc(f->memory, c->bytes, 1);
+    if (c->bytes == 0) return CML_OK;
+    if (*out == NULL)
+        return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for a kernel of %u bytes",
+                         c->bytes);
+    if (cml__inflate(f->code.data + c->at, c->packed, *out, c->bytes) &&
+        (c == &k->wgsl || memcmp(*out, spirv, 4) == 0))
+        return CML_OK;
+    cml__heap_free(f->memory, *out);
+    return BAD(f, "the code of kernel '%.*s' is damaged", TEXT(text_of(f, k->label)));
+}
+
+/* Unpacks a kernel's code for a shader compiler; WGSL of an untrusted file is scanned. */
+cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void **code) {
+    int is_checked = c == &k->wgsl && c->bytes > 0 && !f->trusted;
+    const char *problem = NULL;
+    if (is_checked && c->bytes > MAX_WGSL)
+        return BAD(f, "the WGSL of kernel '%.*s' is too long", TEXT(text_of(f, k->label)));
+    TRY(unpack_code(f, k, c, code));
+    if (!is_checked) return CML_OK;
+    cml_status status = cml__scan_wgsl(f->memory, *code, c->bytes, &problem);
+    if (status == CML_OK) return CML_OK;
+    cml__heap_free(f->memory, *code);
+    if (status == CML_ERROR_MEMORY)
+        return cml__fail(f->error, status, "no memory to check a kernel of %u bytes", c->bytes);
+    return BAD(f, "the WGSL of kernel '%.*s' %s", TEXT(text_of(f, k->label)), problem);
+}
+
+static int lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
+
+static int is_word(cml_text name, size_t at) {
+    int c = at < name.length ? lower(name.data[at]) : ' ';
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+/* Returns 1 if the alternative of the pattern at `p` matches the name at `n`; \b is the beginning
+ * or end of a word. */
+static int is_at(cml_text pattern, size_t p, cml_text name, size_t n) {
+    for (; p < pattern.length && pattern.data[p] != '|'; p++) {
+        int bound = p + 1 < pattern.length && memcmp(pattern.data + p, "\\b", 2) == 0;
+        if (bound && is_word(name, n - 1) == is_word(name, n)) return 0;
+        if (!bound && n >= name.length) return 0;
+        if (!bound && lower(name.data[n++]) != lower(pattern.data[p])) return 0;
+        p += bound ? 1 : 0;
+    }
+    return 1;
+}
+
+/* Returns 1 if one of the pattern's alternatives, separated by `|`, is in the name. */
+static int matches(cml_text pattern, cml_text name) {
+    for (size_t p = 0; p <= pattern.length; p++)
+        for (size_t n = 0; n <= name.length && (p == 0 || pattern.data[p - 1] == '|'); n++)
+            if (is_at(pattern, p, name, n)) return 1;
+    return 0;
+}
+
+/* Reads the first guess for a device of that name; general numbers if the file has none. */
+cml_status cml__open_guess(file *f, cml_text name) {
+    span in;
+    f->guess = (guess_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
+    TRY(cml__find_section(f, "guess", 0, OPTIONAL, &in));
+    if (in.data == NULL) return CML_OK;
+    const uint32_t *head = (const void *)in.data; /* the number of devices, and of factors */
+    if (in.size < 8 || head[0] > MAX_DEVICES || head[1] > MAX_FACTORS ||
+        in.size != 8 + sizeof(guess_row) * (uint64_t)head[0] + sizeof(factor_row) * head[1])
+        return BAD(f, "its first guesses are damaged");
+    const guess_row *devices = (const void *)(head + 2);
+    const factor_row *factors = (const void *)(devices + head[0]);
+    for (uint32_t i = 0; i < head[1]; i++)
+        if (!cml__is_text(f, factors[i].word) || !is_rate(factors[i].factor))
+            return BAD(f, "factor %u is damaged", i);
+    for (uint32_t i = head[0]; i-- > 0;) { /* backwards: the first match wins */
+        const guess_row *one = devices + i;
+        if (!cml__is_text(f, one->pattern) || !is_inside(one->first, one->count, head[1]) ||
+            !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
+            !is_amount(one->launch_ms))
+            return BAD(f, "first guess %u is damaged", i);
+        if (!matches(text_of(f, one->pattern), name)) continue;
+        f->guess = *one;
+        f->factors = factors + one->first;
+    }
+    return CML_OK;
+}

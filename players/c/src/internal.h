@@ -1,0 +1,470 @@
+/* What the sources of the player share. Functions that one source calls in another begin with
+ * `cml__`; everything else is static. */
+#ifndef CML_INTERNAL_H
+#define CML_INTERNAL_H
+
+#if !defined(_POSIX_C_SOURCE) && !defined(_WIN32)
+#define _POSIX_C_SOURCE 200112L
+#endif
+
+#include "cml.h"
+#include "format.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------ memory.c: memory and errors */
+
+typedef struct block { /* precedes every allocation */
+    struct block *next;
+    size_t bytes;
+} block;
+
+typedef struct heap { /* allocations that are freed together */
+    cml_allocator allocator;
+    block *blocks;
+    int exhausted; /* an allocation has failed */
+    cml_counts made;
+} heap;
+
+void *cml__heap_alloc(heap *from, uint64_t count, size_t size);
+void cml__heap_free(heap *from, const void *memory);
+void cml__heap_free_all(heap from);
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+cml_status cml__fail(cml_error *error, cml_status status, const char *format, ...);
+
+#define TEXT(t) (int)((t).length < 200 ? (t).length : 200), (t).data /* for %.*s */
+#define LONG(n) (unsigned long long)(n)                              /* for %llu */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        cml_status tried = (call);                                                                 \
+        if (tried != CML_OK) return tried;                                                         \
+    } while (0)
+
+/* Compares exactly, without the warning that == gives for floating-point numbers. */
+static inline int is_equal(double a, double b) { return !(a < b) && !(b < a); }
+static inline uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* ------------------------------------------------------------------ sha256.c, inflate.c, wgsl.c */
+
+void cml__sha256(const uint8_t *data, size_t size, uint8_t digest[32]);
+
+/* Unpacks one zlib stream of exactly `size` bytes; returns 0 if `in` is not such a stream. */
+int cml__inflate(const uint8_t *in, size_t packed, uint8_t *out, size_t size);
+
+enum { MAX_WGSL = 512 << 10 }; /* bytes of a kernel of an untrusted file */
+
+/* Returns CML_OK if a shader compiler may have the code, else sets `problem`. */
+cml_status cml__scan_wgsl(heap *memory, const char *text, size_t length, const char **problem);
+
+/* ------------------------------------------------------------------ file.c: the cooked file */
+
+typedef struct span { /* bytes of the file, or of a copy */
+    const uint8_t *data;
+    uint64_t size;
+} span;
+
+typedef struct file {
+    span whole, strings, code, values;
+    uint32_t section_count, kernel_count, plan_count;
+    const section_row *sections; /* a copy, like all records that are read */
+    const kernel_row *kernels;
+    guess_row guess; /* the expected speed of the device */
+    const factor_row *factors;
+    uint8_t hashed[MAX_SECTIONS]; /* 1 if the section's hash has been checked */
+    cml_limits totals, limits;    /* what the header states, and what the host allows */
+    uint64_t most_bytes;          /* of the buffers of the largest plan opened so far */
+    uint32_t most_steps;
+    int only_wgsl; /* SPIR-V is not used: wgpu-native aborts the process on invalid SPIR-V */
+    int trusted;
+    heap *memory;
+    cml_error *error;
+} file;
+
+typedef struct tensor { /* an input or output */
+    cml_shape shape;
+    binding at;
+    uint64_t packed_at; /* its offset if all inputs (or outputs) lie one behind the other */
+} tensor;
+
+typedef struct tensor_list { /* the inputs, or the outputs */
+    tensor *items;
+    uint32_t count;
+    uint64_t bytes;
+} tensor_list;
+
+typedef struct plan { /* a copy of a plan's section, and the tables in it */
+    const plan_row *row;
+    const step_row *steps;
+    const binding *bindings;
+    const update *updates;
+    const uint8_t *params;
+    tensor_list inputs, outputs;
+    cml_text profile;
+    const piece_row *pieces;
+} plan;
+
+#define BAD(f, ...) cml__fail((f)->error, CML_ERROR_CORRUPT, "no whole cooked file: " __VA_ARGS__)
+
+typedef enum section_use { OPTIONAL, REQUIRED, COPIED } section_use;
+cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
+                             span *found);
+cml_limits cml__limits_of(const cml_limits *stated, int trusted);
+cml_status cml__open_file(file *f);
+cml_status cml__open_kernels(file *f);
+cml_status cml__open_plan(file *f, uint32_t number, plan *p);
+cml_status cml__open_guess(file *f, cml_text device);
+cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void **code);
+
+int cml__is_text(const file *f, text_row t);
+
+static inline int is_amount(double value) { return value >= 0 && value <= 1e300; }
+static inline int is_rate(double value) { return value >= 1e-9 && value <= 1e300; }
+
+static inline int is_inside(uint64_t at, uint64_t n, uint64_t all) {
+    return at <= all && n <= all - at;
+}
+
+static inline int is_zero(const void *data, uint64_t size) {
+    const uint8_t *p = data;
+    while (size > 0 && p[size - 1] == 0) size--;
+    return size == 0;
+}
+
+static inline int is_same_text(cml_text a, cml_text b) {
+    return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
+}
+
+/* The text of a row that has been checked. */
+static inline cml_text text_of(const file *f, text_row t) {
+    return (cml_text){(const char *)f->strings.data + t.at, t.length};
+}
+
+/* constants.c: makes a constant's bytes [first, first + bytes), multiples of 4. */
+int cml__is_piece(const file *f, const plan *p, uint32_t number);
+void cml__make_bytes(const file *f, const piece_row *r, uint64_t first, uint64_t bytes,
+                     uint8_t *to);
+
+/* ------------------------------------------------------------------ costs.c: the cost model */
+
+enum { CURVE_LISTS = 1024, BUCKETS = 65, WINDOW = 1200 };
+
+typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
+    double log_count, log_ms, spread;
+    uint64_t samples; /* 0: no sample yet */
+} point;
+
+typedef struct curve { /* the time over the number of workgroups, of one cost key */
+    struct curve *next;
+    uint64_t key, samples;
+    point points[BUCKETS]; /* by the bucket of the number of workgroups */
+} curve;
+
+typedef struct step {
+    uint32_t groups;
+    double work, factor; /* first guess: ms per workgroup, and a factor of the kernel */
+    uint64_t key;        /* steps of one key cost the same per workgroup */
+    curve *curve;
+} step;
+
+typedef struct slice { /* workgroups [first, first + count) of a step */
+    struct job *job;
+    step *step;
+    uint32_t first, count;
+    double ms; /* predicted */
+} slice;
+
+typedef struct cost_model {
+    double launch_ms; /* 0 until a network brings a first guess */
+    double unknown, drift, error;
+    uint64_t unknown_samples;
+    curve *curves[CURVE_LISTS]; /* hashed by key */
+    /* by how much recent frames exceeded their prediction, in order of time and of size */
+    double excess[WINDOW], sorted[WINDOW], over_share;
+    uint32_t next, count;
+} cost_model;
+
+uint64_t cml__key_of(cml_text text);
+curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key);
+double cml__predict(const cost_model *m, const step *s, uint32_t count);
+uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, double ms);
+uint32_t cml__bucket_of(uint32_t count);
+void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms);
+void cml__record_excess(cost_model *m, double predicted, double measured, int hopeless);
+double cml__aim_for(const cost_model *m, double budget);
+
+static inline int has_samples(const step *s) { return s->curve->samples > 0; }
+
+/* ------------------------------------------------------------------ jobs.c, frame.c: scheduling */
+
+enum {
+    MAX_PRODUCERS = 16, /* tensors that a job takes from other jobs */
+    MAX_GROUPS = 64,    /* slices of a frame that are timed separately */
+    IN_FLIGHT = 16,     /* frames whose timings may still arrive */
+    SLOT_NAME = 48,     /* bytes of a slot's name, with its end mark */
+    REST_EVERY = 48     /* frames between two rests, see frame.c */
+};
+
+typedef struct job job;
+typedef struct network network;
+
+#ifndef CML_CORE_ONLY
+enum {
+    TIMED = 12,       /* passes of a frame with a timestamp */
+    RING = 8,         /* frames whose readback may be under way */
+    SLOT_BYTES = 256, /* of a frame's timestamps and receipt */
+    MAX_RESULTS = 8   /* jobs of one network whose outputs are kept */
+};
+
+typedef struct device_facts { /* what decides which plans fit, of a device or of an adapter */
+    WGPULimits limits;
+    char name[256];
+    int is_software, has_half, has_timestamps;
+    uint32_t lanes; /* of a subgroup; 0: no subgroups */
+} device_facts;
+
+typedef enum readback_state {
+    READBACK_FREE,
+    READBACK_COPIED,  /* a frame copies into it */
+    READBACK_PENDING, /* its map was requested */
+    READBACK_MAPPED,
+    READBACK_LOST,
+    READBACK_DROPPED /* not needed any more, but the map's callback is still to come */
+} readback_state;
+
+typedef struct readback {    /* a buffer on its way to the host: a job's outputs, or timestamps */
+    WGPUBuffer buffer, from; /* `from` holds the outputs of the job that is using this */
+    uint64_t frame;          /* the frame that copies */
+    readback_state state;
+    int used;
+    uint32_t passes; /* of the frame, if it holds timestamps */
+} readback;
+
+typedef struct job_source { /* of a job's input */
+    int given;
+    WGPUBuffer buffer; /* NULL: the job's `data`, or the output of `producer` */
+    uint64_t at;       /* the offset in the buffer, or among the producer's outputs */
+    job *producer;
+} job_source;
+#endif
+
+struct network {
+    heap memory;
+    step *steps;
+    uint32_t step_count;
+    const network *exclusive; /* one job at a time runs on networks that share this */
+    double *after;            /* predicted ms of the steps from each one on */
+    uint64_t after_frame;     /* the frame of that prediction, plus 1 */
+    int adopted;              /* it is in the scheduler's list */
+    int is_wanted, is_ready;
+    int is_unloaded; /* it is freed when the frame that may use it ends */
+    file f;          /* its bytes are not needed any more once the network is built */
+    network *next;
+#ifndef CML_CORE_ONLY
+    cml_scheduler *scheduler;
+    cml_net *handle;
+    plan p;
+    uint32_t pieces_there; /* constants that have been uploaded */
+    uint64_t uploaded;     /* bytes of the next one */
+    uint8_t *staging;
+    WGPUBuffer spaces[SPACES], uniforms; /* uniforms: the parameters of all steps */
+    uint32_t bound;                      /* steps that have a bind group */
+    WGPUComputePipeline *pipelines;      /* by kernel */
+    WGPUBindGroupLayout *layouts;        /* by kernel */
+    WGPUBindGroup *groups;               /* by step */
+    int scopes; /* error scopes that have not been answered; Dawn is late */
+    cml_status refused;
+    char refusal[240];
+    int trusted;
+    uint32_t slot_mask; /* frames of the ring that changed its variables */
+    int state_lost;     /* one of those frames never ran */
+    readback results[MAX_RESULTS];
+#endif
+};
+
+typedef struct job_progress {
+    cml_state state;
+    uint32_t step, group;
+    double given_ms, virtual_ms;
+} job_progress;
+
+struct job {
+    cml_job number; /* its handle; later jobs have larger ones */
+    int paused, has_deadline, released, read_requested;
+    network *net;
+    job_progress run, saved; /* saved: before the open frame, which the host may abandon */
+    uint64_t saved_in;       /* the number of that frame, plus 1 */
+    double priority, deadline_at, last_served_ms;
+    char slot[SLOT_NAME], error[200];
+    job *producers[MAX_PRODUCERS]; /* they keep their outputs until this job has copied them */
+    uint32_t producer_count, consumers;
+    int urgent; /* valid within a frame, for candidates */
+    double remaining, laxity;
+#ifndef CML_CORE_ONLY
+    uint8_t *data; /* inputs that came from the host; stays with the place in the pool */
+    uint64_t room; /* bytes of `data` */
+    job_source sources[MAX_INPUTS];
+    uint32_t source_count;
+    readback *result;
+    uint32_t slot_mask; /* frames of the ring that worked on it */
+#endif
+};
+
+typedef struct work { /* a frame's slices, until their timings have been learned from */
+    cml_report report;
+    int given; /* another planner decided (only in replays) */
+    slice *slices;
+    uint32_t slice_count;                   /* 0: nothing more is to be learned */
+    uint32_t group_count, ends[MAX_GROUPS]; /* slices that are timed together */
+    double ms[MAX_GROUPS];                  /* measured; below 0 until it is known */
+} work;
+
+struct cml_scheduler {
+    heap memory;
+    cost_model model;
+    cml_policy policy;
+    double frame_ms, rate, now;
+    uint32_t granule, max_groups, max_slices, max_jobs;
+    uint64_t frame;
+    uint64_t newest; /* the newest frame whose timings have arrived, plus 1 */
+    cml_job numbers; /* handles given so far */
+    job *jobs;       /* the pool */
+    job **live;      /* jobs that have not ended, oldest first */
+    double left[2];  /* least virtual time of jobs that ended in this frame: normal, idle */
+    network *nets;
+    job **candidates, **starts; /* jobs that could run in this frame, and jobs that start in it */
+    const job *starved;         /* comes first, whatever the policy */
+    uint32_t live_count, candidate_count, start_count, measured_count;
+    work works[IN_FLIGHT], *work; /* works: by frame number; work: the newest */
+    cml_report measured[IN_FLIGHT];
+    int open;                /* between encode and end_frame */
+    int wall_clock;          /* no timestamps: learns from the frame times */
+    int has_ended, rest_due; /* of that learning */
+    double ended_ms, usual_ms, back_off;
+    uint32_t frames_without, since_rest; /* frames in a row that ran nothing; since the last rest */
+    void (*planner)(cml_scheduler *s);   /* replays decide otherwise */
+    void (*prepare)(cml_scheduler *s, network *net, double ms);
+    int (*start)(cml_scheduler *s, job *j); /* returns 0 if the job has to wait, or has ended */
+    int (*finish)(cml_scheduler *s, job *j);
+#ifndef CML_CORE_ONLY
+    cml_options options;
+    cml_net *unloaded; /* handles of networks that are gone */
+    WGPUQueue queue;
+    device_facts facts;
+    int lost;
+    double last_ms, budget_ms;
+    uint32_t timestamps; /* per pass: 1 or 2 */
+    uint32_t stride;     /* bytes from slice to slice in `ranges` */
+    WGPUQuerySet queries;
+    WGPUBuffer resolved; /* timestamps and receipts */
+    WGPUBuffer ranges;   /* the workgroups of each slice */
+    uint8_t *range_words;
+    readback ring[RING];
+    cml_slice *reported;
+    cml_report refusal; /* of a call that encodes nothing */
+    WGPUCommandEncoder encoder;
+#endif
+};
+
+int cml__init_core(cml_scheduler *s);
+int cml__adopt_net(cml_scheduler *s, network *net);
+job *cml__find_free_job(cml_scheduler *s);
+void cml__enqueue(cml_scheduler *s, job *j);
+void cml__insert_live(cml_scheduler *s, job *j);
+void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why);
+void cml__drop_producers(job *j);
+double cml__remaining_ms(cml_scheduler *s, job *j);
+void cml__sort_candidates(cml_scheduler *s);
+
+void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, int rests,
+                      int behind);
+void cml__finish_jobs(cml_scheduler *s);
+void cml__record_timing(cml_scheduler *s, uint64_t frame, uint32_t group, double ms);
+void cml__end_frame(cml_scheduler *s, double now);
+void cml__abandon_frame(cml_scheduler *s);
+
+static inline int is_over(const job *j) {
+    return j->run.state != CML_STATE_QUEUED && j->run.state != CML_STATE_RUNNING;
+}
+
+static inline int has_failed(const job *j) { return j->run.state >= CML_STATE_CANCELLED; }
+static inline int is_idle(const job *j) { return !(j->priority > 0); }
+
+#ifndef CML_CORE_ONLY
+/* ------------------------------------------------------------------ device.c: the device */
+
+/* Differences between implementations of webgpu.h. With Dawn kernels are WGSL, run-time checks
+ * stay, and timestamps are in nanoseconds. */
+#ifdef CML_DAWN
+enum { IS_WGPU_NATIVE = 0 };
+#define NATIVE_SUBGROUPS WGPUFeatureName_Subgroups
+#define wgpuDeviceCreateShaderModuleTrusted(d, of, checks) wgpuDeviceCreateShaderModule(d, of)
+#define wgpuQueueGetTimestampPeriod(queue) 1.0
+#else
+enum { IS_WGPU_NATIVE = 1 };
+#define NATIVE_SUBGROUPS ((WGPUFeatureName)WGPUNativeFeature_Subgroup)
+#endif
+
+static const WGPUBufferUsage TENSOR_USAGE =
+    WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+static const WGPUBufferUsage UNIFORM_USAGE = WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst;
+static const WGPUBufferUsage READBACK_USAGE = WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst;
+
+device_facts cml__facts_of(WGPUAdapter adapter, WGPUDevice device);
+void cml__poll_device(cml_scheduler *s);
+double cml__machine_ms(void *unused);
+uint32_t cml__processors(void);
+double cml__steady_now(cml_scheduler *s);
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+void cml__log(const cml_scheduler *s, cml_log_level level, const char *format, ...);
+
+WGPUBuffer cml__new_buffer(cml_scheduler *s, heap *of, WGPUBufferUsage usage, uint64_t bytes);
+void cml__drop_buffer(WGPUBuffer *buffer);
+void cml__copy(cml_scheduler *s, WGPUBuffer from, uint64_t at, WGPUBuffer to, uint64_t there,
+               uint64_t bytes);
+
+void cml__push_error_scopes(cml_scheduler *s);
+cml_status cml__pop_error_scopes(network *n);
+cml_status cml__refusal_of(const network *n);
+
+void cml__map_readback(const cml_scheduler *s, readback *r);
+void cml__cancel_readback(readback *r);
+int cml__settle_readback(cml_scheduler *s, readback *r);
+
+static inline double now_of(const cml_scheduler *s) {
+    return s->options.now_ms(s->options.now_user);
+}
+static inline cml_text text_from(const char *data) { return (cml_text){data, strlen(data)}; }
+static inline WGPUStringView view_of(cml_text text) {
+    return (WGPUStringView){text.data, text.length};
+}
+
+/* ------------------------------------------------------------------ network.c, submit.c */
+
+struct cml_net { /* a handle: stays until cml_destroy, so that its use after cml_unload is found */
+    network *network; /* NULL: unloaded */
+    cml_net *next;    /* of those that are unloaded */
+    heap memory;
+};
+
+cml_status cml__build_net(network *n, double ms, uint64_t bytes, uint32_t groups);
+void cml__free_net(network *n);
+void cml__remove_net(cml_scheduler *s, network *net);
+void cml__remove_unloaded_nets(cml_scheduler *s);
+void cml__reclaim_jobs(cml_scheduler *s);
+job *cml__find_job(const cml_scheduler *s, cml_job handle);
+void cml__prepare_net(cml_scheduler *s, network *net, double ms);
+int cml__start_job(cml_scheduler *s, job *j);
+int cml__finish_job(cml_scheduler *s, job *j);
+#endif
+
+#endif

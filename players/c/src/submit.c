@@ -1,0 +1,394 @@
+/* Jobs on the device: submitting, starting, finishing, reading and releasing them; unloading. */
+#include "internal.h"
+
+enum {
+    BOUND_PER_FRAME = 32,      /* bind groups that a frame creates for a network */
+    LEAST_UPLOAD = 64 << 10,   /* bytes of constants that a frame uploads at least */
+    UPLOAD_PER_MS = 256 << 10, /* and for each millisecond that it may spend */
+};
+
+/* ------------------------------------------------------------------ memory of jobs */
+
+static void drop_inputs(job *j) {
+    for (; j->source_count > 0; j->source_count--) {
+        const job_source *from = &j->sources[j->source_count - 1];
+        if (from->buffer != NULL) wgpuBufferRelease(from->buffer);
+    }
+}
+
+static void drop_result(job *j) {
+    if (j->result == NULL) return;
+    cml__cancel_readback(j->result);
+    j->result->used = 0;
+    j->result = NULL;
+}
+
+/* Frees what jobs do not need any more, and the places of released jobs that no job takes from.
+ * While a frame is open nothing is freed: the frame may be abandoned. */
+void cml__reclaim_jobs(cml_scheduler *s) {
+    if (s->open) return;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        int is_unwanted = is_over(j) && j->released && j->consumers == 0;
+        int is_queued = j->run.state == CML_STATE_QUEUED;
+        if (!is_queued) drop_inputs(j);
+        if (is_queued || has_failed(j) || is_unwanted) drop_result(j);
+        if (is_unwanted) j->run.state = CML_STATE_GONE;
+    }
+}
+
+/* ------------------------------------------------------------------ unloading */
+
+static void end_jobs_of(cml_scheduler *s, const network *net) {
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        if (j->run.state == CML_STATE_GONE || j->net != net) continue;
+        cml__end_job(s, j, CML_STATE_CANCELLED, "its network was unloaded");
+        j->released = 1;
+    }
+}
+
+static void fail_consumers_of(cml_scheduler *s, const network *net) {
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        int takes = 0;
+        if (is_over(j)) continue;
+        for (uint32_t i = 0; i < j->producer_count; i++)
+            if (j->producers[i]->net == net) takes = 1;
+        if (takes)
+            cml__end_job(s, j, CML_STATE_FAILED, "the network whose output it takes was unloaded");
+    }
+}
+
+/* Frees a network that no open frame uses, and everything that points into it. */
+void cml__remove_net(cml_scheduler *s, network *net) {
+    network **at = &s->nets;
+    end_jobs_of(s, net);
+    fail_consumers_of(s, net);
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
+        if (j->run.state == CML_STATE_GONE || j->net != net) continue;
+        drop_inputs(j);
+        drop_result(j);
+        j->run.state = CML_STATE_GONE;
+    }
+    while (*at != NULL && *at != net) at = &(*at)->next;
+    if (*at != NULL) *at = net->next;
+    for (work *w = s->works; w < s->works + IN_FLIGHT; w++) w->slice_count = 0;
+    for (uint32_t i = 0; i < s->max_slices; i++)
+        s->reported[i].op = s->reported[i].title = text_from("");
+    net->handle->network = NULL;
+    net->handle->next = s->unloaded;
+    s->unloaded = net->handle;
+    cml__free_net(net);
+}
+
+/* Frees the networks that were unloaded while a frame was open. */
+void cml__remove_unloaded_nets(cml_scheduler *s) {
+    network *next;
+    for (network *net = s->nets; net != NULL; net = next) {
+        next = net->next;
+        if (net->is_unloaded) cml__remove_net(s, net);
+    }
+}
+
+void cml_unload(cml_scheduler *s, cml_net *net) {
+    network *n = net != NULL ? net->network : NULL;
+    if (n == NULL || n->is_unloaded) return;
+    if (!n->adopted || !s->open || s->lost) {
+        cml__remove_net(s, n);
+        return;
+    }
+    end_jobs_of(s, n); /* the host's encoder may hold work of it, and may yet be abandoned */
+    n->is_unloaded = 1;
+}
+
+/* ------------------------------------------------------------------ within frames */
+
+/* Builds a network whose jobs wait, as long as `ms` allow. */
+void cml__prepare_net(cml_scheduler *s, network *net, double ms) {
+    uint64_t bytes = max_u64((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
+    cml_error error;
+    net->f.error = &error;
+    cml_status status = cml__build_net(net, ms, bytes, BOUND_PER_FRAME);
+    net->f.error = NULL;
+    if (status <= CML_PENDING) return;
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+        if (j->net == net) cml__end_job(s, j, CML_STATE_FAILED, error.text);
+}
+
+static readback *free_result(network *n) {
+    for (readback *r = n->results; r < n->results + MAX_RESULTS; r++)
+        if (!r->used && r->state == READBACK_FREE) return r;
+    return NULL;
+}
+
+/* Starts a job if there is memory for its outputs, and copies its inputs. */
+int cml__start_job(cml_scheduler *s, job *j) {
+    network *n = j->net;
+    readback *r = free_result(n);
+    if (r == NULL) return 0;
+    if (r->from == NULL) {
+        cml__push_error_scopes(s);
+        r->from = cml__new_buffer(s, &n->memory, TENSOR_USAGE, n->p.outputs.bytes);
+        if (cml__pop_error_scopes(n) != CML_OK || r->from == NULL) {
+            cml__drop_buffer(&r->from);
+            cml__end_job(s, j, CML_STATE_FAILED, "the device has no memory for its outputs");
+            return 0;
+        }
+    }
+    if (n->state_lost) {
+        cml__end_job(s, j, CML_STATE_FAILED,
+                     "the variables of its network are wrong, for a frame that changed them was "
+                     "never submitted: load it again");
+        return 0;
+    }
+    r->used = 1;
+    j->result = r;
+    j->slot_mask |= n->slot_mask;
+    for (uint32_t i = 0; i < n->p.inputs.count; i++) {
+        const job_source *from = &j->sources[i];
+        const tensor *to = &n->p.inputs.items[i];
+        WGPUBuffer space = n->spaces[to->at.space], given = from->buffer;
+        if (from->producer != NULL) {
+            given = from->producer->result->from;
+            j->slot_mask |= from->producer->slot_mask;
+        }
+        if (given != NULL)
+            cml__copy(s, given, from->at, space, to->at.at, to->shape.bytes);
+        else if (to->shape.bytes > 0)
+            wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->data + to->packed_at,
+                                 (size_t)to->shape.bytes);
+    }
+    return 1;
+}
+
+/* Copies the outputs out of the network's memory, and its updated variables into place. */
+int cml__finish_job(cml_scheduler *s, job *j) {
+    network *n = j->net;
+    const plan *p = &n->p;
+    for (uint32_t i = 0; i < p->outputs.count; i++) {
+        const tensor *from = &p->outputs.items[i];
+        cml__copy(s, n->spaces[from->at.space], from->at.at, j->result->from, from->packed_at,
+                  from->shape.bytes);
+    }
+    for (uint32_t i = 0; i < p->row->updates.count; i++) {
+        binding from = p->updates[i].from, to = p->updates[i].to;
+        cml__copy(s, n->spaces[from.space], from.at, n->spaces[to.space], to.at,
+                  min_u64(from.bytes, to.bytes));
+        n->slot_mask |= j->slot_mask;
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------ submitting */
+
+/* Returns the job of a handle; NULL if it is gone. */
+job *cml__find_job(const cml_scheduler *s, cml_job handle) {
+    for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++)
+        if (j->number == handle && j->run.state != CML_STATE_GONE) return j;
+    return NULL;
+}
+
+static const tensor *find_tensor(const tensor_list *all, const char *name) {
+    for (uint32_t i = 0; i < all->count && name != NULL; i++)
+        if (is_same_text(all->items[i].shape.name, text_from(name))) return &all->items[i];
+    return NULL;
+}
+
+#define WRONG(...) cml__fail(error, CML_ERROR_INPUT, __VA_ARGS__)
+
+static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cml_error *error) {
+    const cml_shape *shape = &at->shape;
+    if (shape->layout != CML_LAYOUT_PLAIN)
+        return WRONG("input '%s' is not plain: give a buffer in its layout", in->name);
+    if (in->bytes != shape->bytes)
+        return WRONG("input '%s': wanted %llu bytes, got %llu", in->name, LONG(shape->bytes),
+                     LONG(in->bytes));
+    if (in->bytes > 0) memcpy(to->data + at->packed_at, in->data, in->bytes);
+    return CML_OK;
+}
+
+static cml_status accept_buffer(job_source *to, const cml_input *in, const tensor *at,
+                                cml_error *error) {
+    uint64_t size = wgpuBufferGetSize(in->buffer);
+    if (in->offset % 4 != 0 || !is_inside(in->offset, at->shape.bytes, size))
+        return WRONG("input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
+                     LONG(at->shape.bytes), LONG(in->offset), LONG(size));
+    wgpuBufferAddRef(in->buffer);
+    to->buffer = in->buffer;
+    to->at = in->offset;
+    return CML_OK;
+}
+
+static cml_status accept_output(cml_scheduler *s, job *to, job_source *from, const cml_input *in,
+                                const tensor *at, cml_error *error) {
+    job *producer = cml__find_job(s, in->job);
+    if (producer == NULL || producer->released || has_failed(producer))
+        return WRONG("input '%s' has no data, or its job has no outputs", in->name);
+    const tensor *made = find_tensor(&producer->net->p.outputs, in->output);
+    if (made == NULL) return WRONG("input '%s': the job has no such output", in->name);
+    if (made->shape.bytes != at->shape.bytes || made->shape.type != at->shape.type ||
+        made->shape.layout != at->shape.layout)
+        return WRONG("input '%s': the job's output is of another shape or type", in->name);
+    if (to->producer_count == MAX_PRODUCERS)
+        return WRONG("a job takes at most %d outputs of other jobs", MAX_PRODUCERS);
+    to->producers[to->producer_count++] = producer;
+    from->producer = producer;
+    from->at = made->packed_at;
+    return CML_OK;
+}
+
+static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, cml_error *error) {
+    const tensor_list *inputs = &to->net->p.inputs;
+    const tensor *at = find_tensor(inputs, in->name);
+    if (at == NULL) return WRONG("the network has no input '%s'", in->name ? in->name : "");
+    job_source *from = &to->sources[at - inputs->items];
+    if (from->given) return WRONG("input '%s' is given twice", in->name);
+    from->given = 1;
+    if (in->data != NULL || at->shape.bytes == 0) return accept_data(to, in, at, error);
+    if (in->buffer != NULL) return accept_buffer(from, in, at, error);
+    return accept_output(s, to, from, in, at, error);
+}
+
+static cml_status check_submit(const cml_scheduler *s, const network *n, size_t count,
+                               const cml_job_options *options, cml_error *error) {
+    double priority = options->priority, deadline = options->deadline_ms;
+    if (s->lost) return cml__fail(error, CML_ERROR_DEVICE, "the device was lost");
+    if (n == NULL || n->is_unloaded) return WRONG("the network is unloaded");
+    if (!(deadline >= 0) || isinf(deadline + priority) ||
+        !(priority >= 0 || is_equal(priority, CML_IDLE)))
+        return WRONG("the priority or deadline is no number of 0 or more");
+    if (options->slot != NULL && strlen(options->slot) >= SLOT_NAME)
+        return WRONG("the slot's name has %d bytes or more", SLOT_NAME);
+    if (count != n->p.inputs.count)
+        return WRONG("the network has %u inputs, got %u", n->p.inputs.count, (unsigned)count);
+    return CML_OK;
+}
+
+/* Makes the place's room for inputs as large as the network needs; returns 0 without memory. */
+static int make_room(cml_scheduler *s, job *place, const network *n) {
+    if (place->room >= n->p.inputs.bytes) return 1;
+    cml__heap_free(&s->memory, place->data);
+    place->data = cml__heap_alloc(&s->memory, n->p.inputs.bytes, 1);
+    place->room = place->data == NULL ? 0 : n->p.inputs.bytes;
+    return place->data != NULL;
+}
+
+cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, size_t count,
+                      const cml_job_options *options, cml_job *handle, cml_error *error) {
+    static const cml_job_options standard = {0.0, 0.0, NULL};
+    network *n = net->network;
+    if (options == NULL) options = &standard;
+    *handle = 0;
+    TRY(check_submit(s, n, count, options, error));
+    job *place = cml__find_free_job(s);
+    if (place == NULL)
+        return cml__fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
+    drop_inputs(place); /* of a failed job, which is forgotten */
+    drop_result(place);
+    if (!make_room(s, place, n) || !cml__adopt_net(s, n))
+        return cml__fail(error, CML_ERROR_MEMORY, "no memory for a job");
+    job made = {
+        .net = n, .data = place->data, .room = place->room, .source_count = n->p.inputs.count};
+    cml_status status = CML_OK;
+    for (size_t i = 0; i < count && status == CML_OK; i++)
+        status = accept_input(s, &made, inputs + i, error);
+    if (status != CML_OK) {
+        drop_inputs(&made);
+        return status;
+    }
+    made.number = ++s->numbers;
+    made.priority = 1.0;
+    if (options->priority > 0) made.priority = options->priority;
+    if (options->priority < 0) made.priority = 0.0; /* CML_IDLE */
+    made.last_served_ms = cml__steady_now(s);
+    made.has_deadline = options->deadline_ms > 0;
+    made.deadline_at = made.last_served_ms + options->deadline_ms;
+    if (options->slot != NULL) snprintf(made.slot, sizeof made.slot, "%s", options->slot);
+    for (uint32_t i = 0; i < made.producer_count; i++) made.producers[i]->consumers++;
+    *place = made;
+    *handle = made.number;
+    cml__enqueue(s, place);
+    return CML_OK;
+}
+
+/* ------------------------------------------------------------------ after that */
+
+cml_job_info cml_get_job_info(cml_scheduler *s, cml_job handle) {
+    job *j = cml__find_job(s, handle);
+    if (j == NULL) return (cml_job_info){.state = CML_STATE_GONE, .error = ""};
+    cml_job_info info = {.state = j->run.state, .paused = j->paused, .error = j->error};
+    if (j->run.state == CML_STATE_DONE) info.progress = 1.0;
+    if (is_over(j)) return info;
+    double left = cml__remaining_ms(s, j), ahead = 0;
+    if (left + j->run.given_ms > 0) info.progress = j->run.given_ms / (left + j->run.given_ms);
+    s->candidate_count = 0;
+    for (uint32_t i = 0; i < s->live_count; i++) {
+        job *other = s->live[i];
+        other->remaining = cml__remaining_ms(s, other);
+        if (!other->paused || other == j) s->candidates[s->candidate_count++] = other;
+    }
+    s->now = cml__steady_now(s);
+    cml__sort_candidates(s);
+    for (uint32_t i = 0; s->candidates[i] != j; i++) ahead += s->candidates[i]->remaining;
+    info.eta_ms = (ahead + left) / fmax(s->rate, 1e-9) + s->frame_ms;
+    return info;
+}
+
+void cml_cancel(cml_scheduler *s, cml_job handle) {
+    job *j = cml__find_job(s, handle);
+    if (j != NULL) cml__end_job(s, j, CML_STATE_CANCELLED, "cancelled by the host");
+}
+
+void cml_pause(cml_scheduler *s, cml_job handle, int paused) {
+    job *j = cml__find_job(s, handle);
+    if (j != NULL) j->paused = paused != 0;
+}
+
+void cml_release(cml_scheduler *s, cml_job handle) {
+    job *j = cml__find_job(s, handle);
+    if (j == NULL) return;
+    cml__end_job(s, j, CML_STATE_CANCELLED, "released by the host");
+    j->released = 1;
+    cml__reclaim_jobs(s);
+}
+
+/* Returns the output of a job that is done; NULL otherwise. */
+static const tensor *find_output(const job *j, const char *name) {
+    if (j == NULL || j->run.state != CML_STATE_DONE || j->released || j->result == NULL)
+        return NULL;
+    return find_tensor(&j->net->p.outputs, name);
+}
+
+cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output, cml_tensor *found) {
+    const job *j = cml__find_job(s, handle);
+    if (j != NULL && !is_over(j)) return CML_PENDING;
+    const tensor *from = find_output(j, output);
+    if (from == NULL) return CML_ERROR_INPUT;
+    *found = (cml_tensor){.buffer = j->result->from,
+                          .offset = from->packed_at,
+                          .bytes = from->shape.bytes,
+                          .shape = from->shape};
+    return CML_OK;
+}
+
+cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *data, size_t bytes,
+                    cml_error *error) {
+    job *j = cml__find_job(s, handle);
+    if (j != NULL && !is_over(j)) {
+        j->read_requested = 1; /* the frame that finishes it copies its outputs */
+        return CML_PENDING;
+    }
+    const tensor *from = find_output(j, output);
+    if (from == NULL || from->shape.layout != CML_LAYOUT_PLAIN || bytes != from->shape.bytes)
+        return WRONG("no plain output '%s' of %llu bytes: %s", output ? output : "", LONG(bytes),
+                     j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
+    readback *r = j->result;
+    j->read_requested = 1;
+    if (r->state != READBACK_MAPPED && r->state != READBACK_LOST) return CML_PENDING;
+    if (bytes == 0 && r->state == READBACK_MAPPED) return CML_OK;
+    const void *mapped = NULL;
+    if (r->state == READBACK_MAPPED)
+        mapped = wgpuBufferGetConstMappedRange(r->buffer, (size_t)from->packed_at, bytes);
+    if (mapped == NULL)
+        return cml__fail(error, CML_ERROR_DEVICE, "the readback failed: the device is lost");
+    memcpy(data, mapped, bytes);
+    return CML_OK;
+}
