@@ -264,6 +264,7 @@ STATIC = {
     "format": ("ruff", "format", "--check", "."),
     "lint": ("ruff", "check", "."),
     "types": ("mypy",),
+    "C format": ("players.format", "--check"),
 }
 
 

@@ -3,7 +3,7 @@
     python -m players.generate            # writes
     python -m players.generate --check    # says what is not current, with exit code 1
 
-It writes the records in C (``players/c/cml_format.h``), their readers in JavaScript (a part of
+It writes the records in C (``players/c/src/format.h``), their readers in JavaScript (a part of
 ``players/web/cml.js``), and the tables of ``docs/cooked.md``.
 """
 
@@ -18,7 +18,7 @@ from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow, RowField
 
 ROOT = Path(__file__).resolve().parent.parent
-C_HEADER = ROOT / "players/c/cml_format.h"
+C_HEADER = ROOT / "players/c/src/format.h"
 JAVASCRIPT = ROOT / "players/web/cml.js"
 DOCS = ROOT / "docs/cooked.md"
 _NAMES = {"B": "uint8_t", "I": "uint32_t", "Q": "uint64_t", "f": "float", "d": "double"}
@@ -75,11 +75,11 @@ def c_header() -> str:
         "",
         "/* clang-format off */",
         "enum {",
-        *(f"    CML_{name} = {value}," for name, value in CONSTANTS.items()),
+        *(f"    COOKED_{name} = {value}," for name, value in CONSTANTS.items()),
         "};",
-        f"#define CML_MOST_BYTES {schema.MOST_BYTES}ull",
-        f"#define CML_MOST_AMOUNT {schema.MOST_AMOUNT!r}",
-        f"#define CML_DEFAULT_LIMITS {{{limits.code_bytes}ull, {limits.device_bytes}ull, "
+        f"#define COOKED_MOST_BYTES {schema.MOST_BYTES}ull",
+        f"#define COOKED_MOST_AMOUNT {schema.MOST_AMOUNT!r}",
+        f"#define COOKED_DEFAULT_LIMITS {{{limits.code_bytes}ull, {limits.device_bytes}ull, "
         f"{limits.kernels}, {limits.steps}}}",
         *(line for record in records() for line in _c_struct(record)),
         "/* clang-format on */",
@@ -100,7 +100,7 @@ def _c_struct(record: type[PackedRow]) -> Iterator[str]:
         if field.reserved:
             yield f"    uint8_t reserved_{field.offset + field.size}[{field.reserved}];"
     yield f"}} {name};"
-    yield f'_Static_assert(sizeof({name}) == {record.SIZE}, "{name} has padding");'
+    yield f"typedef char {name}_has_padding[sizeof({name}) == {record.SIZE} ? 1 : -1];"
 
 
 # --- JavaScript

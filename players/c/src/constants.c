@@ -1,12 +1,15 @@
 /* Makes the constants of a plan from the numbers of the section `values` (docs/cooked.md). */
 #include "internal.h"
 
-static uint32_t stored_size(const piece_row *r) {
+enum { AXES = COOKED_SOURCE_AXES, DIMS = COOKED_MOST_DIMENSIONS };
+enum { POINTS = 6 }; /* of a transformed window, in each direction */
+
+static uint32_t stored_size(const constant_row *r) {
     static const uint8_t sizes[] = {1, 2, 4, 1, 1, 2, 2}; /* bits, then int8 to uint16 */
     return sizes[r->stored];
 }
 
-static uint32_t element_size(const piece_row *r) {
+static uint32_t element_size(const constant_row *r) {
     return r->becomes == AS_BITS ? stored_size(r) : 4;
 }
 
@@ -17,7 +20,7 @@ static uint64_t times(uint64_t a, uint64_t b) {
 }
 
 /* Returns 1 if the finer dimensions of an axis fill each step, so that no element is left out. */
-static int has_dims(const piece_row *r) {
+static int has_dims(const constant_row *r) {
     for (uint32_t i = 0; i < DIMS; i++) {
         uint64_t finer = 1;
         if (i >= r->rank && !is_zero(r->dims + i, sizeof r->dims[i])) return 0;
@@ -31,14 +34,15 @@ static int has_dims(const piece_row *r) {
 }
 
 int cml__is_piece(const file *f, const plan *p, uint32_t number) {
-    const piece_row *r = p->pieces + number, *before = number > 0 ? r - 1 : NULL;
+    const constant_row *r = p->pieces + number, *before = number > 0 ? r - 1 : NULL;
     uint64_t count = 1, source = 1;
     if (r->stored > 6 || r->becomes > AS_INTEGER || (r->becomes == AS_BITS) != (r->stored < 3) ||
         r->space == ARENA || r->space >= SPACES || r->rank == 0 || r->rank > DIMS ||
-        r->at % 4 != 0 || r->source % 16 != 0 || !has_dims(r))
+        r->offset % 4 != 0 || r->source % 16 != 0 || !has_dims(r))
         return 0;
-    if (before != NULL && (r->space < before->space ||
-                           (r->space == before->space && r->at < before->at + before->bytes)))
+    if (before != NULL &&
+        (r->space < before->space ||
+         (r->space == before->space && r->offset < before->offset + before->nbytes)))
         return 0;
     for (uint32_t i = 0; i < r->rank; i++) count = times(count, r->dims[i].extent);
     for (uint32_t i = 0; i < AXES; i++) {
@@ -49,8 +53,8 @@ int cml__is_piece(const file *f, const plan *p, uint32_t number) {
         if (end > reach) return 0; /* the constant uses its whole source */
         source = times(source, r->extents[i]);
     }
-    if (r->bytes != (times(count, element_size(r)) + 3) / 4 * 4 ||
-        !is_inside(r->at, r->bytes, p->row->spaces[r->space]) ||
+    if (r->nbytes != (times(count, element_size(r)) + 3) / 4 * 4 ||
+        !is_inside(r->offset, r->nbytes, p->row->spaces[r->space]) ||
         !is_inside(r->source, times(source, stored_size(r)), f->values.size))
         return 0;
     if (r->matrix == UINT64_MAX) return 1;
@@ -63,7 +67,7 @@ int cml__is_piece(const file *f, const plan *p, uint32_t number) {
 
 enum { INT8 = 3, UINT8, INT16, UINT16 }; /* stored numbers that are no bits */
 
-static int32_t read_integer(const piece_row *r, const uint8_t *from) {
+static int32_t read_integer(const constant_row *r, const uint8_t *from) {
     uint16_t bits = 0;
     if (r->stored == INT8) return (int8_t)*from;
     if (r->stored == UINT8) return *from;
@@ -72,7 +76,7 @@ static int32_t read_integer(const piece_row *r, const uint8_t *from) {
 }
 
 /* Converts one number of the source. */
-static void put_number(const piece_row *r, const uint8_t *source, uint64_t index, uint8_t *to) {
+static void put_number(const constant_row *r, const uint8_t *source, uint64_t index, uint8_t *to) {
     const uint8_t *from = source + index * stored_size(r);
     if (r->becomes == AS_BITS) {
         memcpy(to, from, stored_size(r));
@@ -88,7 +92,7 @@ static void put_number(const piece_row *r, const uint8_t *source, uint64_t index
 
 /* Computes one point of matrix * window * transposed matrix: in doubles and in this order, so that
  * all players get the same bits. */
-static void put_point(const piece_row *r, const uint8_t *source, uint64_t window, uint64_t place,
+static void put_point(const constant_row *r, const uint8_t *source, uint64_t window, uint64_t place,
                       const double matrix[3 * POINTS], uint8_t *to) {
     const double *y = matrix + 3 * (place / POINTS), *x = matrix + 3 * (place % POINTS);
     double down[3] = {0};
@@ -104,14 +108,14 @@ static void put_point(const piece_row *r, const uint8_t *source, uint64_t window
     memcpy(to, &found, 4);
 }
 
-static uint64_t element_count(const piece_row *r) {
+static uint64_t element_count(const constant_row *r) {
     uint64_t count = 1;
     for (uint32_t i = 0; i < r->rank; i++) count *= r->dims[i].extent;
     return count;
 }
 
 /* Makes elements [first, first + count) of a constant. */
-static void make_elements(const file *f, const piece_row *r, uint64_t first, uint64_t count,
+static void make_elements(const file *f, const constant_row *r, uint64_t first, uint64_t count,
                           uint8_t *to) {
     const uint8_t *source = f->values.data + r->source;
     uint32_t index[DIMS], size = element_size(r);
@@ -143,7 +147,7 @@ static void make_elements(const file *f, const piece_row *r, uint64_t first, uin
     }
 }
 
-void cml__make_bytes(const file *f, const piece_row *r, uint64_t first, uint64_t bytes,
+void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint64_t bytes,
                      uint8_t *to) {
     uint64_t size = element_size(r), at = first / size;
     uint64_t count = min_u64(bytes / size, element_count(r) - at);

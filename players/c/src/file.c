@@ -12,6 +12,10 @@ static cml_status copy_span(file *f, span *of) {
     return CML_OK;
 }
 
+static int has_tag(const section_row *row, const char *tag) {
+    return strncmp((const char *)row->tag, tag, sizeof row->tag) == 0;
+}
+
 static int has_digest(span data, const uint8_t digest[32]) {
     uint8_t found[32];
     cml__sha256(data.data, (size_t)data.size, found);
@@ -24,8 +28,8 @@ cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_
     *found = (span){NULL, 0};
     for (uint32_t i = 0; i < f->section_count; i++) {
         const section_row *row = f->sections + i;
-        if (strncmp(row->tag, tag, sizeof row->tag) != 0 || row->number != number) continue;
-        *found = (span){f->whole.data + row->at, row->bytes};
+        if (!has_tag(row, tag) || row->number != number) continue;
+        *found = (span){f->whole.data + row->offset, row->nbytes};
         if (!f->hashed[i] && !has_digest(*found, row->digest))
             return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
         f->hashed[i] = 1;
@@ -37,7 +41,7 @@ cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_
 /* Returns the limits that the host states, else the defaults; a trusted file has none. */
 cml_limits cml__limits_of(const cml_limits *stated, int trusted) {
     cml_limits found = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
-    if (!trusted) found = (cml_limits){(uint64_t)64 << 20, (uint64_t)2 << 30, 4096, 16384};
+    if (!trusted) found = (cml_limits)COOKED_DEFAULT_LIMITS;
     if (stated == NULL) return found;
     if (stated->code_bytes) found.code_bytes = stated->code_bytes;
     if (stated->device_bytes) found.device_bytes = stated->device_bytes;
@@ -70,7 +74,7 @@ static cml_status check_limits(file *f) {
 cml_status cml__open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
     uint64_t size = f->whole.size, end;
-    header_row head;
+    file_header head;
     memset(&head, 0, sizeof head);
     if (size >= sizeof head) memcpy(&head, f->whole.data, sizeof head);
     if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
@@ -79,14 +83,15 @@ cml_status cml__open_file(file *f) {
             f->error, CML_ERROR_STALE,
             "the file has format %u, this player reads %d: cook it anew, or take a newer player",
             head.format, COOKED_FORMAT);
-    if (head.bytes != size)
-        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.bytes), LONG(size));
+    if (head.nbytes != size)
+        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.nbytes), LONG(size));
     span table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
-    if (head.sections > MAX_SECTIONS || end > size || !is_zero(head.zeros, 16) ||
-        !has_digest(table, head.digest))
+    if (head.sections > COOKED_MOST_SECTIONS || end > size || !ALL_ZERO(head.reserved_80) ||
+        !has_digest(table, head.table_digest))
         return BAD(f, "its header, or its table of sections, is damaged");
-    f->totals = head.totals;
+    f->totals = (cml_limits){head.totals.code_bytes, head.totals.device_bytes, head.totals.kernels,
+                             head.totals.steps};
     TRY(check_limits(f));
     TRY(copy_span(f, &table));
     f->sections = (const void *)table.data;
@@ -95,14 +100,15 @@ cml_status cml__open_file(file *f) {
         const section_row *row = f->sections + i;
         int order = i == 0 ? 1 : memcmp(row->tag, row[-1].tag, 8), n = 0;
         while (n < 8 && row->tag[n] > 32 && row->tag[n] < 127) n++;
-        if (n == 0 || !is_zero(row->tag + n, 8 - (uint64_t)n) || row->zero != 0 || order < 0 ||
-            row->number != (order > 0 ? 0 : row[-1].number + 1))
+        if (n == 0 || !is_zero(row->tag + n, 8 - (uint64_t)n) || !ALL_ZERO(row->reserved_28) ||
+            order < 0 || row->number != (order > 0 ? 0 : row[-1].number + 1))
             return BAD(f, "section %u is out of its order", i);
-        if (row->at % 64 != 0 || row->at < end || !is_inside(row->at, row->bytes, size) ||
-            !is_zero(f->whole.data + end, row->at - end))
+        if (row->offset % 64 != 0 || row->offset < end ||
+            !is_inside(row->offset, row->nbytes, size) ||
+            !is_zero(f->whole.data + end, row->offset - end))
             return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
-        end = row->at + row->bytes;
-        f->plan_count += strncmp(row->tag, "plan", 8) == 0;
+        end = row->offset + row->nbytes;
+        if (has_tag(row, "plan")) f->plan_count++;
     }
     return end == size ? CML_OK : BAD(f, "there is something behind its last section");
 }
@@ -136,8 +142,8 @@ static size_t letter_bytes(const uint8_t *p, size_t left) {
 }
 
 int cml__is_text(const file *f, text_row t) {
-    if (!is_inside(t.at, t.length, f->strings.size) || t.length > MAX_TEXT) return 0;
-    const uint8_t *p = f->strings.data + t.at;
+    if (!is_inside(t.offset, t.length, f->strings.size) || t.length > COOKED_MOST_TEXT) return 0;
+    const uint8_t *p = f->strings.data + t.offset;
     for (size_t left = t.length; left > 0;) {
         size_t n = letter_bytes(p, left);
         if (n == 0) return 0;
@@ -149,19 +155,19 @@ int cml__is_text(const file *f, text_row t) {
 
 /* Kernels' code lies one behind the other, so that none is unpacked twice. `end`: of the last. */
 static int is_code(const file *f, const code_row *c, uint64_t *end) {
-    if (c->packed == 0) return c->at == 0 && c->bytes == 0;
-    if (c->at != *end || !is_inside(c->at, c->packed, f->code.size)) return 0;
+    if (c->packed == 0) return c->offset == 0 && c->nbytes == 0;
+    if (c->offset != *end || !is_inside(c->offset, c->packed, f->code.size)) return 0;
     *end += c->packed;
     /* deflate expands to at most 1032 times the packed size */
-    return c->bytes > 0 && c->bytes <= (uint64_t)c->packed * 1040;
+    return c->nbytes > 0 && c->nbytes <= (uint64_t)c->packed * COOKED_MOST_SMALLER;
 }
 
 static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
-    return cml__is_text(f, k->label) && k->params % 16 == 0 && k->params > 0 &&
-           k->params <= 65536 && k->tensors > 0 && k->tensors <= 64 && k->flags <= 7 &&
-           k->zero == 0 && k->zeros == 0 && is_code(f, &k->spirv, end) &&
-           is_code(f, &k->wgsl, end) && k->spirv.bytes % 4 == 0 &&
-           (k->spirv.bytes > 0 || k->wgsl.bytes > 0);
+    return cml__is_text(f, k->label) && k->params_bytes % 16 == 0 && k->params_bytes > 0 &&
+           k->params_bytes <= COOKED_MOST_PARAMS && k->tensors > 0 &&
+           k->tensors <= COOKED_MOST_TENSORS && k->flags <= 7 && ALL_ZERO(k->reserved_52) &&
+           ALL_ZERO(k->reserved_88) && is_code(f, &k->spirv, end) && is_code(f, &k->wgsl, end) &&
+           k->spirv.nbytes % 4 == 0 && (k->spirv.nbytes > 0 || k->wgsl.nbytes > 0);
 }
 
 cml_status cml__open_kernels(file *f) {
@@ -171,15 +177,16 @@ cml_status cml__open_kernels(file *f) {
     TRY(cml__find_section(f, "code", 0, REQUIRED, &f->code));
     TRY(cml__find_section(f, "values", 0, REQUIRED, &f->values));
     TRY(cml__find_section(f, "kernels", 0, COPIED, &table));
-    const uint32_t *head = (const void *)table.data; /* the number of kernels, and 0 */
-    if (table.size < 8 || head[1] != 0 || table.size != 8 + sizeof *f->kernels * (uint64_t)head[0])
+    const kernels_head *head = (const void *)table.data;
+    if (table.size < sizeof *head || !ALL_ZERO(head->reserved_4) ||
+        table.size != sizeof *head + sizeof *f->kernels * (uint64_t)head->count)
         return BAD(f, "its table of kernels is damaged");
-    f->kernel_count = head[0];
-    f->kernels = (const void *)(head + 2);
+    f->kernel_count = head->count;
+    f->kernels = (const void *)(head + 1);
     for (uint32_t i = 0; i < f->kernel_count; i++)
         if (!is_kernel(f, f->kernels + i, &end)) return BAD(f, "kernel %u is damaged", i);
     for (uint32_t i = 0; i < f->kernel_count; i++)
-        unpacked_bytes += (uint64_t)f->kernels[i].spirv.bytes + f->kernels[i].wgsl.bytes;
+        unpacked_bytes += (uint64_t)f->kernels[i].spirv.nbytes + f->kernels[i].wgsl.nbytes;
     if (end != f->code.size || unpacked_bytes != f->totals.code_bytes ||
         f->kernel_count != f->totals.kernels)
         return BAD(f, "its kernels have another total than its header states");
@@ -189,12 +196,12 @@ cml_status cml__open_kernels(file *f) {
 /* Unpacks a kernel's code into a new block; NULL if the kernel has none in that language. */
 static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, void **out) {
     static const uint8_t spirv[4] = {0x03, 0x02, 0x23, 0x07};
-    *out = c->bytes == 0 ? NULL : cml__heap_alloc(f->memory, c->bytes, 1);
-    if (c->bytes == 0) return CML_OK;
+    *out = c->nbytes == 0 ? NULL : cml__heap_alloc(f->memory, c->nbytes, 1);
+    if (c->nbytes == 0) return CML_OK;
     if (*out == NULL)
         return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for a kernel of %u bytes",
-                         c->bytes);
-    if (cml__inflate(f->code.data + c->at, c->packed, *out, c->bytes) &&
+                         c->nbytes);
+    if (cml__inflate(f->code.data + c->offset, c->packed, *out, c->nbytes) &&
         (c == &k->wgsl || memcmp(*out, spirv, 4) == 0))
         return CML_OK;
     cml__heap_free(f->memory, *out);
@@ -203,17 +210,17 @@ static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, v
 
 /* Unpacks a kernel's code for a shader compiler; WGSL of an untrusted file is scanned. */
 cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void **code) {
-    int is_checked = c == &k->wgsl && c->bytes > 0 && !f->trusted;
+    int is_checked = c == &k->wgsl && c->nbytes > 0 && !f->trusted;
     const char *problem = NULL;
-    if (is_checked && c->bytes > MAX_WGSL)
+    if (is_checked && c->nbytes > COOKED_MOST_WGSL)
         return BAD(f, "the WGSL of kernel '%.*s' is too long", TEXT(text_of(f, k->label)));
     TRY(unpack_code(f, k, c, code));
     if (!is_checked) return CML_OK;
-    cml_status status = cml__scan_wgsl(f->memory, *code, c->bytes, &problem);
+    cml_status status = cml__scan_wgsl(f->memory, *code, c->nbytes, &problem);
     if (status == CML_OK) return CML_OK;
     cml__heap_free(f->memory, *code);
     if (status == CML_ERROR_MEMORY)
-        return cml__fail(f->error, status, "no memory to check a kernel of %u bytes", c->bytes);
+        return cml__fail(f->error, status, "no memory to check a kernel of %u bytes", c->nbytes);
     return BAD(f, "the WGSL of kernel '%.*s' %s", TEXT(text_of(f, k->label)), problem);
 }
 
@@ -248,27 +255,30 @@ static int matches(cml_text pattern, cml_text name) {
 /* Reads the first guess for a device of that name; general numbers if the file has none. */
 cml_status cml__open_guess(file *f, cml_text name) {
     span in;
-    f->guess = (guess_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
+    f->guess = (device_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
     TRY(cml__find_section(f, "guess", 0, OPTIONAL, &in));
     if (in.data == NULL) return CML_OK;
-    const uint32_t *head = (const void *)in.data; /* the number of devices, and of factors */
-    if (in.size < 8 || head[0] > MAX_DEVICES || head[1] > MAX_FACTORS ||
-        in.size != 8 + sizeof(guess_row) * (uint64_t)head[0] + sizeof(factor_row) * head[1])
+    const guess_head *head = (const void *)in.data;
+    if (in.size < sizeof *head || head->devices > COOKED_MOST_DEVICES ||
+        head->factors > COOKED_MOST_FACTORS ||
+        in.size != sizeof *head + sizeof(device_row) * (uint64_t)head->devices +
+                       sizeof(factor_row) * (uint64_t)head->factors)
         return BAD(f, "its first guesses are damaged");
-    const guess_row *devices = (const void *)(head + 2);
-    const factor_row *factors = (const void *)(devices + head[0]);
-    for (uint32_t i = 0; i < head[1]; i++)
-        if (!cml__is_text(f, factors[i].word) || !is_rate(factors[i].factor))
+    const device_row *devices = (const void *)(head + 1);
+    const factor_row *factors = (const void *)(devices + head->devices);
+    for (uint32_t i = 0; i < head->factors; i++)
+        if (!cml__is_text(f, factors[i].kernel) || !is_rate(factors[i].times))
             return BAD(f, "factor %u is damaged", i);
-    for (uint32_t i = head[0]; i-- > 0;) { /* backwards: the first match wins */
-        const guess_row *one = devices + i;
-        if (!cml__is_text(f, one->pattern) || !is_inside(one->first, one->count, head[1]) ||
+    for (uint32_t i = head->devices; i-- > 0;) { /* backwards: the first match wins */
+        const device_row *one = devices + i;
+        if (!cml__is_text(f, one->pattern) ||
+            !is_inside(one->first_factor, one->factors, head->factors) ||
             !is_rate(one->flops_per_ms) || !is_rate(one->bytes_per_ms) ||
             !is_amount(one->launch_ms))
             return BAD(f, "first guess %u is damaged", i);
         if (!matches(text_of(f, one->pattern), name)) continue;
         f->guess = *one;
-        f->factors = factors + one->first;
+        f->factors = factors + one->first_factor;
     }
     return CML_OK;
 }

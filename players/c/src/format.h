@@ -1,119 +1,246 @@
-/* The records of a cooked file, as docs/cooked.md describes them. All numbers are little-endian, as
- * on every machine that has WebGPU, so that records are copied and not converted. */
+/* Written by `python -m players.generate` from cml_engine/cooked/schema.py: the records
+ * of a cooked file as they lie in it (docs/cooked.md). Numbers are little-endian, as
+ * on all machines that have WebGPU. */
 #ifndef CML_FORMAT_H
 #define CML_FORMAT_H
 
-#include "cml.h"
+#include <stdint.h>
 
-enum { COOKED_FORMAT = 2 }; /* the format's number that this player reads */
+/* clang-format off */
+enum {
+    COOKED_FORMAT = 2,
+    COOKED_MOST_SECTIONS = 256,
+    COOKED_SECTION_ALIGNMENT = 64,
+    COOKED_TABLE_ALIGNMENT = 8,
+    COOKED_MOST_DIMENSIONS = 8,
+    COOKED_MOST_TEXT = 4096,
+    COOKED_MOST_PARAMS = 65536,
+    COOKED_MOST_TENSORS = 64,
+    COOKED_MOST_INPUTS = 64,
+    COOKED_MOST_DEVICES = 64,
+    COOKED_MOST_FACTORS = 4096,
+    COOKED_MOST_SMALLER = 1040,
+    COOKED_VALUE_ALIGNMENT = 16,
+    COOKED_SOURCE_AXES = 4,
+    COOKED_TRUSTED = 1,
+    COOKED_SUBGROUPS = 2,
+    COOKED_F16 = 4,
+    COOKED_MOST_WGSL = 524288,
+    COOKED_MOST_DEPTH = 64,
+    COOKED_MOST_PENDING = 512,
+    COOKED_MOST_NAMES = 512,
+    COOKED_MOST_ELEMENTS = 4096,
+    COOKED_MOST_EXPANDED = 1048576,
+};
+#define COOKED_MOST_BYTES 281474976710656ull
+#define COOKED_MOST_AMOUNT 1e+300
+#define COOKED_DEFAULT_LIMITS {67108864ull, 2147483648ull, 4096, 16384}
 
 typedef struct text_row {
-    uint32_t at, length;
+    uint32_t offset; /* offset in `strings` */
+    uint32_t length; /* bytes, at most 4096 */
 } text_row;
+typedef char text_row_has_padding[sizeof(text_row) == 8 ? 1 : -1];
 
 typedef struct table_row {
-    uint32_t count, at;
+    uint32_t count; /* number of rows */
+    uint32_t offset; /* offset in the plan, a multiple of 8 */
 } table_row;
+typedef char table_row_has_padding[sizeof(table_row) == 8 ? 1 : -1];
 
-typedef struct code_row { /* a kernel in one language */
-    uint64_t at;
-    uint32_t packed, bytes;
+typedef struct code_row {
+    uint64_t offset; /* offset in `code` */
+    uint32_t packed; /* compressed bytes, 0 where there is none */
+    uint32_t nbytes; /* bytes when it is unpacked, at most 1040 times as many */
 } code_row;
+typedef char code_row_has_padding[sizeof(code_row) == 16 ? 1 : -1];
 
-typedef struct binding {
-    uint32_t space, zero;
-    uint64_t at, bytes;
-} binding;
+typedef struct totals_row {
+    uint64_t code_bytes; /* bytes of all kernels' code, unpacked */
+    uint64_t device_bytes; /* bytes of the largest plan's buffers: arena, weights, its own and parameters */
+    uint32_t kernels; /* number of kernels */
+    uint32_t steps; /* steps of the plan that has most */
+} totals_row;
+typedef char totals_row_has_padding[sizeof(totals_row) == 24 ? 1 : -1];
 
-typedef struct update {
-    binding from, to;
-} update;
-
-typedef struct factor_row {
-    text_row word;
-    double factor;
-} factor_row;
-
-typedef struct header_row {
-    uint8_t magic[8];
-    uint32_t format, sections;
-    uint64_t bytes;
-    uint8_t digest[32];
-    cml_limits totals;
-    uint8_t zeros[16];
-} header_row;
+typedef struct file_header {
+    uint8_t magic[8]; /* magic: `89 43 4D 4C 0D 0A 1A 0A` */
+    uint32_t format; /* format, 2 */
+    uint32_t sections; /* number of sections, at most 256 */
+    uint64_t nbytes; /* bytes of the whole file */
+    uint8_t table_digest[32]; /* SHA-256 of the section table */
+    totals_row totals; /* totals of all sections */
+    uint8_t reserved_80[16];
+} file_header;
+typedef char file_header_has_padding[sizeof(file_header) == 96 ? 1 : -1];
 
 typedef struct section_row {
-    char tag[8];
-    uint64_t at, bytes;
-    uint32_t number, zero;
-    uint8_t digest[32];
+    uint8_t tag[8]; /* tag */
+    uint64_t offset; /* offset in the file, a multiple of 64 */
+    uint64_t nbytes; /* bytes */
+    uint32_t number; /* number among the sections of that tag, from 0 */
+    uint8_t reserved_28[4];
+    uint8_t digest[32]; /* SHA-256 of the section's bytes */
 } section_row;
+typedef char section_row_has_padding[sizeof(section_row) == 64 ? 1 : -1];
 
-enum { KERNEL_TRUSTED = 1, KERNEL_SUBGROUPS = 2, KERNEL_HALF = 4 }; /* flags of a kernel */
+typedef struct kernels_head {
+    uint32_t count; /* number of kernels */
+    uint8_t reserved_4[4];
+} kernels_head;
+typedef char kernels_head_has_padding[sizeof(kernels_head) == 8 ? 1 : -1];
 
 typedef struct kernel_row {
-    uint8_t digest[32];
-    text_row label;
-    uint32_t params, tensors, flags, zero;
-    code_row spirv, wgsl;
-    uint64_t zeros;
+    uint8_t digest[32]; /* digest of everything that goes into the kernel */
+    text_row label; /* label, for messages and tools */
+    uint32_t params_bytes; /* bytes of the parameter block, a multiple of 16, from 16 to 65536 */
+    uint32_t tensors; /* number of tensors bound, from 1 to 64 */
+    uint32_t flags; /* flags: 1 trusted (may run without run-time checks), 2 needs subgroups, 4 needs `shader-f16` */
+    uint8_t reserved_52[4];
+    code_row spirv; /* SPIR-V, a multiple of 4 bytes when it is unpacked */
+    code_row wgsl; /* WGSL */
+    uint8_t reserved_88[8];
 } kernel_row;
+typedef char kernel_row_has_padding[sizeof(kernel_row) == 96 ? 1 : -1];
 
-enum { ARENA, WEIGHTS, OWN, SPACES }; /* the buffers of a plan */
+typedef struct needs_row {
+    uint32_t storage_alignment; /* `minStorageBufferOffsetAlignment` of the device at most */
+    uint32_t uniform_alignment; /* `minUniformBufferOffsetAlignment` of the device at most */
+    uint64_t binding_bytes; /* `maxStorageBufferBindingSize` at least */
+    uint64_t buffer_bytes; /* `maxBufferSize` at least */
+    uint32_t threads; /* `maxComputeInvocationsPerWorkgroup` at least */
+    uint32_t shared_bytes; /* `maxComputeWorkgroupStorageSize` at least */
+    uint32_t bindings; /* `maxStorageBuffersPerShaderStage` at least */
+    uint32_t lanes; /* lanes of a subgroup at least, 0 where none are used */
+    uint32_t software; /* 1: planned for a driver that runs shaders on the CPU */
+    uint8_t reserved_44[4];
+} needs_row;
+typedef char needs_row_has_padding[sizeof(needs_row) == 48 ? 1 : -1];
 
-typedef struct plan_row {
-    text_row profile;
-    uint64_t reserved;
-    uint64_t spaces[SPACES]; /* bytes of each buffer */
-    uint32_t storage_alignment, uniform_alignment;
-    uint64_t binding_size, buffer_size;
-    uint32_t invocations, workgroup_storage, storage_buffers, lanes, software, zero;
-    double flops, bytes;
-    uint64_t gas;
-    table_row steps, bindings, inputs, outputs, updates, params, pieces;
-    uint8_t zeros[24];
-} plan_row;
+typedef struct plan_head {
+    text_row profile; /* the profile: `portable`, `discrete`, `software`, … */
+    uint8_t reserved_8[8];
+    uint64_t spaces[3]; /* bytes of the arena, of the weights, of its own buffer */
+    needs_row needs; /* what the plan needs of a device */
+    double flops; /* FLOPs of a whole run */
+    double nbytes; /* bytes read and written by a whole run */
+    uint64_t gas; /* [gas](integer.md#looking-at-one) of the model */
+    table_row steps; /* steps */
+    table_row bindings; /* bindings */
+    table_row inputs; /* inputs */
+    table_row outputs; /* outputs */
+    table_row updates; /* updates */
+    table_row params; /* parameters, whose rows are bytes */
+    table_row constants; /* constants */
+    uint8_t reserved_168[24];
+} plan_head;
+typedef char plan_head_has_padding[sizeof(plan_head) == 192 ? 1 : -1];
 
-typedef struct step_row {
-    uint32_t kernel, groups, first_binding, bindings, written, params_at, params, line;
-    text_row names[4]; /* operator, title, cost key, source file */
-    double flops, bytes;
-    uint64_t gas, zero;
-} step_row;
+typedef struct plan_step_row {
+    uint32_t kernel; /* kernel */
+    uint32_t groups; /* workgroups, at least 1 */
+    uint32_t first_binding; /* its first binding, behind the last of the step before */
+    uint32_t bindings; /* number of bindings, as many as the kernel has tensors */
+    uint32_t writes; /* how many of the last bindings it writes */
+    uint32_t params_offset; /* its parameters: offset in the parameters */
+    uint32_t params_bytes; /* their bytes, as the kernel says */
+    uint32_t line; /* line in the model's file, 0 where it is not known */
+    text_row op; /* operator */
+    text_row title; /* title, for messages and tables */
+    text_row cost_key; /* cost key: equal keys cost the same per workgroup */
+    text_row file; /* the model's file */
+    double flops; /* FLOPs per workgroup */
+    double nbytes; /* bytes per workgroup */
+    uint64_t gas; /* operations of the step, rounded */
+    uint8_t reserved_88[8];
+} plan_step_row;
+typedef char plan_step_row_has_padding[sizeof(plan_step_row) == 96 ? 1 : -1];
+
+typedef struct binding_row {
+    uint32_t space; /* space: 0 arena, 1 weights, 2 own */
+    uint8_t reserved_4[4];
+    uint64_t offset; /* offset, a multiple of the plan's storage alignment */
+    uint64_t nbytes; /* bytes, a multiple of 4 and at least 4 */
+} binding_row;
+typedef char binding_row_has_padding[sizeof(binding_row) == 24 ? 1 : -1];
+
+typedef struct update_row {
+    binding_row source; /* from */
+    binding_row target; /* to, in another space */
+} update_row;
+typedef char update_row_has_padding[sizeof(update_row) == 48 ? 1 : -1];
 
 typedef struct tensor_row {
-    text_row name;
-    uint32_t type, layout, rank, extents[8], space;
-    uint64_t at, bytes, zero;
+    text_row name; /* name */
+    uint32_t type; /* type: 0 `scalar` (float32), 1 `integer` (int32), 2 `logical` (u32, 0 or 1) */
+    uint32_t layout; /* layout: 0 plain (row-major), 1 `c4`, 2 `c4h` (`cml_engine/ir/layout.py`) */
+    uint32_t rank; /* rank, at most 8 */
+    uint32_t extents[8]; /* extents, 0 behind the rank */
+    uint32_t space; /* space */
+    uint64_t offset; /* offset */
+    uint64_t nbytes; /* bytes, 0 where the tensor has no elements */
+    uint8_t reserved_72[8];
 } tensor_row;
+typedef char tensor_row_has_padding[sizeof(tensor_row) == 80 ? 1 : -1];
 
-enum { AXES = 4, DIMS = 8, POINTS = 6 };
-enum { AS_BITS, AS_FLOAT, AS_INTEGER }; /* what the stored numbers of a constant become */
+typedef struct dimension_row {
+    uint32_t extent; /* extent */
+    uint32_t axis; /* axis of the source */
+    uint32_t step; /* step */
+} dimension_row;
+typedef char dimension_row_has_padding[sizeof(dimension_row) == 12 ? 1 : -1];
 
-typedef struct piece_row { /* a constant in a buffer, and how to make it from the stored numbers */
-    uint32_t space, stored, becomes, rank;
-    uint64_t at, bytes, source, matrix;
-    uint32_t extents[AXES];
-    struct {
-        uint32_t extent, axis, step;
-    } dims[DIMS];
-} piece_row;
+typedef struct constant_row {
+    uint32_t space; /* space: 1 weights, 2 own */
+    uint32_t stored; /* how its source is stored: bits of 0 one, 1 two, 2 four bytes; 3 int8, 4 uint8, 5 int16, 6 uint16 */
+    uint32_t becomes; /* what a stored number becomes: 0 bits stay as they are, 1 float32, 2 int32 */
+    uint32_t rank; /* number of dimensions, from 1 to 8 */
+    uint64_t offset; /* offset in the buffer, a multiple of 4 */
+    uint64_t nbytes; /* bytes: those of its elements, up to a multiple of 4 with zeros */
+    uint64_t source; /* source: offset in `values`, a multiple of 16 */
+    uint64_t matrix; /* matrix: offset in `values`, a multiple of 16; all ones where there is none */
+    uint32_t extents[4]; /* extents of the source, row-major */
+    dimension_row dims[8]; /* dimensions: extent, axis of the source, step; 0 behind the last */
+} constant_row;
+typedef char constant_row_has_padding[sizeof(constant_row) == 160 ? 1 : -1];
 
-typedef struct guess_row {
-    text_row pattern;
-    double flops_per_ms, bytes_per_ms, launch_ms;
-    uint32_t first, count;
-} guess_row;
+typedef struct guess_head {
+    uint32_t devices; /* number of devices, at most 64 */
+    uint32_t factors; /* number of factors, at most 4096 */
+} guess_head;
+typedef char guess_head_has_padding[sizeof(guess_head) == 8 ? 1 : -1];
+
+typedef struct device_row {
+    text_row pattern; /* pattern */
+    double flops_per_ms; /* FLOPs per ms */
+    double bytes_per_ms; /* bytes per ms */
+    double launch_ms; /* ms per dispatch */
+    uint32_t first_factor; /* its first factor */
+    uint32_t factors; /* number of factors */
+} device_row;
+typedef char device_row_has_padding[sizeof(device_row) == 40 ? 1 : -1];
+
+typedef struct factor_row {
+    text_row kernel; /* the second word of a cost key, or that up to its last `-` */
+    double times; /* how many times the work takes that the device's numbers say */
+} factor_row;
+typedef char factor_row_has_padding[sizeof(factor_row) == 16 ? 1 : -1];
+
+typedef struct golden_head {
+    uint32_t tensors; /* number of tensors */
+    float tolerance; /* tolerance */
+} golden_head;
+typedef char golden_head_has_padding[sizeof(golden_head) == 8 ? 1 : -1];
 
 typedef struct golden_row {
-    text_row name;
-    uint32_t role, type, rank, extents[8], zero;
-    uint64_t at;
+    text_row name; /* name */
+    uint32_t role; /* role: 0 input, 1 output; all inputs, then all outputs, in the order of the plans */
+    uint32_t type; /* type */
+    uint32_t rank; /* rank */
+    uint32_t extents[8]; /* extents */
+    uint8_t reserved_52[4];
+    uint64_t offset; /* offset in the section */
 } golden_row;
-
-/* Bounds of what a file may contain. */
-enum { MAX_SECTIONS = 256, MAX_TEXT = 4096, MAX_DEVICES = 64, MAX_FACTORS = 4096, MAX_INPUTS = 64 };
-#define MAX_GROUPS_OF_STEP (65535u * 65535u) /* what a dispatch of two dimensions can run */
-
+typedef char golden_row_has_padding[sizeof(golden_row) == 64 ? 1 : -1];
+/* clang-format on */
 #endif

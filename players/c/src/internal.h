@@ -58,12 +58,14 @@ void cml__sha256(const uint8_t *data, size_t size, uint8_t digest[32]);
 /* Unpacks one zlib stream of exactly `size` bytes; returns 0 if `in` is not such a stream. */
 int cml__inflate(const uint8_t *in, size_t packed, uint8_t *out, size_t size);
 
-enum { MAX_WGSL = 512 << 10 }; /* bytes of a kernel of an untrusted file */
-
 /* Returns CML_OK if a shader compiler may have the code, else sets `problem`. */
 cml_status cml__scan_wgsl(heap *memory, const char *text, size_t length, const char **problem);
 
 /* ------------------------------------------------------------------ file.c: the cooked file */
+
+enum { ARENA, WEIGHTS, OWN, SPACES };        /* the buffers of a plan */
+enum { AS_BITS, AS_FLOAT, AS_INTEGER };      /* what the stored numbers of a constant become */
+#define MAX_GROUPS_OF_STEP (65535u * 65535u) /* what a dispatch of two dimensions can run */
 
 typedef struct span { /* bytes of the file, or of a copy */
     const uint8_t *data;
@@ -75,11 +77,11 @@ typedef struct file {
     uint32_t section_count, kernel_count, plan_count;
     const section_row *sections; /* a copy, like all records that are read */
     const kernel_row *kernels;
-    guess_row guess; /* the expected speed of the device */
+    device_row guess; /* the expected speed of the device */
     const factor_row *factors;
-    uint8_t hashed[MAX_SECTIONS]; /* 1 if the section's hash has been checked */
-    cml_limits totals, limits;    /* what the header states, and what the host allows */
-    uint64_t most_bytes;          /* of the buffers of the largest plan opened so far */
+    uint8_t hashed[COOKED_MOST_SECTIONS]; /* 1 if the section's hash has been checked */
+    cml_limits totals, limits;            /* what the header states, and what the host allows */
+    uint64_t most_bytes;                  /* of the buffers of the largest plan opened so far */
     uint32_t most_steps;
     int only_wgsl; /* SPIR-V is not used: wgpu-native aborts the process on invalid SPIR-V */
     int trusted;
@@ -89,7 +91,7 @@ typedef struct file {
 
 typedef struct tensor { /* an input or output */
     cml_shape shape;
-    binding at;
+    binding_row at;
     uint64_t packed_at; /* its offset if all inputs (or outputs) lie one behind the other */
 } tensor;
 
@@ -100,14 +102,14 @@ typedef struct tensor_list { /* the inputs, or the outputs */
 } tensor_list;
 
 typedef struct plan { /* a copy of a plan's section, and the tables in it */
-    const plan_row *row;
-    const step_row *steps;
-    const binding *bindings;
-    const update *updates;
+    const plan_head *row;
+    const plan_step_row *steps;
+    const binding_row *bindings;
+    const update_row *updates;
     const uint8_t *params;
     tensor_list inputs, outputs;
     cml_text profile;
-    const piece_row *pieces;
+    const constant_row *pieces;
 } plan;
 
 #define BAD(f, ...) cml__fail((f)->error, CML_ERROR_CORRUPT, "no whole cooked file: " __VA_ARGS__)
@@ -141,14 +143,16 @@ static inline int is_same_text(cml_text a, cml_text b) {
     return a.length == b.length && memcmp(a.data, b.data, a.length) == 0;
 }
 
+#define ALL_ZERO(array) is_zero((array), sizeof(array)) /* for reserved bytes */
+
 /* The text of a row that has been checked. */
 static inline cml_text text_of(const file *f, text_row t) {
-    return (cml_text){(const char *)f->strings.data + t.at, t.length};
+    return (cml_text){(const char *)f->strings.data + t.offset, t.length};
 }
 
 /* constants.c: makes a constant's bytes [first, first + bytes), multiples of 4. */
 int cml__is_piece(const file *f, const plan *p, uint32_t number);
-void cml__make_bytes(const file *f, const piece_row *r, uint64_t first, uint64_t bytes,
+void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint64_t bytes,
                      uint8_t *to);
 
 /* ------------------------------------------------------------------ costs.c: the cost model */
@@ -309,7 +313,7 @@ struct job {
 #ifndef CML_CORE_ONLY
     uint8_t *data; /* inputs that came from the host; stays with the place in the pool */
     uint64_t room; /* bytes of `data` */
-    job_source sources[MAX_INPUTS];
+    job_source sources[COOKED_MOST_INPUTS];
     uint32_t source_count;
     readback *result;
     uint32_t slot_mask; /* frames of the ring that worked on it */

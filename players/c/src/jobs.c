@@ -33,7 +33,7 @@ int cml__adopt_net(cml_scheduler *s, network *net) {
     }
     if (!(s->model.launch_ms > 0)) { /* all files guess the same of one device */
         s->model.launch_ms = net->f.guess.launch_ms;
-        s->model.unknown_samples += net->f.guess.count > 0 ? GUESSED : 0;
+        s->model.unknown_samples += net->f.guess.factors > 0 ? GUESSED : 0;
     }
     net->adopted = 1;
     net->next = s->nets;

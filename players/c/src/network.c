@@ -9,33 +9,34 @@ enum { CHUNK = 1 << 20 }; /* bytes of a constant that are made at once */
  * to `why`. */
 static int fits(const device_facts *device, const file *f, const plan *p, char *why, size_t room) {
     const WGPULimits *has = &device->limits;
-    const plan_row *row = p->row;
+    const plan_head *row = p->row;
     uint64_t groups = 0, width = has->maxComputeWorkgroupsPerDimension;
     int uses_half = 0, lacks_wgsl = 0;
     for (uint32_t i = 0; i < row->steps.count; i++) {
         const kernel_row *k = &f->kernels[p->steps[i].kernel];
         groups = max_u64(groups, p->steps[i].groups);
-        if (k->flags & KERNEL_HALF) uses_half = 1;
-        if (k->wgsl.bytes == 0) lacks_wgsl = 1;
+        if (k->flags & COOKED_F16) uses_half = 1;
+        if (k->wgsl.nbytes == 0) lacks_wgsl = 1;
     }
     const struct {
         const char *what;
         uint64_t needed, got;
         int is_at_most;
     } needs[] = {
-        {"minStorageBufferOffsetAlignment", row->storage_alignment,
+        {"minStorageBufferOffsetAlignment", row->needs.storage_alignment,
          has->minStorageBufferOffsetAlignment, 1},
-        {"minUniformBufferOffsetAlignment", row->uniform_alignment,
+        {"minUniformBufferOffsetAlignment", row->needs.uniform_alignment,
          has->minUniformBufferOffsetAlignment, 1},
-        {"maxStorageBufferBindingSize", row->binding_size, has->maxStorageBufferBindingSize, 0},
-        {"maxBufferSize", row->buffer_size, has->maxBufferSize, 0},
-        {"maxComputeInvocationsPerWorkgroup", row->invocations,
+        {"maxStorageBufferBindingSize", row->needs.binding_bytes, has->maxStorageBufferBindingSize,
+         0},
+        {"maxBufferSize", row->needs.buffer_bytes, has->maxBufferSize, 0},
+        {"maxComputeInvocationsPerWorkgroup", row->needs.threads,
          has->maxComputeInvocationsPerWorkgroup, 0},
-        {"maxComputeWorkgroupStorageSize", row->workgroup_storage,
+        {"maxComputeWorkgroupStorageSize", row->needs.shared_bytes,
          has->maxComputeWorkgroupStorageSize, 0},
-        {"maxStorageBuffersPerShaderStage", row->storage_buffers,
+        {"maxStorageBuffersPerShaderStage", row->needs.bindings,
          has->maxStorageBuffersPerShaderStage, 0},
-        {"lanes of a subgroup", row->lanes, device->lanes, 0},
+        {"lanes of a subgroup", row->needs.lanes, device->lanes, 0},
         {"workgroups", groups, width * width, 0},
         {"shader-f16", (uint64_t)uses_half, (uint64_t)device->has_half, 0},
         {"kernels in WGSL", f->only_wgsl && lacks_wgsl, 0, 0},
@@ -63,7 +64,7 @@ static cml_status choose_plan(const device_facts *device, file *f, plan *p, choi
     for (int is_second = 0; is_second < 2; is_second++) {
         for (uint32_t i = 0; i < f->plan_count; i++) {
             TRY(cml__open_plan(f, i, p));
-            int is_preferred = !device->is_software || p->row->software;
+            int is_preferred = !device->is_software || p->row->needs.software;
             if (is_preferred != is_second) {
                 if (fits(device, f, p, chosen->why, sizeof chosen->why)) return CML_OK;
                 chosen->rank++;
@@ -129,26 +130,26 @@ static uint32_t lowered(uint32_t limit, uint32_t needed, uint32_t standard) {
 }
 
 /* Adds a plan's limits where they exceed those that WebGPU guarantees. */
-static void add_limits(WGPULimits *to, const plan_row *row) {
+static void add_limits(WGPULimits *to, const plan_head *row) {
     to->minStorageBufferOffsetAlignment =
-        lowered(to->minStorageBufferOffsetAlignment, row->storage_alignment, 256);
+        lowered(to->minStorageBufferOffsetAlignment, row->needs.storage_alignment, 256);
     to->minUniformBufferOffsetAlignment =
-        lowered(to->minUniformBufferOffsetAlignment, row->uniform_alignment, 256);
+        lowered(to->minUniformBufferOffsetAlignment, row->needs.uniform_alignment, 256);
     to->maxStorageBufferBindingSize =
-        raised64(to->maxStorageBufferBindingSize, row->binding_size, (uint64_t)128 << 20);
-    to->maxBufferSize = raised64(to->maxBufferSize, row->buffer_size, (uint64_t)256 << 20);
+        raised64(to->maxStorageBufferBindingSize, row->needs.binding_bytes, (uint64_t)128 << 20);
+    to->maxBufferSize = raised64(to->maxBufferSize, row->needs.buffer_bytes, (uint64_t)256 << 20);
     to->maxComputeInvocationsPerWorkgroup =
-        raised32(to->maxComputeInvocationsPerWorkgroup, row->invocations, 256);
-    if (row->invocations > 256) { /* a workgroup of one dimension may have as many */
+        raised32(to->maxComputeInvocationsPerWorkgroup, row->needs.threads, 256);
+    if (row->needs.threads > 256) { /* a workgroup of one dimension may have as many */
         to->maxComputeWorkgroupSizeX =
-            raised32(to->maxComputeWorkgroupSizeX, row->invocations, 256);
+            raised32(to->maxComputeWorkgroupSizeX, row->needs.threads, 256);
         to->maxComputeWorkgroupSizeY =
-            raised32(to->maxComputeWorkgroupSizeY, row->invocations, 256);
+            raised32(to->maxComputeWorkgroupSizeY, row->needs.threads, 256);
     }
     to->maxComputeWorkgroupStorageSize =
-        raised32(to->maxComputeWorkgroupStorageSize, row->workgroup_storage, 16384);
+        raised32(to->maxComputeWorkgroupStorageSize, row->needs.shared_bytes, 16384);
     to->maxStorageBuffersPerShaderStage =
-        raised32(to->maxStorageBuffersPerShaderStage, row->storage_buffers, 8);
+        raised32(to->maxStorageBuffersPerShaderStage, row->needs.bindings, 8);
 }
 
 static cml_status add_requirements(WGPUAdapter adapter, file *f, cml_requirements *needs) {
@@ -160,7 +161,7 @@ static cml_status add_requirements(WGPUAdapter adapter, file *f, cml_requirement
     TRY(cml__open_kernels(f));
     TRY(choose_plan(&facts, f, &p, &chosen));
     for (uint32_t i = 0; i < p.row->steps.count; i++)
-        if (f->kernels[p.steps[i].kernel].flags & KERNEL_HALF) uses_half = 1;
+        if (f->kernels[p.steps[i].kernel].flags & COOKED_F16) uses_half = 1;
     if (needs->limits.maxBufferSize == 0) { /* the first file: nothing is required yet */
         memset(&needs->limits, 0xFF, sizeof needs->limits);
         needs->limits.nextInChain = NULL;
@@ -168,9 +169,9 @@ static cml_status add_requirements(WGPUAdapter adapter, file *f, cml_requirement
     add_limits(&needs->limits, p.row);
     if (facts.has_timestamps) add_feature(needs, WGPUFeatureName_TimestampQuery);
     if (uses_half) add_feature(needs, WGPUFeatureName_ShaderF16);
-    if (p.row->lanes > 0 && wgpuAdapterHasFeature(adapter, WGPUFeatureName_Subgroups))
+    if (p.row->needs.lanes > 0 && wgpuAdapterHasFeature(adapter, WGPUFeatureName_Subgroups))
         add_feature(needs, WGPUFeatureName_Subgroups);
-    if (p.row->lanes > 0 && wgpuAdapterHasFeature(adapter, NATIVE_SUBGROUPS))
+    if (p.row->needs.lanes > 0 && wgpuAdapterHasFeature(adapter, NATIVE_SUBGROUPS))
         add_feature(needs, NATIVE_SUBGROUPS);
     snprintf(needs->profile, sizeof needs->profile, "%.*s", TEXT(p.profile));
     return CML_OK;
@@ -201,8 +202,8 @@ static double factor_of(const file *f, cml_text key) {
     while (at + n < key.length && key.data[at + n] != ' ') n++;
     for (int tries = 0; tries < 2; tries++) {
         cml_text word = {key.data + at, n};
-        for (uint32_t i = 0; i < f->guess.count; i++)
-            if (is_same_text(text_of(f, f->factors[i].word), word)) return f->factors[i].factor;
+        for (uint32_t i = 0; i < f->guess.factors; i++)
+            if (is_same_text(text_of(f, f->factors[i].kernel), word)) return f->factors[i].times;
         while (n > 0 && key.data[at + n - 1] != '-') n--;
         if (n > 0) n--;
     }
@@ -210,11 +211,11 @@ static double factor_of(const file *f, cml_text key) {
 }
 
 static void make_steps(network *n) {
-    const guess_row *guess = &n->f.guess;
+    const device_row *guess = &n->f.guess;
     for (uint32_t i = 0; i < n->step_count; i++) {
-        const step_row *row = &n->p.steps[i];
-        cml_text key = text_of(&n->f, row->names[2]);
-        double ms = fmax(row->flops / guess->flops_per_ms, row->bytes / guess->bytes_per_ms);
+        const plan_step_row *row = &n->p.steps[i];
+        cml_text key = text_of(&n->f, row->cost_key);
+        double ms = fmax(row->flops / guess->flops_per_ms, row->nbytes / guess->bytes_per_ms);
         if (!n->trusted) ms = fmax(ms, 1e-5); /* an untrusted file may state no work at all */
         n->steps[i] = (step){.groups = row->groups,
                              .factor = factor_of(&n->f, key),
@@ -229,8 +230,8 @@ static cml_status make_net(network *n) {
     heap *memory = &n->memory;
     uint32_t steps = n->p.row->steps.count, params = n->p.row->params.count;
     uint64_t longest = 0;
-    for (uint32_t i = 0; i < n->p.row->pieces.count; i++)
-        longest = max_u64(longest, n->p.pieces[i].bytes);
+    for (uint32_t i = 0; i < n->p.row->constants.count; i++)
+        longest = max_u64(longest, n->p.pieces[i].nbytes);
     n->steps = cml__heap_alloc(memory, steps, sizeof *n->steps);
     n->after = cml__heap_alloc(memory, (uint64_t)steps + 1, sizeof *n->after);
     n->groups = cml__heap_alloc(memory, steps, sizeof *n->groups);
@@ -332,11 +333,11 @@ static void blank_enable_subgroups(char *code, size_t size) {
 static WGPUShaderModule build_module(network *n, const kernel_row *k, const code_row *c,
                                      const void *code) {
     WGPUDevice device = n->scheduler->options.device;
-    WGPUShaderSourceWGSL wgsl = {{NULL, WGPUSType_ShaderSourceWGSL}, {code, c->bytes}};
-    WGPUShaderSourceSPIRV spirv = {{NULL, WGPUSType_ShaderSourceSPIRV}, c->bytes / 4, code};
+    WGPUShaderSourceWGSL wgsl = {{NULL, WGPUSType_ShaderSourceWGSL}, {code, c->nbytes}};
+    WGPUShaderSourceSPIRV spirv = {{NULL, WGPUSType_ShaderSourceSPIRV}, c->nbytes / 4, code};
     WGPUShaderModuleDescriptor wanted = {.label = view_of(text_of(&n->f, k->label))};
     wanted.nextInChain = c == &k->wgsl ? &wgsl.chain : &spirv.chain;
-    if (n->trusted && k->flags & KERNEL_TRUSTED)
+    if (n->trusted && k->flags & COOKED_TRUSTED)
         return wgpuDeviceCreateShaderModuleTrusted(device, &wanted, 0);
     return wgpuDeviceCreateShaderModule(device, &wanted);
 }
@@ -351,7 +352,7 @@ static WGPUBindGroupLayout build_layout(WGPUDevice device, const kernel_row *k) 
     }
     entries[0].buffer.hasDynamicOffset = 1;
     entries[0].buffer.minBindingSize = 16;
-    entries[1].buffer.minBindingSize = k->params;
+    entries[1].buffer.minBindingSize = k->params_bytes;
     WGPUBindGroupLayoutDescriptor wanted = {.entryCount = k->tensors + 2, .entries = entries};
     return wgpuDeviceCreateBindGroupLayout(device, &wanted);
 }
@@ -359,11 +360,11 @@ static WGPUBindGroupLayout build_layout(WGPUDevice device, const kernel_row *k) 
 static cml_status build_kernel(network *n, uint32_t index) {
     WGPUDevice device = n->scheduler->options.device;
     const kernel_row *k = &n->f.kernels[index];
-    const code_row *c = k->spirv.bytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
+    const code_row *c = k->spirv.nbytes > 0 && !n->f.only_wgsl ? &k->spirv : &k->wgsl;
     void *code;
     TRY(cml__load_code(&n->f, k, c, &code));
-    if (IS_WGPU_NATIVE && c == &k->wgsl && k->flags & KERNEL_SUBGROUPS)
-        blank_enable_subgroups(code, c->bytes);
+    if (IS_WGPU_NATIVE && c == &k->wgsl && k->flags & COOKED_SUBGROUPS)
+        blank_enable_subgroups(code, c->nbytes);
     cml__push_error_scopes(n->scheduler);
     n->layouts[index] = build_layout(device, k);
     WGPUPipelineLayoutDescriptor described = {.bindGroupLayoutCount = 1,
@@ -384,7 +385,8 @@ static cml_status build_kernel(network *n, uint32_t index) {
 }
 
 /* Encodes a step of an untrusted file and throws it away: what the device objects to, such as a
- * binding that is smaller than the kernel's array, is reported here and not in the host's frame. */
+ * binding_row that is smaller than the kernel's array, is reported here and not in the host's
+ * frame. */
 static void try_step(network *n, uint32_t index) {
     WGPUComputePassDescriptor wanted = {.nextInChain = NULL};
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(n->scheduler->options.device, NULL);
@@ -401,14 +403,18 @@ static void try_step(network *n, uint32_t index) {
 }
 
 static cml_status bind_step(network *n, uint32_t index) {
-    const step_row *of = &n->p.steps[index];
-    WGPUBindGroupEntry entries[66] = {
-        {.binding = 0, .buffer = n->scheduler->ranges, .size = 16},
-        {.binding = 1, .buffer = n->uniforms, .offset = of->params_at, .size = of->params}};
+    const plan_step_row *of = &n->p.steps[index];
+    WGPUBindGroupEntry entries[66] = {{.binding = 0, .buffer = n->scheduler->ranges, .size = 16},
+                                      {.binding = 1,
+                                       .buffer = n->uniforms,
+                                       .offset = of->params_offset,
+                                       .size = of->params_bytes}};
     for (uint32_t i = 0; i < of->bindings; i++) {
-        const binding *at = &n->p.bindings[of->first_binding + i];
-        entries[i + 2] = (WGPUBindGroupEntry){
-            .binding = i + 2, .buffer = n->spaces[at->space], .offset = at->at, .size = at->bytes};
+        const binding_row *at = &n->p.bindings[of->first_binding + i];
+        entries[i + 2] = (WGPUBindGroupEntry){.binding = i + 2,
+                                              .buffer = n->spaces[at->space],
+                                              .offset = at->offset,
+                                              .size = at->nbytes};
     }
     WGPUBindGroupDescriptor wanted = {
         .layout = n->layouts[of->kernel], .entryCount = of->bindings + 2, .entries = entries};
@@ -422,22 +428,22 @@ static cml_status bind_step(network *n, uint32_t index) {
 /* Makes and uploads at most `bytes` of constants, until about `end`; returns 1 once all are there.
  */
 static int upload(network *n, uint64_t bytes, double end) {
-    while (n->pieces_there < n->p.row->pieces.count) {
-        const piece_row *r = &n->p.pieces[n->pieces_there];
+    while (n->pieces_there < n->p.row->constants.count) {
+        const constant_row *r = &n->p.pieces[n->pieces_there];
         uint64_t effort = r->matrix == UINT64_MAX ? 1 : 4; /* transformed ones take longer */
-        uint64_t left = min_u64(r->bytes - n->uploaded, CHUNK);
+        uint64_t left = min_u64(r->nbytes - n->uploaded, CHUNK);
         uint64_t chunk = min_u64(left, bytes / effort / 4 * 4);
         if (chunk == 0) return 0;
         cml__make_bytes(&n->f, r, n->uploaded, chunk, n->staging);
-        wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[r->space], r->at + n->uploaded,
+        wgpuQueueWriteBuffer(n->scheduler->queue, n->spaces[r->space], r->offset + n->uploaded,
                              n->staging, (size_t)chunk);
         n->uploaded += chunk;
         bytes -= chunk * effort;
-        if (n->uploaded == r->bytes) {
+        if (n->uploaded == r->nbytes) {
             n->pieces_there++;
             n->uploaded = 0;
         }
-        if (now_of(n->scheduler) >= end && n->pieces_there < n->p.row->pieces.count) return 0;
+        if (now_of(n->scheduler) >= end && n->pieces_there < n->p.row->constants.count) return 0;
     }
     if (n->staging != NULL) cml__heap_free(&n->memory, n->staging);
     n->staging = NULL;
@@ -493,7 +499,7 @@ cml_status cml_get_output_shape(const cml_net *net, uint32_t index, cml_shape *s
 cml_status cml_get_net_info(const cml_net *net, cml_net_info *info) {
     const network *n = net->network;
     if (n == NULL) return CML_ERROR_INPUT;
-    const plan_row *p = n->p.row;
+    const plan_head *p = n->p.row;
     *info = (cml_net_info){.profile = n->p.profile,
                            .steps = p->steps.count,
                            .arena_bytes = p->spaces[ARENA],

@@ -9,13 +9,14 @@ static int is_alignment(uint32_t n) { return n >= 4 && n <= 4096 && (n & (n - 1)
 
 /* Returns a table of the section; NULL if it does not lie inside. */
 static const void *rows_of(span in, table_row t, uint64_t size) {
-    return t.at % 8 == 0 && is_inside(t.at, size * t.count, in.size) ? in.data + t.at : NULL;
+    return t.offset % 8 == 0 && is_inside(t.offset, size * t.count, in.size) ? in.data + t.offset
+                                                                             : NULL;
 }
 
-static int is_binding(const plan *p, binding b, uint32_t alignment) {
+static int is_binding(const plan *p, binding_row b, uint32_t alignment) {
     uint64_t size = b.space < SPACES ? p->row->spaces[b.space] : 0;
-    return b.zero == 0 && b.at % alignment == 0 && b.bytes % 4 == 0 && b.bytes >= 4 &&
-           is_inside(b.at, b.bytes, size);
+    return ALL_ZERO(b.reserved_4) && b.offset % alignment == 0 && b.nbytes % 4 == 0 &&
+           b.nbytes >= 4 && is_inside(b.offset, b.nbytes, size);
 }
 
 /* Fills in a shape; returns 0 if there is no such tensor. */
@@ -45,48 +46,49 @@ static cml_status open_places(file *f, const plan *p, span in, table_row table, 
         return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
     for (; to->count < table.count; to->count++, row++) {
         tensor *one = to->items + to->count;
-        *one = (tensor){.at = {row->space, 0, row->at, row->bytes}, .packed_at = to->bytes};
+        one->at = (binding_row){.space = row->space, .offset = row->offset, .nbytes = row->nbytes};
+        one->packed_at = to->bytes;
         if (!shape_of(f, row->name, row->type, row->layout, row->rank, row->extents, &one->shape) ||
-            row->zero != 0 || row->bytes != one->shape.bytes || row->space >= SPACES ||
-            row->at % p->row->storage_alignment != 0 ||
-            !is_inside(row->at, (row->bytes + 15) / 16 * 16, p->row->spaces[row->space]))
+            !ALL_ZERO(row->reserved_72) || row->nbytes != one->shape.bytes ||
+            row->space >= SPACES || row->offset % p->row->needs.storage_alignment != 0 ||
+            !is_inside(row->offset, (row->nbytes + 15) / 16 * 16, p->row->spaces[row->space]))
             return BAD(f, "input or output %u of '%.*s' is damaged", to->count, TEXT(p->profile));
-        to->bytes += (row->bytes + 255) / 256 * 256;
+        to->bytes += (row->nbytes + 255) / 256 * 256;
     }
     return CML_OK;
 }
 
-static int is_step(const file *f, const plan *p, const step_row *s) {
+static int is_step(const file *f, const plan *p, const plan_step_row *s) {
     if (s->kernel >= f->kernel_count) return 0;
     const kernel_row *k = f->kernels + s->kernel;
-    int has_lanes = (k->flags & KERNEL_SUBGROUPS) == 0 || p->row->lanes > 0;
-    return s->groups > 0 && s->groups <= MAX_GROUPS_OF_STEP && s->written > 0 &&
+    int has_lanes = (k->flags & COOKED_SUBGROUPS) == 0 || p->row->needs.lanes > 0;
+    return s->groups > 0 && s->groups <= MAX_GROUPS_OF_STEP && s->writes > 0 &&
            is_inside(s->first_binding, s->bindings, p->row->bindings.count) &&
-           s->bindings == k->tensors && s->written <= s->bindings && s->params == k->params &&
-           s->bindings <= p->row->storage_buffers && has_lanes && s->zero == 0 &&
-           is_amount(s->flops) && is_amount(s->bytes) && cml__is_text(f, s->names[0]) &&
-           cml__is_text(f, s->names[1]) && cml__is_text(f, s->names[2]) &&
-           cml__is_text(f, s->names[3]);
+           s->bindings == k->tensors && s->writes <= s->bindings &&
+           s->params_bytes == k->params_bytes && s->bindings <= p->row->needs.bindings &&
+           has_lanes && ALL_ZERO(s->reserved_88) && is_amount(s->flops) && is_amount(s->nbytes) &&
+           cml__is_text(f, s->op) && cml__is_text(f, s->title) && cml__is_text(f, s->cost_key) &&
+           cml__is_text(f, s->file);
 }
 
 /* Checks that the steps' bindings lie one behind the other, and that each parameter block is that
  * of an earlier step, or begins behind the last one. */
 static cml_status check_steps(file *f, const plan *p) {
-    uint32_t count = p->row->params.count, unit = p->row->uniform_alignment, first = 0;
+    uint32_t count = p->row->params.count, unit = p->row->needs.uniform_alignment, first = 0;
     uint64_t end = 0;
     uint32_t *blocks = cml__heap_alloc(f->memory, (uint64_t)count / unit + 1, sizeof *blocks);
     if (blocks == NULL) return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its steps");
     for (uint32_t i = 0; i < p->row->steps.count; i++) {
-        const step_row *s = p->steps + i;
+        const plan_step_row *s = p->steps + i;
         uint64_t next = (end + unit - 1) / unit * unit;
-        if (!is_step(f, p, s) || s->first_binding != first || s->params_at % unit != 0 ||
-            !is_inside(s->params_at, s->params, count))
+        if (!is_step(f, p, s) || s->first_binding != first || s->params_offset % unit != 0 ||
+            !is_inside(s->params_offset, s->params_bytes, count))
             return BAD(f, "step, or the kernel, of step %u is damaged", i);
-        if (s->params_at == next && is_zero(p->params + end, next - end)) {
-            blocks[next / unit] = s->params;
-            end = next + s->params;
+        if (s->params_offset == next && is_zero(p->params + end, next - end)) {
+            blocks[next / unit] = s->params_bytes;
+            end = next + s->params_bytes;
         }
-        if (blocks[s->params_at / unit] != s->params)
+        if (blocks[s->params_offset / unit] != s->params_bytes)
             return BAD(f, "the parameters of step %u are damaged", i);
         first += s->bindings;
     }
@@ -101,33 +103,36 @@ static cml_status check_steps(file *f, const plan *p) {
 cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
     span in;
     TRY(cml__find_section(f, "plan", number, COPIED, &in));
-    const plan_row *row = (const void *)in.data;
-    if (in.size < sizeof *row || !cml__is_text(f, row->profile) || row->zero != 0 ||
-        row->software > 1 || row->reserved != 0 || !is_zero(row->zeros, sizeof row->zeros) ||
-        !is_alignment(row->storage_alignment) || !is_alignment(row->uniform_alignment) ||
-        !is_amount(row->flops) || !is_amount(row->bytes) || row->inputs.count > MAX_INPUTS)
+    const plan_head *row = (const void *)in.data;
+    if (in.size < sizeof *row || !cml__is_text(f, row->profile) ||
+        !ALL_ZERO(row->needs.reserved_44) || row->needs.software > 1 ||
+        !ALL_ZERO(row->reserved_8) || !ALL_ZERO(row->reserved_168) ||
+        !is_alignment(row->needs.storage_alignment) ||
+        !is_alignment(row->needs.uniform_alignment) || !is_amount(row->flops) ||
+        !is_amount(row->nbytes) || row->inputs.count > COOKED_MOST_INPUTS)
         return BAD(f, "the header of plan %u is damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
     for (int i = 0; i < SPACES; i++)
-        if (row->spaces[i] > row->buffer_size || row->spaces[i] >> 48 || row->spaces[i] % 4 != 0)
+        if (row->spaces[i] > row->needs.buffer_bytes || row->spaces[i] >> 48 ||
+            row->spaces[i] % 4 != 0)
             return BAD(f, "the buffers of plan %u are of no possible size", number);
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
     p->bindings = rows_of(in, row->bindings, sizeof *p->bindings);
     p->updates = rows_of(in, row->updates, sizeof *p->updates);
     p->params = rows_of(in, row->params, 1);
-    p->pieces = rows_of(in, row->pieces, sizeof *p->pieces);
+    p->pieces = rows_of(in, row->constants, sizeof *p->pieces);
     if (!p->steps || !p->bindings || !p->updates || !p->params || !p->pieces)
         return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
     EACH(f, "binding", row->bindings.count,
-         is_binding(p, p->bindings[i], row->storage_alignment) &&
-             p->bindings[i].bytes <= row->binding_size);
+         is_binding(p, p->bindings[i], row->needs.storage_alignment) &&
+             p->bindings[i].nbytes <= row->needs.binding_bytes);
     EACH(f, "update", row->updates.count,
-         is_binding(p, p->updates[i].from, row->storage_alignment) &&
-             is_binding(p, p->updates[i].to, row->storage_alignment) &&
-             p->updates[i].from.space != p->updates[i].to.space &&
-             p->updates[i].to.space != WEIGHTS);
+         is_binding(p, p->updates[i].source, row->needs.storage_alignment) &&
+             is_binding(p, p->updates[i].target, row->needs.storage_alignment) &&
+             p->updates[i].source.space != p->updates[i].target.space &&
+             p->updates[i].target.space != WEIGHTS);
     TRY(check_steps(f, p));
-    EACH(f, "constant", row->pieces.count, cml__is_piece(f, p, i));
+    EACH(f, "constant", row->constants.count, cml__is_piece(f, p, i));
     uint64_t bytes =
         row->spaces[ARENA] + row->spaces[WEIGHTS] + row->spaces[OWN] + row->params.count;
     if (bytes > f->most_bytes) f->most_bytes = bytes;
@@ -155,28 +160,30 @@ static int same_tensors(const tensor_list *a, const tensor_list *b) {
 static int is_golden(const file *f, const golden_row *row, uint32_t role, const tensor *of,
                      uint64_t size) {
     cml_shape shape;
-    return row->role == role && row->zero == 0 &&
+    return row->role == role && ALL_ZERO(row->reserved_52) &&
            shape_of(f, row->name, row->type, 0, row->rank, row->extents, &shape) &&
-           same_tensor(&shape, &of->shape) && is_inside(row->at, shape.bytes, size);
+           same_tensor(&shape, &of->shape) && is_inside(row->offset, shape.bytes, size);
 }
 
 /* Checks the golden example: all inputs, then all outputs, in the order of the plans. */
 static cml_status check_golden(file *f, const plan *p) {
     span in;
-    float tolerance;
     TRY(cml__find_section(f, "golden", 0, OPTIONAL, &in));
     if (in.data == NULL) return CML_OK;
-    const uint32_t *count = (const void *)in.data; /* and a float: the tolerance */
-    const golden_row *rows = (const void *)(count + 2);
+    const golden_head *head = (const void *)in.data;
+    const golden_row *rows = (const void *)(head + 1);
     uint32_t inputs = p->inputs.count;
-    if (in.size < 8 || *count > (in.size - 8) / sizeof *rows ||
-        *count != inputs + (uint64_t)p->outputs.count)
+    if (in.size < sizeof *head || head->tensors > (in.size - sizeof *head) / sizeof *rows ||
+        head->tensors != inputs + (uint64_t)p->outputs.count)
         return BAD(f, "its example is damaged");
-    memcpy(&tolerance, count + 1, sizeof tolerance);
-    if (!(tolerance >= 0) || isinf(tolerance)) return BAD(f, "its example has no tolerance");
-    EACH(f, "tensor of its example", *count,
-         is_golden(f, rows + i, i >= inputs,
-                   i < inputs ? p->inputs.items + i : p->outputs.items + (i - inputs), in.size));
+    if (!(head->tolerance >= 0) || isinf(head->tolerance))
+        return BAD(f, "its example has no tolerance");
+    for (uint32_t i = 0; i < head->tensors; i++) {
+        uint32_t is_output = i >= inputs;
+        const tensor *of = is_output ? &p->outputs.items[i - inputs] : &p->inputs.items[i];
+        if (!is_golden(f, rows + i, is_output, of, in.size))
+            return BAD(f, "tensor of its example %u is damaged", i);
+    }
     return CML_OK;
 }
 
@@ -185,7 +192,8 @@ static cml_status check_all(file *f) {
     plan first, p;
     TRY(cml__open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* sections of tools too */
-        TRY(cml__find_section(f, f->sections[i].tag, f->sections[i].number, REQUIRED, &unused));
+        TRY(cml__find_section(f, (const char *)f->sections[i].tag, f->sections[i].number, REQUIRED,
+                              &unused));
     TRY(cml__open_kernels(f));
     for (uint32_t i = 0; i < f->kernel_count; i++) { /* SPIR-V is only for trusted files */
         void *code = NULL;

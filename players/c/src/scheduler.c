@@ -35,15 +35,15 @@ static void dispatch(cml_scheduler *s, WGPUComputePassEncoder pass, uint32_t num
     uint32_t index = (uint32_t)(run->step - n->steps), offset = s->stride * number;
     uint32_t width = s->facts.limits.maxComputeWorkgroupsPerDimension, count = run->count;
     uint32_t words[4] = {run->first, run->first + count, width, 0};
-    const step_row *row = &n->p.steps[index];
+    const plan_step_row *row = &n->p.steps[index];
     memcpy(s->range_words + offset, words, sizeof words);
     s->reported[number] = (cml_slice){.job = run->job->number,
                                       .step = index,
                                       .first = run->first,
                                       .count = count,
                                       .predicted_ms = run->ms,
-                                      .op = text_of(&n->f, row->names[0]),
-                                      .title = text_of(&n->f, row->names[1])};
+                                      .op = text_of(&n->f, row->op),
+                                      .title = text_of(&n->f, row->title)};
     wgpuComputePassEncoderSetPipeline(pass, n->pipelines[row->kernel]);
     wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &offset);
     wgpuComputePassEncoderDispatchWorkgroups(pass, count <= width ? count : width,

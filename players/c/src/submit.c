@@ -151,9 +151,9 @@ int cml__start_job(cml_scheduler *s, job *j) {
             j->slot_mask |= from->producer->slot_mask;
         }
         if (given != NULL)
-            cml__copy(s, given, from->at, space, to->at.at, to->shape.bytes);
+            cml__copy(s, given, from->at, space, to->at.offset, to->shape.bytes);
         else if (to->shape.bytes > 0)
-            wgpuQueueWriteBuffer(s->queue, space, to->at.at, j->data + to->packed_at,
+            wgpuQueueWriteBuffer(s->queue, space, to->at.offset, j->data + to->packed_at,
                                  (size_t)to->shape.bytes);
     }
     return 1;
@@ -165,13 +165,13 @@ int cml__finish_job(cml_scheduler *s, job *j) {
     const plan *p = &n->p;
     for (uint32_t i = 0; i < p->outputs.count; i++) {
         const tensor *from = &p->outputs.items[i];
-        cml__copy(s, n->spaces[from->at.space], from->at.at, j->result->from, from->packed_at,
+        cml__copy(s, n->spaces[from->at.space], from->at.offset, j->result->from, from->packed_at,
                   from->shape.bytes);
     }
     for (uint32_t i = 0; i < p->row->updates.count; i++) {
-        binding from = p->updates[i].from, to = p->updates[i].to;
-        cml__copy(s, n->spaces[from.space], from.at, n->spaces[to.space], to.at,
-                  min_u64(from.bytes, to.bytes));
+        binding_row from = p->updates[i].source, to = p->updates[i].target;
+        cml__copy(s, n->spaces[from.space], from.offset, n->spaces[to.space], to.offset,
+                  min_u64(from.nbytes, to.nbytes));
         n->slot_mask |= j->slot_mask;
     }
     return 1;

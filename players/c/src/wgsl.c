@@ -3,14 +3,6 @@
  * are those of cml_engine/cooked/wgsl.py, which explains them. */
 #include "internal.h"
 
-enum {
-    MAX_DEPTH = 64,    /* of brackets */
-    MAX_PENDING = 512, /* tokens of a statement */
-    MAX_NAMES = 512,
-    MAX_ELEMENTS = 4096,   /* of an array */
-    MAX_EXPANDED = 1 << 20 /* tokens, if each name were replaced by its declaration */
-};
-
 typedef struct wgsl_bracket { /* an open bracket */
     char kind;                /* the character; '<' of a template, 'a' of an array's template */
     uint32_t pending;         /* tokens directly in it since the last separator */
@@ -31,9 +23,9 @@ typedef struct wgsl_scan {
     size_t length;
     uint32_t depth, pending, name_count, open_count;
     uint64_t size; /* tokens so far; a name counts as its declaration */
-    wgsl_bracket brackets[MAX_DEPTH + 1];
-    wgsl_name names[MAX_NAMES];
-    wgsl_name *open[MAX_NAMES]; /* declarations that have not ended */
+    wgsl_bracket brackets[COOKED_MOST_DEPTH + 1];
+    wgsl_name names[COOKED_MOST_NAMES];
+    wgsl_name *open[COOKED_MOST_NAMES]; /* declarations that have not ended */
 } wgsl_scan;
 
 static int is_letter(char c) {
@@ -97,7 +89,7 @@ static const char *find_names(wgsl_scan *s) { /* what is state_lost, or NULL, as
     size_t at = 0;
     while ((token = next_token(s, &at)).length > 0) {
         if (is_declaring(before)) {
-            if (s->name_count == MAX_NAMES || name_of(s, token) != NULL)
+            if (s->name_count == COOKED_MOST_NAMES || name_of(s, token) != NULL)
                 return "declares too many names, or one of them twice";
             s->names[s->name_count++].text = token;
         }
@@ -118,7 +110,7 @@ static void pop_bracket(wgsl_scan *s) {
 }
 
 static const char *push_bracket(wgsl_scan *s, char kind) {
-    if (s->depth == MAX_DEPTH) return "has too many brackets in each other";
+    if (s->depth == COOKED_MOST_DEPTH) return "has too many brackets in each other";
     s->depth++;
     s->brackets[s->depth] = (wgsl_bracket){.kind = kind, .size = s->size};
     return NULL;
@@ -138,7 +130,7 @@ static const char *count_token(wgsl_scan *s, cml_text token, cml_text before) {
     s->size++;
     s->pending++;
     s->brackets[s->depth].pending++;
-    return s->pending > MAX_PENDING ? "has too long a statement or chain of else" : NULL;
+    return s->pending > COOKED_MOST_PENDING ? "has too long a statement or chain of else" : NULL;
 }
 
 /* Returns the size of an array that is a plain number, such as 4, 4u or i32(4), else -1. */
@@ -163,7 +155,7 @@ static const char *close_template(wgsl_scan *s, size_t end) {
     if (top->kind == 'a' && top->argument > 0) {
         int64_t count = array_size(s->text + top->argument, end - 1 - top->argument);
         if (count < 0) return "has an array whose size is no plain number";
-        if (count > 0 && top->element > MAX_ELEMENTS / (uint64_t)count)
+        if (count > 0 && top->element > COOKED_MOST_ELEMENTS / (uint64_t)count)
             return "has an array of too many elements";
         s->size += top->element * (uint64_t)count;
     }
@@ -223,14 +215,14 @@ static const char *scan_tokens(wgsl_scan *s) {
         if (is_token(before, "}") && !is_token(token, "else")) end_item(s);
         problem = count_token(s, token, before);
         if (problem == NULL) problem = place_token(s, token, before, at);
-        if (problem == NULL && s->size > MAX_EXPANDED) problem = "expands to too much";
+        if (problem == NULL && s->size > COOKED_MOST_EXPANDED) problem = "expands to too much";
         before = token;
     }
     return problem == NULL && s->depth > 0 ? "has brackets that do not end" : problem;
 }
 
 static const char *scan_letters(const char *text, size_t length) {
-    if (length > MAX_WGSL) return "is too long";
+    if (length > COOKED_MOST_WGSL) return "is too long";
     for (size_t i = 0; i < length; i++) {
         if (!is_blank(text[i]) && (text[i] < ' ' || text[i] > '~')) return "is not ASCII";
         if (text[i] == '/' && i + 1 < length && text[i + 1] == '*')

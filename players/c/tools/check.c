@@ -1,14 +1,18 @@
-/* Looks at cooked files without a device:
+/* Checks cooked files without a device:
  *
- *     check FILE...          says of each whether it is whole
- *     check --flip FILE      changes every byte in turn, and cuts the file at every length: all is
- * refused check --limited FILE   the same as without, within the default limits check - the same of
- * files that are named on standard input check --wgsl FILE...   says of each kernel's text whether
- * a shader compiler may have it check --sealed FILE    the same changes with hashes made to match:
- * nothing but errors come of it */
+ *     check FILE...         prints "whole", or the status and the message
+ *     check -               the same for files that are named on standard input
+ *     check --limited FILE  the same within the default limits
+ *     check --flip FILE     changes every byte in turn, and cuts the file at every length:
+ *                           all of that must be refused
+ *     check --sealed FILE   changes every byte and makes the hashes match: errors may come of it,
+ *                           and nothing else
+ *     check --values FILE   prints the SHA-256 of each plan's buffers
+ *     check --wgsl FILE...  prints whether a shader compiler may have each kernel's text
+ */
 #include "internal.h"
 
-enum { HEADER = sizeof(header_row), SECTION = sizeof(section_row) };
+enum { HEADER = sizeof(file_header), SECTION = sizeof(section_row) };
 
 static const cml_limits ENDLESS = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
 
@@ -52,7 +56,7 @@ static cml_status checked(const uint8_t *data, size_t size, const cml_limits *li
 /* Enough of what is not looked into byte by byte. */
 static int is_left_out(const uint8_t *data, size_t at) {
     uint32_t count = u32(data + 12), i;
-    for (i = 0; i < count && i < MAX_SECTIONS; i++) {
+    for (i = 0; i < count && i < COOKED_MOST_SECTIONS; i++) {
         const uint8_t *row = data + HEADER + SECTION * i;
         if (memcmp(row, "code", 4) == 0 && at > u64(row + 8) + 64 &&
             at < u64(row + 8) + u64(row + 16))
@@ -169,10 +173,10 @@ static int digests(const uint8_t *data, size_t size) {
         bad = cml__open_plan(&f, number, &p) != CML_OK;
         for (int i = 0; i < SPACES && !bad; i++)
             spaces[i] = cml__heap_alloc(&memory, p.row->spaces[i] + 1, 1);
-        for (uint32_t i = 0; !bad && i < p.row->pieces.count; i++)
-            for (uint64_t at = 0; at < p.pieces[i].bytes; at += 1000)
-                cml__make_bytes(&f, p.pieces + i, at, min_u64(1000, p.pieces[i].bytes - at),
-                                spaces[p.pieces[i].space] + p.pieces[i].at + at);
+        for (uint32_t i = 0; !bad && i < p.row->constants.count; i++)
+            for (uint64_t at = 0; at < p.pieces[i].nbytes; at += 1000)
+                cml__make_bytes(&f, p.pieces + i, at, min_u64(1000, p.pieces[i].nbytes - at),
+                                spaces[p.pieces[i].space] + p.pieces[i].offset + at);
         for (int i = WEIGHTS; i < SPACES && !bad; i++) {
             cml__sha256(spaces[i], (size_t)p.row->spaces[i], digest);
             for (int k = 0; k < 32; k++) printf("%02x", digest[k]);

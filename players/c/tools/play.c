@@ -1,12 +1,13 @@
 /* Plays a cooked network from the command line, in frames of its own:
  *
- *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N] [--frames N]
- *                  [--most N] [--slices N] [--trusted] [--small] [--wait]
+ *     play NET.cml [--input NAME=FILE] [--output NAME=FILE] [--budget MS] [--runs N]
+ *                  [--frames N] [--most N] [--slices N] [--trusted] [--small] [--wait]
  *
- * `--frames` at least so many in all, `--most` so many for a run, `--slices` at most so many in a
- * frame. Files hold plain numbers, 4 bytes each; inputs that are not given are zeros. Prints a JSON
- * object: the frames' milliseconds, what was made before and in the frames, and the microseconds of
- * the processor that cml_encode took in frames of as many slices as there may be. */
+ * --frames is the least number of frames in all, --most the largest of a run, --slices the largest
+ * number of slices in a frame. --small creates a device with WebGPU's default limits.
+ * Files hold plain numbers of 4 bytes; inputs without a file are zeros. Prints a JSON object: the
+ * frames' milliseconds, the objects created before and in the frames, and the microseconds of the
+ * processor in cml_encode, of frames with the largest number of slices. */
 #ifndef _WIN32
 #define _POSIX_C_SOURCE 200112L
 #endif

@@ -1,0 +1,61 @@
+"""The C player as others compile and read it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+import cml_engine as cml
+from tests.players.building import INCLUDES, PLAYER, ROOT, need_gcc, sources, wgpu_folder
+
+HEADER = (PLAYER / "include" / "cml.h").read_text()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("clang_format") is None, reason="no clang-format (the extra `dev`)"
+)
+def test_the_sources_are_formatted():
+    command = [sys.executable, "-m", "players.format", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_analyzer_of_gcc_finds_nothing(tmp_path):
+    command = [need_gcc(), "-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES]
+    made = subprocess.run(
+        [*command, f"-isystem{wgpu_folder()}", *map(str, sources(device=True))],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+
+
+def test_the_header_has_the_version_of_the_package():
+    found = re.findall(r"#define CML_VERSION_\w+ (\d+)", HEADER)
+    assert ".".join(found) == cml.__version__
+    assert f'#define CML_VERSION "{cml.__version__}"' in HEADER
+
+
+def test_every_function_of_the_header_is_exported_and_defined():
+    declared = re.findall(r"^(.*?)\b(cml_\w+)\([^;]*\);", HEADER, re.MULTILINE)
+    functions = [(before, name) for before, name in declared if "typedef" not in before]
+    assert len(functions) > 25
+    assert all("CML_API" in before for before, _ in functions), functions
+    code = "".join(file.read_text() for file in sources(device=True))
+    assert not [name for _, name in functions if not re.search(rf"\b{name}\([^;]*?\) {{", code)]
+
+
+def test_only_names_of_the_player_are_visible(tmp_path):
+    """A host may use any name that does not begin with cml_."""
+    command = [need_gcc(), "-std=c99", "-c", *INCLUDES, f"-isystem{wgpu_folder()}"]
+    subprocess.run([*command, *map(str, sources(device=True))], cwd=tmp_path, check=True)
+    objects = sorted(map(str, tmp_path.glob("*.o")))
+    names = subprocess.run(
+        ["nm", "--defined-only", "--extern-only", *objects], capture_output=True, text=True
+    ).stdout
+    symbols = re.findall(r"^[0-9a-f]+ \w (\w+)$", names, re.MULTILINE)
+    assert len(symbols) > 50
+    assert [name for name in symbols if not name.startswith("cml_")] == []
