@@ -1,7 +1,7 @@
 """Formats the C player and its tests with clang-format, as ``players/c/.clang-format`` says.
 
-    python -m players.format            # writes
-    python -m players.format --check    # exit code 1 where a file is formatted otherwise
+python -m players.format            # writes
+python -m players.format --check    # exit code 1 where a file is formatted otherwise
 """
 
 from __future__ import annotations
