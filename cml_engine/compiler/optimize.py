@@ -20,6 +20,7 @@ from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_choices
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.reuse import boundaries
 
@@ -96,5 +97,6 @@ def _stages(
         yield "retain", "what hangs on different inputs stays apart", graph
     for name, stage, why in STAGES:
         if name not in without:
+            yield_to_frame()
             graph = stage(graph)
             yield name, why, graph

@@ -29,7 +29,7 @@ from cml_engine.gpu.pipelines import Pipeline, PipelineCache
 from cml_engine.gpu.shaders.hlsl import ShaderKey
 from cml_engine.gpu.shaders.stages import StageKey, compile_stage
 from cml_engine.gpu.shaders.steps import Variant
-from cml_engine.gpu.turns import turns
+from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.limits import Limits
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Device:
         For tools that measure; a game never waits.
         """
         wait(self.device)
-        turns.gpu_is_done()
+        frame_gate.gpu_is_done()
 
     @device_errors()
     def _build(self, key: Variant) -> Pipeline:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import CmlError, InternalError, ModelError, OperatorError, ShapeError
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import DTYPE_OF_KIND, NUMPY_DTYPE, Array, Fact, Graph, Node, is_whole
 from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.registry import lookup
@@ -28,6 +29,7 @@ def infer_facts(graph: Graph) -> Graph:
     constants = {name: _constant(graph, name) for name in graph.constants}
     facts = dict(graph.facts)
     for node in graph.nodes:
+        yield_to_frame()
         for name, fact in zip(node.outputs, infer_node(node, facts), strict=True):
             facts[name] = fact
     for variable, value in graph.updates:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from cml_engine.compiler.plan import Memory
+from cml_engine.io.frame_gate import yield_to_frame
 
 #: a placement this close to the lower bound is not improved any further
 GOOD_RATIO = 1.02
@@ -153,6 +154,7 @@ def _place_in_time(
 
 
 def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
+    yield_to_frame()
     alive: list[tuple[int, Lifetime]] = []  # (offset, item), sorted
     offsets: dict[str, int] = {}
     for item in ordered:
@@ -216,6 +218,7 @@ def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, d
 
     With ``segment`` no item crosses a multiple of that many bytes.
     """
+    yield_to_frame()
     placed = _Placed()
     peak = 0
     for item in items:

@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 
 from cml_engine.compiler.planning.plan_memory import Lifetime
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.layout import PLAIN, words
 from cml_engine.ops.declaration.registry import lookup
@@ -69,6 +70,7 @@ def find_views(
     views: dict[str, PartPlace] = {}
     alive = _LiveBytes(items)
     for node in graph.nodes:
+        yield_to_frame()
         found = {
             name: view
             for name, view in _parts(graph, node, layouts, alias)

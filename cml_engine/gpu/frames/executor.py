@@ -29,7 +29,7 @@ from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
-from cml_engine.gpu.turns import turns
+from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.textures import TextureTarget
 
 #: the most groups of slices per frame that are timed separately
@@ -249,7 +249,7 @@ class FrameExecutor(JobExecutor):
 
         Requests the data of frames that are old enough.
         """
-        turns.end_frame()
+        frame_gate.end_frame()
         self._frame = frame + 1
         self._beginning.clear()
         self._let_ended_go()
@@ -319,7 +319,7 @@ class FrameExecutor(JobExecutor):
 
     def abandon_frame(self, frame: int) -> None:
         """Reverts the state of a frame whose encoder is discarded and never submitted."""
-        turns.end_frame()
+        frame_gate.end_frame()
         self._frame = frame + 1
         self._ring.abandon(frame)
         self._copies.abandon(frame)

@@ -6,6 +6,7 @@ from cml_engine.compiler.plan import KernelCode, Plan, Step
 from cml_engine.errors import OperatorError
 from cml_engine.gpu.shaders.hlsl import ShaderKey, kernel_content, shader_key
 from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.io.frame_gate import yield_to_frame
 
 #: the source of a pipeline: HLSL, or code from a cooked file
 Variant = ShaderKey | KernelCode
@@ -25,6 +26,7 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
     kernel = str(step.path), step.inline
     if kernel not in contents:
         contents[kernel] = kernel_content(*kernel)
+    yield_to_frame()
     return shader_key(
         step.path,
         step.params_layout,

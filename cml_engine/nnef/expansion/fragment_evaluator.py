@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.nnef.expansion.bind import BindError, BoundArguments, bind, coerce
 from cml_engine.nnef.expansion.einsum import EquationProblem, einsum_fragment
 from cml_engine.nnef.expansion.expression_evaluator import (
@@ -63,6 +64,7 @@ class FragmentEvaluator(Evaluator):
 
     def run(self, body: Sequence[Assignment], scope: Scope) -> None:
         for assignment in body:
+            yield_to_frame()
             target = self._targets(assignment.target, scope)
             value = self.evaluate(assignment.value, scope, target)
             self._assign(assignment.target, value, scope)

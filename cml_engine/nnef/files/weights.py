@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current
 from cml_engine.io.model_source import ModelSource, OutsideModelError, file_size
 from cml_engine.ir.graph import Array, Attrs, Fact
@@ -119,6 +120,7 @@ def load_variables(
     shared: dict[tuple[str, str, str], Array] = {}
     halves: list[Variable] = []
     for variable in sorted(variables, key=lambda v: blobs[_file(v)].offset):
+        yield_to_frame()
         blob, quant = blobs[_file(variable)], quantization.get(variable.name)
         key = (_file(variable), variable.fact.dtype)
         values = shared.get((*key, _ANY_LINE), shared.get((*key, repr(quant))))

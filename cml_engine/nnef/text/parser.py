@@ -6,6 +6,7 @@ with one token of look-ahead, so its time is linear in the text.
 
 from __future__ import annotations
 
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.syntax_tree import (
@@ -164,6 +165,7 @@ class Parser(ExpressionParser):
 
     # assignment ::= targets "=" expression ";"
     def assignment(self) -> Assignment:
+        yield_to_frame()
         pos = self.pos
         target = self.targets()
         self.expect("=")

@@ -17,6 +17,7 @@ from cml_engine.compiler.planning.lower import (
 )
 from cml_engine.compiler.planning.overrides import NO_OVERRIDES, Overrides
 from cml_engine.compiler.planning.sibling import Sibling, is_same
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.limits import Limits
 
@@ -43,6 +44,7 @@ def refill_plan(
     values = {name: a for name, a in graph.constants.items() if not is_same(a, old[name])}
     draft = Draft()
     for node in graph.nodes:
+        yield_to_frame()
         if not values.keys().isdisjoint(node.reads):
             lower_node(draft, graph, node, limits, dict(plan.layouts), options, before)
     if not _has_steps(plan, draft):

@@ -11,7 +11,7 @@ from stat import S_ISDIR
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import CmlError
 from cml_engine.formats.loading import load
-from cml_engine.gpu.turns import turns
+from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.live.replacement import Replacement
 from cml_engine.runtime.session import Session
@@ -80,7 +80,7 @@ class Reloader:
 
     def poll(self) -> Replacement | None:
         """Checks the files, if it is time; returns the replacement if one has begun."""
-        turns.begin_frame()
+        frame_gate.begin_frame()
         self._follow()
         found = self._look()
         if found is None:

@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread
 from typing import Any, Literal, Protocol
 
 from cml_engine.errors import CmlError, InputError
-from cml_engine.gpu.turns import turns
+from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Graph
 
 State = Literal["compiling", "preparing", "done", "failed", "superseded"]
@@ -60,7 +60,7 @@ class Replacement:
     def _compile(self) -> None:
         try:
             _lower_priority()
-            with turns.between_frames():
+            with frame_gate.background():
                 made = self._make()
             with self._changing:
                 if self.state == "compiling":
@@ -97,7 +97,7 @@ class Replacement:
     def advance(self, budget_ms: float) -> None:
         """Uploads weights and builds pipelines for about ``budget_ms``; never waits and never
         raises."""
-        turns.begin_frame()
+        frame_gate.begin_frame()
         self.advanced += 1
         program = self._program_of(self.compiled) if self.state == "preparing" else None
         if program is not None and not program.prepared:
@@ -108,7 +108,7 @@ class Replacement:
 
     def finish(self) -> None:
         """Blocks until the replacement is ready or has failed; for tools."""
-        turns.forget()
+        frame_gate.reset()
         self._made.wait()
         program = self._program_of(self.compiled) if self.state == "preparing" else None
         if program is not None:

@@ -33,6 +33,17 @@ def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
     assert small >= 1
 
 
+def test_a_tool_without_a_frame_loop_waits_for_its_arrays(gpu, image):
+    session = cml.Session(conv_net(), gpu)
+    scheduler = FrameScheduler(gpu, budget_ms=0.3)
+    called = []
+    job = scheduler.submit(session, {"x": image}, read=True)
+    job.add_done_callback(lambda job: called.append(job.read("y")))
+    got = job.wait(60).read("y")
+    np.testing.assert_array_equal(got, session.run({"x": image})["y"])
+    np.testing.assert_array_equal(called[0], got)
+
+
 def test_one_operator_is_split_over_frames(gpu):
     session = cml.Session(conv_net(layers=1, size=64), gpu)
     host = Host(gpu, budget_ms=0.02)

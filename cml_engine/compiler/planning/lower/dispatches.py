@@ -14,6 +14,7 @@ from cml_engine.compiler.planning.lower.draft import Draft, LoweredNode
 from cml_engine.compiler.planning.lower.options import PlanOptions
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import InputError, UnsupportedOp, located
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Epilogue, Fact, Graph, Node
 from cml_engine.ir.layout import PLAIN, block_words
 from cml_engine.ir.limits import Limits
@@ -78,6 +79,7 @@ def add_dispatches(
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
             continue
+        yield_to_frame()
         key = draft.alike.get(node.title)
         if key in draft.lowered:
             _repeat(draft, draft.lowered[key], node)

@@ -28,6 +28,7 @@ from cml_engine.compiler.planning.lower.weights import place_weights
 from cml_engine.compiler.planning.packed_inputs import find_packed_inputs
 from cml_engine.compiler.planning.sibling import Sibling
 from cml_engine.errors import InputError
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.reuse import sources_of
@@ -77,6 +78,7 @@ def draft_plan(
     draft = begun or Draft()
     uploaded = {found.words for found in entries.values()}
     add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
+    yield_to_frame()
     draft.dispatches = move_joins_early(draft.dispatches, joins, alias)
     draft.passed_on = passed_on_names(graph, alias)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
@@ -90,6 +92,7 @@ def place_draft(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
     graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
     alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.retained
     places, memory, kept = place_arena(drafted)
+    yield_to_frame()
     weights = place_weights(graph, draft, alias, limits, sibling)
     locate = Locator(graph, chosen, alias, places, weights, draft)
     steps = tuple(

@@ -13,6 +13,7 @@ from cml_engine.compiler.planning.lower.tensors import tensor_bytes
 from cml_engine.compiler.planning.lower.weights import PackedWeights, aligned_bytes
 from cml_engine.compiler.planning.packed_inputs import PackedInput
 from cml_engine.errors import DeviceError, InternalError
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.layout import PLAIN, stored_bytes
 from cml_engine.ir.limits import Limits
@@ -74,6 +75,7 @@ def step_of(
     locate: Callable[[str], Binding],
     parts: Mapping[str, SplitBinding],
 ) -> Step:
+    yield_to_frame()
     bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]
     return Step(
         index=index,

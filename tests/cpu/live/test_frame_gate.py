@@ -1,0 +1,109 @@
+"""A background compile thread pauses while the host records a frame, and never blocks
+permanently."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.io import frame_gate
+from cml_engine.io.frame_gate import FrameGate
+from cml_engine.ir.limits import Limits
+from tests.fixtures.graphs import Net
+
+MODEL = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "upres.nnef"
+
+
+@pytest.fixture
+def gate() -> Iterator[FrameGate]:
+    """The gate of this process, as if no frame had been recorded."""
+    frame_gate.frame_gate.reset()
+    frame_gate.frame_gate.pauses = 0
+    yield frame_gate.frame_gate
+    frame_gate.frame_gate.reset()
+
+
+def working(gate: FrameGate) -> Thread:
+    """Starts a thread that compiles in the background."""
+    net = Net(1, 8, 6, 6)
+    graph = net.graph(net("relu(conv(x, 8))"))
+
+    def work() -> None:
+        with gate.background():
+            optimize(graph)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_it_stands_still_until_the_frame_has_ended(
+    gate: FrameGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cml_engine.io.frame_gate._LONGEST_S", 60.0)
+    gate.end_frame()
+    gate.begin_frame()
+    thread = working(gate)
+    while thread.is_alive() and not gate.pauses:
+        time.sleep(0.001)
+    assert thread.is_alive()
+    gate.end_frame()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_frame_that_does_not_end_blocks_no_compile(gate: FrameGate) -> None:
+    gate.end_frame()
+    gate.begin_frame()
+    thread = working(gate)
+    thread.join(60)
+    assert not thread.is_alive() and gate.pauses == 1
+
+
+def test_it_does_not_wait_if_the_host_never_ends_a_frame(gate: FrameGate) -> None:
+    gate.begin_frame()
+    thread = working(gate)
+    thread.join(60)
+    assert not thread.is_alive() and gate.pauses == 0
+
+
+def test_a_compile_in_the_foreground_never_waits(gate: FrameGate) -> None:
+    gate.end_frame()
+    gate.begin_frame()
+    net = Net(1, 8, 6, 6)
+    optimize(net.graph(net("relu(conv(x, 8))")))
+    assert gate.pauses == 0
+
+
+def test_a_compile_reaches_a_checkpoint_every_few_milliseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The longest hold-up of a frame is the longest time between two checkpoints."""
+    original, reached = frame_gate.yield_to_frame, [0.0]
+
+    def checkpoint() -> None:
+        reached.append(time.thread_time())
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "yield_to_frame", None) is original:
+            monkeypatch.setattr(module, "yield_to_frame", checkpoint)
+
+    def compile_once() -> float:
+        reached[:] = [time.thread_time()]
+        graph = optimize(cml.load(MODEL))
+        plan_graph(graph, Limits())
+        checkpoint()
+        return max(after - before for before, after in pairwise(reached))
+
+    compile_once()  # warms up
+    assert min(compile_once() for _ in range(5)) < 0.005
+    assert len(reached) > 100
