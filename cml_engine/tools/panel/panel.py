@@ -187,7 +187,12 @@ class Panel:
 def check_titles(
     titles: Iterable[str], sections: Sequence[PanelSection | type[PanelSection]]
 ) -> None:
-    """Raises :class:`InputError` if there is no section with one of the titles."""
+    """Raises :class:`InputError` if there is no section with one of the titles.
+
+    Examples
+    --------
+    >>> check_titles(["Operators"], [type("Section", (PanelSection,), {"title": "Operators"})])
+    """
     known = [section.title for section in sections]
     for title in titles:
         if title not in known:

@@ -22,7 +22,15 @@ _FULL_EM = (84.0, 48.0)
 
 @dataclass(frozen=True)
 class PanelView:
-    """The data to show in a frame; ``sessions`` has the sessions by the names of their jobs."""
+    """The data to show in a frame; ``sessions`` has the sessions by the names of their jobs.
+
+    Examples
+    --------
+    >>> sessions = {"net": network}
+    >>> view = PanelView(sessions, FrameLog(16.7, sessions), scheduler.jobs, 0.0, gpu)
+    >>> len(view.operators)
+    1
+    """
 
     sessions: Mapping[str, Session]
     log: FrameLog
@@ -43,6 +51,12 @@ class Layout:
 
     With ``compact`` less important widgets are left out. With one column, all sections are in
     the left one.
+
+    Examples
+    --------
+    >>> layout: Layout = layout_for(1280, 720, em=16)
+    >>> layout.ranking_rows >= 4
+    True
     """
 
     compact: bool
@@ -55,7 +69,13 @@ class Layout:
 
 
 def layout_for(width: float, height: float, em: float) -> Layout:
-    """Returns the layout for a window of this size and a font of this height."""
+    """Returns the layout for a window of this size and a font of this height.
+
+    Examples
+    --------
+    >>> layout_for(640, 360, em=13).columns
+    2
+    """
     wide, tall = width / em, height / em
     compact = wide < _FULL_EM[0] or tall < _FULL_EM[1]
     two = wide >= _TWO_COLUMNS_EM
@@ -78,6 +98,13 @@ class PanelSection:
 
     A subclass states ``title`` and draws in :meth:`draw`. It is shown by its place in
     :data:`cml_engine.tools.panel.drawing.SECTIONS`, or in ``Panel(sections=)`` of a game.
+
+    Examples
+    --------
+    >>> class Score(PanelSection):
+    ...     title = "Score"
+    ...     def draw(self, view, layout):
+    ...         imgui.text(f"{game.score} points")
     """
 
     #: the words of the header, by which :meth:`Panel.open` and ``--panels`` know the section
