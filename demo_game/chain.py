@@ -212,7 +212,7 @@ def _check(chain: Chain) -> None:
         if set(graph.inputs) != wanted:
             raise cml.ModelError(
                 f"{name}.nnef: wanted the inputs {', '.join(sorted(wanted))}, "
-                f"got {', '.join(sorted(graph.inputs))} (docs/demo_game.md has the table)"
+                f"got {', '.join(sorted(graph.inputs))} ('cml docs demo_game' has the table)"
             )
         for tensor, source in taken.items():
             producer = chain.graphs[source.session]

@@ -144,7 +144,7 @@ def _check_version(stated: Any) -> None:
         raise OperatorError(
             f"it is written for version {stated!r} of the interface of operators "
             f"({_STATED}), this engine has version {API_VERSION}: take the release of it that is "
-            "made for this engine, or change it (docs/custom_operators.md) and state that version"
+            "made for this engine, or change it (cml docs custom_operators) and state that version"
         )
 
 

@@ -183,7 +183,7 @@ def _find_factory(
         graph = kept.graph(shapes)
         if fake_quantize and graph.integer:
             raise InputError(
-                f"{_shown(model)} is an integer network (docs/integer.md), which is computed as "
+                f"{_shown(model)} is an integer network (cml docs integer), which is computed as "
                 "graph.quant says already: leave fake_quantize out"
             )
         return infer_facts(fake_quantized(graph, _build_text) if fake_quantize else graph)
@@ -289,7 +289,7 @@ def save(
 
         if graph.integer:
             raise InputError(
-                f"'{graph.name}' is an integer network (docs/integer.md), and ONNX has no "
+                f"'{graph.name}' is an integer network (cml docs integer), and ONNX has no "
                 "rule that is the same everywhere: save it as NNEF, or the network of floats "
                 "that it was made of"
             )

@@ -30,6 +30,7 @@ graph small(x) -> (y)
 #: the function in which a fault is planted, by command; for most it loads the model
 PLACES = {
     "devices": "cml_engine.tools.cli.commands.devices._rows",
+    "docs": "cml_engine.tools.cli.commands.docs._pages",
     "ops": "cml_engine.tools.report.operator_support.operator_table",
 }
 REPORT = "please report it"
@@ -67,6 +68,7 @@ def arguments(command, model):
     return {
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
+        "docs": ["docs"],
         "devices": ["devices"],
         "convert": ["convert", "x.param", "out"],
         "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],

@@ -451,7 +451,7 @@ def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> Un
     lines = [_line(first[key], key[1], count) for key, count in counts.items()]
     what = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
     return UnsupportedOp(
-        f"'{file}' has {what} that cannot be imported; docs/your_model.md lists those that can:\n"
+        f"'{file}' has {what} that cannot be imported ('cml docs onnx_operators' lists all):\n"
         + "\n".join(lines)
         + "\n  bring your own (--ops FILE.py), or look at the rest: cml convert --placeholders"
     )

@@ -136,7 +136,7 @@ def _not_exact_error(node: Node) -> NoIntegerForm:
     return NoIntegerForm(
         f"{node.title} has no integer form: it is a game's own operator, and does not say that of "
         "whole numbers it computes whole numbers. Register it with exact=True if it does "
-        "(docs/custom_operators.md), leave it outside of the network, or let the network end in "
+        "(cml docs custom_operators), leave it outside of the network, or let the network end in "
         "floats (cml quantize --float-tail)",
         node.source,
     )
@@ -165,7 +165,7 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
             "more than one place. Leave it outside of the network, write it with operators of "
-            "docs/integer.md, or let the network end in floats (cml quantize --float-tail)",
+            "'cml docs integer', or let the network end in floats (cml quantize --float-tail)",
             node.source,
         )
     return handler(builder, node)

@@ -143,7 +143,7 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
         return ValueKind(role, base if is_scaling else None)
     raise ModelError(
         f"{node.title} has no integer form: leave it outside of the network, write it with "
-        "operators that docs/integer.md names, or let the network end in floats (--float-tail)",
+        "operators that 'cml docs integer' names, or let the network end in floats (--float-tail)",
         node.source,
     )
 
@@ -162,7 +162,7 @@ def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -
     if spec.exact or spec.formula is None or base is None:
         raise ModelError(
             f"{node.title} has no integer form: it is a game's own operator. Register it with "
-            "exact=True if of whole numbers it computes whole numbers (docs/custom_operators.md), "
+            "exact=True if of whole numbers it computes whole numbers (cml docs custom_operators), "
             "leave it outside of the network, or let the network end in floats (--float-tail)",
             node.source,
         )

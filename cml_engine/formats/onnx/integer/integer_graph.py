@@ -51,7 +51,7 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     made = work.build()
     points = lower_to_integers(made).points  # raises if a sum could overflow
     note = (
-        f"integer    {len(points)} rounding points, by the model's own scales (docs/your_model.md)"
+        f"integer    {len(points)} rounding points, by the model's own scales (cml docs your_model)"
     )
     return made.with_(notes=(*made.notes, note))
 

@@ -61,7 +61,7 @@ def run(a: argparse.Namespace) -> int:
     if a.integer and not graph.integer:
         raise InputError(
             f"--integer: '{a.model}' is a network of floats; an integer network has a line in "
-            "graph.quant for every tensor (docs/integer.md)"
+            "graph.quant for every tensor (cml docs integer)"
         )
     data = cook(
         graph,
@@ -89,7 +89,7 @@ def _tell(a: argparse.Namespace, made: Any) -> None:
     for name, total, most in CookedLimits().exceeded(made.totals):
         print(
             f"  {total:,} {name}: hosts allow {most:,} of a file that they do not trust, and raise "
-            "that in their limits (docs/cooked.md)"
+            "that in their limits (cml docs cooked)"
         )
     if made.golden is None and not a.without_golden:
         print(

@@ -1,0 +1,71 @@
+"""``cml docs``, and the pages that messages and help name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from cml_engine.tools.cli import main
+from cml_engine.tools.cli.commands import docs
+from cml_engine.tools.cli.main import parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = docs._pages()
+
+
+def test_without_a_page_all_are_listed_with_a_line_each(capsys):
+    assert main(["docs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PAGES)
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, "index"}
+    assert all(18 < len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize("given", ["frame_budget", "frame_budget.md", "docs/frame_budget.md"])
+def test_a_page_is_printed(given, capsys):
+    assert main(["docs", given]) == 0
+    assert capsys.readouterr().out.startswith("# The frame budget\n")
+
+
+def test_an_unknown_page_has_a_similar_one(capsys):
+    assert main(["docs", "frame_buget"]) == 2
+    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in capsys.readouterr().err
+
+
+def test_a_page_opens(capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["docs", "faster", "--open"]) == 0
+    assert opened == [PAGES["faster"].as_uri()]
+
+
+def messages():
+    """Yields the texts of the packages that are no docstrings."""
+    for package in ("cml_engine", "scheduler", "demo_game"):
+        for file in (ROOT / package).rglob("*.py"):
+            if "docs" not in (source := file.read_text(encoding="utf-8")):
+                continue
+            tree = ast.parse(source)
+            said = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+            for node in ast.walk(tree):
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+                if is_text and id(node) not in said:
+                    yield file.relative_to(ROOT).as_posix(), node.value
+
+
+def test_messages_name_pages_that_a_wheel_has():
+    """A path of the checkout does not exist for a user of the wheel."""
+    wrong = [(file, text) for file, text in messages() if re.search(r"docs/\w+\.md", text)]
+    assert wrong == []
+    named = {m for _, text in messages() for m in re.findall(r"cml docs (\w+)", text)}
+    assert len(named) >= 8
+    assert named <= PAGES.keys()
+
+
+def test_help_names_pages_that_exist():
+    (choices,) = (a.choices for a in parser()._actions if a.choices)
+    shown = " ".join(" ".join(made.format_help().split()) for made in choices.values())
+    assert set(re.findall(r"cml docs (\w+)", shown)) <= PAGES.keys()
