@@ -225,3 +225,19 @@ def test_a_trace_names_the_nodes(tmp_path, gpu):
     events = json.loads(trace.read_text())["traceEvents"]
     places = {e["args"].get("place") for e in events}
     assert f"{path}: Conv '/net/conv1/Conv'" in places
+
+
+@pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_a_converted_network_that_moves_blocks_can_be_reshaped(op, mode, tmp_path, rng):
+    moved = node(op, "x", "y", blocksize=2, mode=mode)
+    made = model([moved], [value("x", [1, 8, "h", "w"])], [value("y", None)])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    cml.save(cml.load(path, shapes={"x": (1, 8, 4, 6)}), tmp_path / "m.tgz")
+    x = rng.random((1, 8, 10, 2), np.float32)
+    direct, converted = (
+        cml.Session(cml.load(tmp_path / name, shapes={"x": x.shape}), "cpu").run({"x": x})["y"]
+        for name in ("m.onnx", "m.tgz")
+    )
+    np.testing.assert_array_equal(converted, direct)

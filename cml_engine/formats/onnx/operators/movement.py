@@ -266,25 +266,27 @@ _BLOCKS = {"blocksize": required(at_least(1)), "mode": one_of("DCR", "CRD")}
 @op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
 def depth_to_space(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
-    n, c, h, w = _image(call, x)
+    _, c, _, _ = _image(call, x)
     if c % (b * b):
         raise call.shape_error(f"{c} channels in blocks of {b} x {b}")
-    depth_first = call.opset < 11 or call.attr("mode") == "DCR"
-    shape = [n, b, b, c // (b * b), h, w] if depth_first else [n, c // (b * b), b, b, h, w]
-    order = [0, 3, 4, 1, 5, 2] if depth_first else [0, 1, 4, 2, 5, 3]
-    parts = call.transpose(call.reshape(x, shape), order)
-    return call.reshape(parts, [n, c // (b * b), h * b, w * b])
+    return _moved_blocks(call, "depth_to_space", call.opset < 11 or call.attr("mode") == "DCR")
 
 
 @op("SpaceToDepth", nnef="reshape, transpose", attrs=_BLOCKS)
 def space_to_depth(call: OnnxCall) -> Value:
     x, b = call[0], call.attr("blocksize")
-    n, c, h, w = _image(call, x)
+    _, _, h, w = _image(call, x)
     if h % b or w % b:
         raise call.shape_error(f"{x} in blocks of {b} x {b}")
-    order = [0, 3, 5, 1, 2, 4] if call.attr("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
-    parts = call.reshape(x, [n, c, h // b, b, w // b, b])
-    return call.reshape(call.transpose(parts, order), [n, c * b * b, h // b, w // b])
+    return _moved_blocks(call, "space_to_depth", call.attr("mode") == "DCR")
+
+
+def _moved_blocks(call: OnnxCall, fragment: str, blocks_first: bool) -> Value:
+    """Adds the extension's operators, which state no extents, so that the network can be reshaped
+    after it has been converted."""
+    attrs = {"block_size": call.attr("blocksize"), "blocks_first": blocks_first}
+    (moved,) = call.fragment(fragment, 1, call[0], **attrs)
+    return moved.typed(call[0].dtype)
 
 
 def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
