@@ -31,7 +31,9 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "cml-setup.json"
 DEBIAN_DRIVER = ("libvulkan1", "mesa-vulkan-drivers")
 #: optional extras: some have no wheel for some machines
-OPTIONAL = frozenset({"bake", "game", "images", "opengl", "oracles", "peers", "players", "pygfx"})
+OPTIONAL = frozenset(
+    {"bake", "game", "images", "opengl", "oracles", "peers", "players", "plot", "pygfx"}
+)
 #: prints the engine's adapter; exit code 3 means that there is none
 PROBE = """
 from cml_engine import DeviceError, Gpu
@@ -254,7 +256,9 @@ def cold(arguments: Sequence[str]) -> int:
 
 
 def prepare_tests(*more: str) -> None:
-    prepare("test", "oracles", "players", "pygfx", "opengl", "game", "images", "bake", *more)
+    prepare(
+        "test", "oracles", "players", "pygfx", "opengl", "game", "images", "bake", "plot", *more
+    )
     if platform.system() == "Linux" and shutil.which("Xvfb") is None:
         install_debian("a display for tests", ("xvfb",))
 

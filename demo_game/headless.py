@@ -326,6 +326,7 @@ def _report(
         ground_s=round(ground_s, 3),
         load_s=round(load_s, 3),
         frame_ms=percentiles([s.frame_ms for s in samples]),
+        frame_times_ms=[round(s.frame_ms, 2) for s in samples],
         cpu_ms=percentiles([s.cpu_ms for s in samples]),
         render_ms=percentiles(rendered) if timed else None,
         inference_ms=percentiles(spent) if timed else None,

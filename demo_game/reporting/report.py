@@ -36,6 +36,7 @@ class RunReport:
     ground_s: float
     load_s: float
     frame_ms: dict[str, float]
+    frame_times_ms: list[float]
     cpu_ms: dict[str, float]
     render_ms: dict[str, float] | None
     inference_ms: dict[str, float] | None

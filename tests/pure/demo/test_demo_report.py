@@ -18,7 +18,8 @@ def report(mode: str, **changed: Any) -> RunReport:
     known: dict[str, Any] = {
         "mode": mode, "device": "d", "driver": "v", "quality": "software", "width": 960,
         "height": 540, "seed": 7, "clock": "real", "target_ms": 16.667, "frames": 600,
-        "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "frame_ms": TIMES, "cpu_ms": TIMES,
+        "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "frame_ms": TIMES,
+        "frame_times_ms": [9.0], "cpu_ms": TIMES,
         "render_ms": None, "inference_ms": None, "frames_over": 6, "frames_over_budget": None,
         "budget_used": None, "tiles": 0, "tiles_cancelled": 0, "tiles_per_s": 0.0,
         "jobs_per_s": {}, "latency_s": {**TIMES, "p50": 2.66}, "memory_peak_bytes": 1,
