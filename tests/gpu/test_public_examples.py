@@ -3,14 +3,11 @@
 docs/api.md says which names the examples may use without defining them.
 """
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +38,9 @@ graph after(x) -> (y) { x = external<scalar>(shape = [1, 4, 8, 8]); y = mul(x, 0
 ON_GPU = re.compile(r"\b(gpu|network|after|scheduler|encoder|texture)\b|cml\.Gpu\(")
 
 
-def public() -> dict[str, tuple[str, object]]:
+def public():
     """Returns each public class and function by its full name, with its module."""
-    found: dict[str, tuple[str, object]] = {}
+    found = {}
     seen = set()
     for module in MODULES:
         for name in getattr(importlib.import_module(module), "__all__", []):
@@ -58,7 +55,7 @@ PUBLIC = public()
 
 
 @pytest.fixture
-def names(request, tmp_path, monkeypatch) -> dict[str, Any]:
+def names(request, tmp_path, monkeypatch):
     """Returns what docs/api.md promises to the examples; devices only if the example needs one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rules, "_REGISTERED", [])
@@ -85,7 +82,7 @@ def names(request, tmp_path, monkeypatch) -> dict[str, Any]:
     return found
 
 
-def texture_on(gpu: cml.Gpu) -> object:
+def texture_on(gpu):
     usage = wgpu.TextureUsage.TEXTURE_BINDING
     return gpu.device.create_texture(size=(8, 8, 1), format="rgba8unorm", usage=usage)
 
@@ -97,6 +94,6 @@ def test_the_example_of_a_public_name(names, request):
     text = inspect.getdoc(thing) or ""
     example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     assert example.examples, f"{name} has no example"
-    said: list[str] = []
+    said = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert not said, "".join(said)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -24,26 +24,26 @@ Convert = Callable[..., Graph]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
 
 
-def raw(*values: float) -> bytes:
+def raw(*values):
     return np.array(values, "<f4").tobytes()
 
 
-def counted(count: int) -> bytes:
+def counted(count):
     return np.arange(count, dtype="<f4").tobytes()
 
 
 @pytest.fixture
-def convert_lines(tmp_path: Path) -> Convert:
+def convert_lines(tmp_path):
     """``convert_lines("ReLU r 1 1 in out", weights=b"")``: with an input ``in`` of [1,4,8,8]."""
 
-    def run(*lines: str, weights: bytes = b"", **more: Any) -> Graph:
+    def run(*lines, weights=b"", **more):
         every = ("Input input 0 1 in 0=8 1=8 2=4", *lines)
         return cml.load(write(tmp_path, every, weights), **more)
 
     return run
 
 
-def test_weights_lie_as_nnef_has_them(convert_lines: Convert) -> None:
+def test_weights_lie_as_nnef_has_them(convert_lines):
     values = np.arange(4 * 2 * 2 * 2, dtype=np.float32).reshape(2, 4, 2, 2)
     weights = FLOAT32 + values.tobytes() + raw(5, 6)
     for layer, wanted in (("Convolution", values), ("Deconvolution", values.swapaxes(0, 1))):
@@ -55,7 +55,7 @@ def test_weights_lie_as_nnef_has_them(convert_lines: Convert) -> None:
     assert graph.constants["c_filter"].shape == (2, 256)
 
 
-def test_depthwise_transposed_weights(convert_lines: Convert) -> None:
+def test_depthwise_transposed_weights(convert_lines):
     values = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2, 1, 1)  # groups, out, in
     graph = convert_lines(
         "DeconvolutionDepthWise c 1 1 in out 0=6 1=1 6=12 7=2", weights=FLOAT32 + values.tobytes()
@@ -65,7 +65,7 @@ def test_depthwise_transposed_weights(convert_lines: Convert) -> None:
     np.testing.assert_array_equal(found[2:, :, 0, 0], values[1, :, :, 0, 0].T)
 
 
-def test_half_floats_are_padded_to_words(convert_lines: Convert) -> None:
+def test_half_floats_are_padded_to_words(convert_lines):
     halves = np.array([1, 2, 3, 4, 5], "<f2").tobytes() + b"\0\0"
     graph = convert_lines(
         "Convolution a 1 1 in b 0=1 1=1 5=1 6=4",
@@ -81,9 +81,7 @@ def test_half_floats_are_padded_to_words(convert_lines: Convert) -> None:
     [("1", "relu", {}), ("2 -23310=1,0.1", "leaky_relu", {"alpha": 0.1}), ("4", "sigmoid", {}),
      ("3 -23310=2,0,6", "clamp", {})],
 )  # fmt: skip
-def test_activations_fused_by_ncnn(
-    convert_lines: Convert, activation: str, op: str, attrs: dict[str, float]
-) -> None:
+def test_activations_fused_by_ncnn(convert_lines, activation, op, attrs):
     graph = convert_lines(
         f"Convolution c 1 1 in out 0=2 1=1 6=8 9={activation}", weights=FLOAT32 + counted(8)
     )
@@ -91,7 +89,7 @@ def test_activations_fused_by_ncnn(
     assert dict(graph.nodes[1].attrs) == attrs
 
 
-def test_global_pooling_and_constants(convert_lines: Convert) -> None:
+def test_global_pooling_and_constants(convert_lines):
     graph = convert_lines("Pooling p 1 1 in out 0=1 4=1")
     assert [node.op for node in graph.nodes] == ["mean_reduce", "squeeze"]
     assert graph.facts["out"].shape == (1, 4)
@@ -101,13 +99,13 @@ def test_global_pooling_and_constants(convert_lines: Convert) -> None:
     assert graph.constants["k"].shape == (1, 4, 1)
 
 
-def test_pooling_that_rounds_up_pads_more_at_the_end(convert_lines: Convert) -> None:
+def test_pooling_that_rounds_up_pads_more_at_the_end(convert_lines):
     """Also holds if the shape is a layer's result and not given in the file."""
     graph = convert_lines("ReLU r 1 1 in a", "Pooling p 1 1 a out 0=0 1=3 2=2")
     assert graph.nodes[1].attrs.padding == [(0, 0), (0, 0), (0, 1), (0, 1)]
 
 
-def test_the_shape_of_the_input(tmp_path: Path) -> None:
+def test_the_shape_of_the_input(tmp_path):
     path = write(tmp_path, ["Input i 0 1 data", "ReLU r 1 1 data out"])
     with pytest.raises(
         InputError, match="does not hold the size of its input 'data': give --shape"
@@ -123,7 +121,7 @@ def test_the_shape_of_the_input(tmp_path: Path) -> None:
         cml.load(path, shapes=(3, 8, 8))
 
 
-def test_inputs_by_their_names(tmp_path: Path) -> None:
+def test_inputs_by_their_names(tmp_path):
     lines = ["Input i 0 1 a", "Input j 0 1 b 0=8", "BinaryOp c 2 1 a b out 0=0"]
     path = write(tmp_path, lines)
     assert cml.load(path, shapes={"a": (1, 4, 8)}).facts["out"].shape == (1, 4, 8)
@@ -133,14 +131,14 @@ def test_inputs_by_their_names(tmp_path: Path) -> None:
         cml.load(path, shapes={"c": (1, 4, 8)})
 
 
-def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path: Path) -> None:
+def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path):
     path = write(tmp_path, ["ReLU r 1 1 data out"])
     assert cml.load(path, shapes=(1, 2, 3)).inputs == ("data",)
     with pytest.raises(InputError, match="the size of its input 'data'"):
         cml.load(path)
 
 
-def test_any_shape_at_run_time(tmp_path: Path) -> None:
+def test_any_shape_at_run_time(tmp_path):
     """As with every other format, the file is not read again and the weights are shared."""
     lines = ["Input i 0 1 a/b", "Convolution c 1 1 a/b y 0=2 1=1 6=6", "Pooling p 1 1 y out 4=1"]
     path = write(tmp_path, lines, FLOAT32 + counted(6))
@@ -154,7 +152,7 @@ def test_any_shape_at_run_time(tmp_path: Path) -> None:
     assert graph.reshaped({"a/b": (1, 3, 2, 2)}).facts["y"].shape == (1, 2, 2, 2)
 
 
-def test_a_source_has_both_files(tmp_path: Path) -> None:
+def test_a_source_has_both_files(tmp_path):
     path = write(tmp_path, ["Input i 0 1 in 0=4", "PReLU p 1 1 in out 0=4"], counted(4))
 
     class Pak:
@@ -162,10 +160,10 @@ def test_a_source_has_both_files(tmp_path: Path) -> None:
         files: ClassVar = {"nets/m.param": path.read_bytes(),
                            "nets/m.bin": path.with_suffix(".bin").read_bytes()}  # fmt: skip
 
-        def size(self, file: str) -> int | None:
+        def size(self, file):
             return len(self.files[file]) if file in self.files else None
 
-        def read(self, file: str, offset: int, count: int) -> bytes:
+        def read(self, file, offset, count):
             return self.files[file][offset : offset + count]
 
     assert cml.load(Pak()).constants["p_alpha"].size == 4
@@ -175,9 +173,7 @@ def test_a_source_has_both_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "run", "export", "simulate"])
-def test_every_command_takes_it(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_takes_it(command, tmp_path, capsys):
     path = write(tmp_path, ["Input i 0 1 in", "ReLU r 1 1 in out"])
     np.save(tmp_path / "in.npy", np.array([[[-1.0, 2.0]]], np.float32))
     more = {
@@ -192,7 +188,7 @@ def test_every_command_takes_it(
         assert np.load(tmp_path / "out.npy").tolist() == [[[0.0, 2.0]]]
 
 
-def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path: Path) -> None:
+def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path):
     path = write(tmp_path, ["Input i 0 1 x", "ReLU r 1 1 x out"])
     cml.save(cml.load(path, shapes=(1, 3, 4)), tmp_path / "m")
     cml.save(cml.load(path, shapes=(1, 3, 4)), tmp_path / "m.onnx")
@@ -221,9 +217,7 @@ def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path: Path) -> No
         (["Input i 0 1 inf 0=4", "Clip c 1 1 inf nan"], ["nan"]),
     ],
 )  # fmt: skip
-def test_names_that_files_and_nnef_do_not_take(
-    tmp_path: Path, lines: list[str], outputs: list[str]
-) -> None:
+def test_names_that_files_and_nnef_do_not_take(tmp_path, lines, outputs):
     count = 4 * sum(line.startswith("PReLU") for line in lines)
     count += 2 * sum(line.startswith("Memory") for line in lines)
     path = write(tmp_path, lines, counted(count))
@@ -234,15 +228,13 @@ def test_names_that_files_and_nnef_do_not_take(
     cml.Session(graph, "cpu").run({x: np.zeros(graph.facts[x].shape, np.float32)})
 
 
-def test_a_failed_conversion_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_conversion_leaves_what_was_there(tmp_path, monkeypatch, capsys):
     path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y"])
     words = ["convert", str(path), str(tmp_path / "out"), "--overwrite"]
     assert main(words) == 0
     before = (tmp_path / "out" / "graph.nnef").read_bytes()
 
-    def refuse(path: object) -> Graph:
+    def refuse(path):
         raise ModelError("it cannot be read back")
 
     monkeypatch.setattr("cml_engine.formats.loading.load", refuse)
@@ -251,9 +243,7 @@ def test_a_failed_conversion_leaves_what_was_there(
     assert (tmp_path / "out" / "graph.nnef").read_bytes() == before
 
 
-def test_the_command_takes_shapes_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_shapes_by_name(tmp_path, capsys):
     lines = ["Input i 0 1 a", "Input j 0 1 b", "BinaryOp c 2 1 a b c 0=0",
              "Pooling p 1 1 c out 0=0 1=3 2=2"]  # fmt: skip
     words = ["convert", str(write(tmp_path, lines)), str(tmp_path / "out")]
@@ -272,7 +262,7 @@ def test_the_command_takes_shapes_by_name(
 # -- models that cannot be converted --------------------------------------------------------------
 
 
-def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:
+def test_all_unknown_layers_are_named_at_once(convert_lines):
     with pytest.raises(ModelError) as error:
         convert_lines(
             "PRelu a 1 1 in a", "PRelu b 1 1 a b", "Yolov3DetectionOutput d 1 1 b c",
@@ -287,7 +277,7 @@ def test_all_unknown_layers_are_named_at_once(convert_lines: Convert) -> None:
     ]
 
 
-def test_the_documentation_lists_what_converts() -> None:
+def test_the_documentation_lists_what_converts():
     """``docs/ncnn_layers.md`` has a line for each layer type, with its refused parameters."""
     text = DOCS.read_text(encoding="utf-8")
     rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
@@ -352,15 +342,13 @@ HEADS = ("| layer | refused |", "| layer | what to do |")
         ("Concat c 2 1 in in out 0=3", b"", "axis 3 of 3: export it again"),
     ],
 )
-def test_what_cannot_be_converted(
-    convert_lines: Convert, line: str, weights: bytes, message: str
-) -> None:
+def test_what_cannot_be_converted(convert_lines, line, weights, message):
     with pytest.raises(ModelError) as error:
         convert_lines(line, weights=weights)
     assert message in str(error.value)
 
 
-def test_files_that_are_not_ncnns(tmp_path: Path) -> None:
+def test_files_that_are_not_ncnns(tmp_path):
     for data, message in [
         (b"", "not a ncnn .param: wanted 7767517 first, got nothing"),
         (b"hello", "wanted 7767517 first, got hello"),

@@ -1,7 +1,5 @@
 """Expressions at compile time: their values, and limits that no text can exceed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -35,7 +33,7 @@ Load = Callable[..., Graph]
         ("[1 if [1, 2] == [1, 2] else 0]", [1]),
     ],
 )  # fmt: skip
-def test_values(load_body: Load, text: str, value: list[int]) -> None:
+def test_values(load_body, text, value):
     graph = load_body(f"y = reshape(x, shape = {text});")
     assert graph.nodes[0].attrs.shape == value
 
@@ -73,7 +71,7 @@ def test_values(load_body: Load, text: str, value: list[int]) -> None:
         ("[xx]", "'xx' is not defined: did you mean 'x'?"),
     ],
 )
-def test_messages(load_body: Load, text: str, message: str) -> None:
+def test_messages(load_body, text, message):
     with pytest.raises(ModelError) as error:
         load_body(f"r = relu(x); y = reshape(r, shape = {text});")
     assert message in str(error.value)
@@ -99,7 +97,7 @@ def test_messages(load_body: Load, text: str, message: str) -> None:
         "[y] = copy_n(x, times = 1000000000);",
     ],
 )  # fmt: skip
-def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> None:
+def test_no_text_takes_unbounded_time_or_memory(load_body, body):
     start = time.process_time()  # processor time, so that other load does not count
     with pytest.raises(CmlError):
         load_body(body)
@@ -113,7 +111,7 @@ def test_no_text_takes_unbounded_time_or_memory(load_body: Load, body: str) -> N
         ("a = copy_n(x, times = 600); b = copy_n(x, times = 600); y = relu(x);", "copy_n"),
     ],
 )
-def test_models_of_too_many_tensors_are_stopped(load_body: Load, body: str, message: str) -> None:
+def test_models_of_too_many_tensors_are_stopped(load_body, body, message):
     """A comprehension is expanded item by item."""
     with (
         pytest.raises(OverBudget, match=f"7:.*{message} needs .* the limit is 1,000"),
@@ -122,7 +120,7 @@ def test_models_of_too_many_tensors_are_stopped(load_body: Load, body: str, mess
         load_body(body)
 
 
-def test_fragments_that_double_are_stopped(load_body: Load) -> None:
+def test_fragments_that_double_are_stopped(load_body):
     fragments = "fragment f0(x: scalar) -> (y: scalar) { y = x; }\n" + "".join(
         f"fragment f{i + 1}(x: scalar) -> (y: scalar) {{ y = f{i}(f{i}(x)); }}\n" for i in range(35)
     )

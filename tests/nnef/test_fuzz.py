@@ -1,10 +1,6 @@
 """Damaged models: any bytes give a graph or a CmlError, quickly."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +53,7 @@ edits = st.lists(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "v.dat").write_bytes(tensor_bytes(np.ones((2, 3), np.float32)))
     (tmp_path / "i.dat").write_bytes(tensor_bytes(np.array([0, 1])))
     (tmp_path / "graph.nnef").write_text(TEXT)
@@ -65,26 +61,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
+def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nnef.NnefWarning)
         yield
 
 
-def edited(text: str, changes: list[tuple[int, int, str]]) -> str:
+def edited(text, changes):
     for at, length, token in changes:
         text = text[:at] + token + text[at + length :]
     return text
 
 
-def primitive(op: str) -> bool:
+def primitive(op):
     fragments = nnef.expansion.signatures.standard_fragments()
     return op in fragments and fragments[op].body is None
 
 
 @MODEST
 @given(edits)
-def test_edited_text(folder: Path, changes: list[tuple[int, int, str]]) -> None:
+def test_edited_text(folder, changes):
     (folder / "graph.nnef").write_text(edited(TEXT, changes), encoding="utf-8")
     try:
         nnef.load(folder, primitive)
@@ -94,7 +90,7 @@ def test_edited_text(folder: Path, changes: list[tuple[int, int, str]]) -> None:
 
 @MODEST
 @given(st.binary(max_size=200))
-def test_any_bytes_as_text(folder: Path, data: bytes) -> None:
+def test_any_bytes_as_text(folder, data):
     (folder / "graph.nnef").write_bytes(data)
     with pytest.raises(CmlError):
         nnef.load(folder, primitive)

@@ -1,15 +1,10 @@
 """Shapes other than those in a model's text: at loading, and for a loaded graph."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil
 import tarfile
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +35,7 @@ BODY = (
 
 
 @pytest.fixture
-def model(tmp_path: Path, rng: np.random.Generator) -> Path:
+def model(tmp_path, rng):
     folder = tmp_path / "net"
     folder.mkdir()
     (folder / "graph.nnef").write_text(HEAD + BODY)
@@ -48,11 +43,11 @@ def model(tmp_path: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
-def run(graph: cml.Graph, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def run(graph, image):
     return cml.Session(graph, "cpu").run({"image": image})["y"]
 
 
-def written(model: Path, shape: str) -> cml.Graph:
+def written(model, shape):
     """Returns the graph of a text that has the shape in its ``external`` line."""
     other = model.parent / "written"
     shutil.copytree(model, other, dirs_exist_ok=True)
@@ -61,7 +56,7 @@ def written(model: Path, shape: str) -> cml.Graph:
     return cml.load(other)
 
 
-def test_a_given_shape_counts_instead_of_the_texts(model: Path, rng: np.random.Generator) -> None:
+def test_a_given_shape_counts_instead_of_the_texts(model, rng):
     """Everything that the text computes from shapes changes too, in fragments and
     comprehensions."""
     graph = cml.load(model, shapes={"image": (2, 2, 6, 10)})
@@ -75,14 +70,12 @@ def test_a_given_shape_counts_instead_of_the_texts(model: Path, rng: np.random.G
     np.testing.assert_array_equal(run(graph, image), run(wanted, image))
 
 
-def test_the_shape_that_the_text_has_changes_nothing(model: Path) -> None:
+def test_the_shape_that_the_text_has_changes_nothing(model):
     plain, given = cml.load(model), cml.load(model, shapes={"image": [1, 2, 4, np.int64(4)]})
     assert given.facts == plain.facts and given.nodes == plain.nodes
 
 
-def test_a_loaded_graph_has_other_shapes_without_its_files(
-    model: Path, rng: np.random.Generator
-) -> None:
+def test_a_loaded_graph_has_other_shapes_without_its_files(model, rng):
     graph = cml.load(model)
     wanted = written(model, "[1, 2, 8, 6]")
     shutil.rmtree(model)
@@ -95,7 +88,7 @@ def test_a_loaded_graph_has_other_shapes_without_its_files(
     assert other.reshaped({}).facts == other.facts
 
 
-def test_an_archive_and_its_quantisation_too(model: Path) -> None:
+def test_an_archive_and_its_quantisation_too(model):
     (model / "graph.quant").write_text('"c": linear_quantize(min = 0.0, max = 1.0, bits = 4);\n')
     with tarfile.open(model.parent / "net.tgz", "w:gz") as archive:
         for file in model.iterdir():
@@ -108,7 +101,7 @@ def test_an_archive_and_its_quantisation_too(model: Path) -> None:
     assert len(other.nodes) > len(cml.load(model).nodes)
 
 
-def test_what_was_said_of_the_text_is_said_once(model: Path) -> None:
+def test_what_was_said_of_the_text_is_said_once(model):
     text = (model / "graph.nnef").read_text().replace("version 1.0;\n", "")
     (model / "graph.nnef").write_text(text)
     with pytest.warns(cml.nnef.NnefWarning, match="version"):
@@ -136,9 +129,7 @@ def test_what_was_said_of_the_text_is_said_once(model: Path) -> None:
         ({"image": (1, 5, 4, 4)}, ShapeError, r"graph.nnef:12:\d+: conv 'c'.*channel"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_message(
-    model: Path, shapes: Any, kind: type[CmlError], message: str
-) -> None:
+def test_what_cannot_be_is_one_message(model, shapes, kind, message):
     with pytest.raises(kind, match=message):
         cml.load(model, shapes=shapes)
     graph = cml.load(model)
@@ -146,7 +137,7 @@ def test_what_cannot_be_is_one_message(
         graph.reshaped(shapes)
 
 
-def test_weights_stay_as_they_are(model: Path) -> None:
+def test_weights_stay_as_they_are(model):
     text = (model / "graph.nnef").read_text()
     text = text.replace("shape = [3, 2, 3, 3]", "shape = [3, 2, shape_of(image)[2] - 1, 3]")
     (model / "graph.nnef").write_text(text)
@@ -155,7 +146,7 @@ def test_weights_stay_as_they_are(model: Path) -> None:
         graph.reshaped({"image": (1, 2, 6, 4)})
 
 
-def test_a_graph_that_was_changed_has_no_other_shapes(model: Path) -> None:
+def test_a_graph_that_was_changed_has_no_other_shapes(model):
     """Reading the text again would lose the change."""
     graph = cml.load(model)
     for other in (graph.with_(name="other"), pickle.loads(pickle.dumps(graph)), copy.copy(graph)):
@@ -164,7 +155,7 @@ def test_a_graph_that_was_changed_has_no_other_shapes(model: Path) -> None:
             other.reshaped({"image": (1, 2, 8, 8)})
 
 
-def test_equality_and_pickling_know_no_origin(model: Path) -> None:
+def test_equality_and_pickling_know_no_origin(model):
     graph = cml.load(model)
     bare = graph.with_(constants={})
     assert bare == graph.reshaped({}).with_(constants={})
@@ -172,9 +163,7 @@ def test_equality_and_pickling_know_no_origin(model: Path) -> None:
     assert "origin" not in repr(bare)
 
 
-def test_the_command_line_takes_shapes(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_takes_shapes(model, tmp_path, capsys):
     image = np.ones((1, 2, 8, 8), np.float32)
     np.save(tmp_path / "x.npy", image)
     files = ["-i", f"image={tmp_path}/x.npy", "-o", f"y={tmp_path}/y.npy", "--backend", "cpu"]
@@ -207,11 +196,11 @@ SYMBOLS = (
 
 
 @pytest.fixture
-def symbols(write_model: Callable[..., Path]) -> Path:
+def symbols(write_model):
     return write_model(SYMBOLS)
 
 
-def test_symbols_are_what_a_shape_says(symbols: Path) -> None:
+def test_symbols_are_what_a_shape_says(symbols):
     graph = cml.load(symbols, shapes={"a": (2, 5, 3)})
     assert [graph.facts[name].shape for name in "aby"] == [(2, 5, 3), (2, 15), (2, 15)]
     other = graph.reshaped({"a": (1, 4, 3)})
@@ -233,6 +222,6 @@ def test_symbols_are_what_a_shape_says(symbols: Path) -> None:
         ({"a": (2, 5, 4)}, r"reshape"),
     ],
 )
-def test_symbols_that_cannot_be(symbols: Path, shapes: Any, message: str) -> None:
+def test_symbols_that_cannot_be(symbols, shapes, message):
     with pytest.raises(CmlError, match=message):
         cml.load(symbols, shapes=shapes)

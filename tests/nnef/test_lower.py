@@ -1,8 +1,6 @@
 """Calls become nodes or expansions; covers everything that a graph's body may contain."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
-from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.graph import Fact, Graph
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.expansion.signatures import standard_fragments
 from tests.fixtures.models import MODEL_ABC
@@ -19,15 +17,15 @@ Load = Callable[..., Graph]
 Write = Callable[..., Path]
 
 
-def primitive(op: str) -> bool:
+def primitive(op):
     return op in standard_fragments() and standard_fragments()[op].body is None
 
 
-def calls(graph: Graph) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+def calls(graph):
     return [(node.op, node.inputs, node.outputs) for node in graph.nodes]
 
 
-def test_the_blogs_model_loads_with_a_warning(write_model: Write) -> None:
+def test_the_blogs_model_loads_with_a_warning(write_model):
     path = write_model(
         MODEL_ABC,
         weight1=np.ones((128, 128, 3, 3), np.float32),
@@ -54,7 +52,7 @@ def test_the_blogs_model_loads_with_a_warning(write_model: Write) -> None:
     assert source.text.startswith("conv1 = conv(")
 
 
-def test_the_same_file_in_an_engine_of_primitives(write_model: Write) -> None:
+def test_the_same_file_in_an_engine_of_primitives(write_model):
     text = "version 1.0;\n" + MODEL_ABC
     weights = np.ones((128, 128, 3, 3), np.float32)
     path = write_model(text, weight1=weights, bias1=np.ones((1, 128), np.float32))
@@ -68,7 +66,7 @@ def test_the_same_file_in_an_engine_of_primitives(write_model: Write) -> None:
     assert {node.source.line for node in graph.nodes[4:] if node.source} == {13}
 
 
-def test_literals_are_shared_constants_named_by_their_text(load_body: Load) -> None:
+def test_literals_are_shared_constants_named_by_their_text(load_body):
     graph = load_body("y = clamp(x * 2.0 + 2, -0.1, 2.0);")
     assert calls(graph) == [
         ("mul", ("x", "2.0"), ("mul1",)),
@@ -80,7 +78,7 @@ def test_literals_are_shared_constants_named_by_their_text(load_body: Load) -> N
     assert graph.facts["-0.1"] == Fact("scalar", ())
 
 
-def test_every_operator_sign(load_body: Load) -> None:
+def test_every_operator_sign(load_body):
     graph = load_body(
         "a = -x + x - x * x / x ^ x; b = x < a || x <= a; c = x > a && x >= a;"
         "d = !(x == a) && x != a; y = select(b && c && d, +x, 0);"
@@ -90,7 +88,7 @@ def test_every_operator_sign(load_body: Load) -> None:
     assert graph.facts["0.0"].dtype == "scalar"
 
 
-def test_arrays_and_tuples_of_results(load_body: Load) -> None:
+def test_arrays_and_tuples_of_results(load_body):
     graph = load_body(
         "[a, b] = split(x, axis = 1, ratios = [1, 1]); mean, variance = moments(a, axes = [2]);"
         "parts = split(b, axis = 2, ratios = [1, 3]); (m, v) = moments(parts[1], axes = [2]);"
@@ -105,7 +103,7 @@ def test_arrays_and_tuples_of_results(load_body: Load) -> None:
     ]
 
 
-def test_names_made_here_never_take_the_models_own(load_body: Load) -> None:
+def test_names_made_here_never_take_the_models_own(load_body):
     graph = load_body(
         "parts = split(x, axis = 1, ratios = [1, 1]); parts_1 = relu(x); relu1 = relu(relu(x));"
         "y = parts_1 + relu1 + parts[0];"
@@ -115,7 +113,7 @@ def test_names_made_here_never_take_the_models_own(load_body: Load) -> None:
     assert ("relu", ("x",), ("parts_1",)) in calls(graph)
 
 
-def test_an_output_that_is_only_another_name_is_copied(load_body: Load) -> None:
+def test_an_output_that_is_only_another_name_is_copied(load_body):
     assert calls(load_body("r = relu(x); a = r; y = a;"))[-1] == ("copy", ("r",), ("y",))
     assert calls(load_body("y = x;")) == [("copy", ("x",), ("y",))]
     assert calls(load_body("y = 1.5;")) == [("copy", ("1.5",), ("y",))]
@@ -127,7 +125,7 @@ FRAGMENT = (
 )
 
 
-def test_a_models_fragment_is_expanded_under_the_callers_line(load_body: Load) -> None:
+def test_a_models_fragment_is_expanded_under_the_callers_line(load_body):
     graph = load_body(
         "y = twice(twice(x), by = 3);", fragments=FRAGMENT, native=lambda op: op != "twice"
     )
@@ -141,14 +139,14 @@ def test_a_models_fragment_is_expanded_under_the_callers_line(load_body: Load) -
     assert graph.declarations == {}
 
 
-def test_a_native_operator_wins_over_the_models_body(load_body: Load) -> None:
+def test_a_native_operator_wins_over_the_models_body(load_body):
     graph = load_body("y = twice(x);", fragments=FRAGMENT)
     assert calls(graph) == [("twice", ("x",), ("y",))]
     assert dict(graph.nodes[0].attrs) == {"by": 2.0}
     assert graph.declarations["twice"].startswith("fragment twice(a: tensor<scalar>")
 
 
-def test_a_native_operator_of_other_parameters_does_not(load_body: Load) -> None:
+def test_a_native_operator_of_other_parameters_does_not(load_body):
     other = {"twice": "fragment twice(a: tensor<scalar>, times: integer) -> (b: tensor<scalar>);"}
     with pytest.warns(NnefWarning, match="'twice' is not the registered twice"):
         graph = load_body("y = twice(x);", fragments=FRAGMENT, declarations=other)
@@ -158,7 +156,7 @@ def test_a_native_operator_of_other_parameters_does_not(load_body: Load) -> None
         load_body("y = twice(x);", fragments=bodiless, declarations=other)
 
 
-def test_a_registered_operator_needs_no_declaration_in_the_model(load_body: Load) -> None:
+def test_a_registered_operator_needs_no_declaration_in_the_model(load_body):
     text = (
         "fragment cross(a: tensor<scalar>, b: tensor<scalar>, axis: integer = 1)"
         " -> (c: tensor<scalar>);"
@@ -168,7 +166,7 @@ def test_a_registered_operator_needs_no_declaration_in_the_model(load_body: Load
     assert graph.declarations == {"cross": text + "\n"}
 
 
-def test_generics(load_body: Load) -> None:
+def test_generics(load_body):
     fragments = (
         "fragment through<?>(a: tensor<?>) -> (b: tensor<?>)"
         "{ c = copy<?>(a); b = cast<?>(cast<integer>(c)); }\n"
@@ -181,7 +179,7 @@ def test_generics(load_body: Load) -> None:
     ]
 
 
-def test_conditions_are_lazy_and_recursion_that_ends_is_fine(load_body: Load) -> None:
+def test_conditions_are_lazy_and_recursion_that_ends_is_fine(load_body):
     fragments = (
         "fragment power(a: tensor<scalar>, n: integer) -> (b: tensor<scalar>)"
         "{ b = a * power(a, n - 1) if n > 1 else a; }\n"
@@ -190,7 +188,7 @@ def test_conditions_are_lazy_and_recursion_that_ends_is_fine(load_body: Load) ->
     assert [node.op for node in graph.nodes] == ["mul"] * 3
 
 
-def test_recursion_without_end_names_the_chain(load_body: Load) -> None:
+def test_recursion_without_end_names_the_chain(load_body):
     fragments = (
         "fragment f(a: tensor<scalar>) -> (b: tensor<scalar>) { b = g(a); }\n"
         "fragment g(a: tensor<scalar>) -> (b: tensor<scalar>) { b = f(a); }\n"
@@ -243,7 +241,7 @@ def test_recursion_without_end_names_the_chain(load_body: Load) -> None:
         ("y = shape_of(x) + [x.y];", "unexpected character '.'"),
     ],
 )  # fmt: skip
-def test_messages(load_body: Load, body: str, message: str) -> None:
+def test_messages(load_body, body, message):
     with pytest.raises(ModelError) as error:
         load_body(body)
     assert message in str(error.value)
@@ -275,14 +273,14 @@ def test_messages(load_body: Load, body: str, message: str) -> None:
          "(in fragment 'f', called at "),
     ],
 )  # fmt: skip
-def test_messages_of_fragments(load_body: Load, fragments: str, message: str) -> None:
+def test_messages_of_fragments(load_body, fragments, message):
     with pytest.raises(ModelError) as error:
         load_body("y = f(x);", fragments=fragments, native=primitive)
     assert message in str(error.value)
 
 
-def test_an_error_in_a_standard_body_shows_the_models_line(load_body: Load) -> None:
-    def native(op: str) -> bool:
+def test_an_error_in_a_standard_body_shows_the_models_line(load_body):
+    def native(op):
         return primitive(op) and op != "debox"
 
     with pytest.raises(UnsupportedOp) as error:
@@ -292,7 +290,7 @@ def test_an_error_in_a_standard_body_shows_the_models_line(load_body: Load) -> N
     assert error.value.source.line == 7
 
 
-def test_updates_pair_a_variable_with_its_next_value(write_model: Write) -> None:
+def test_updates_pair_a_variable_with_its_next_value(write_model):
     text = (
         "version 1.0;\ngraph g(x) -> (y) {\n x = external(shape = [2]);\n"
         " state = variable(shape = [2], label = 'state');\n next = add(state, x);\n"
@@ -307,7 +305,7 @@ def test_updates_pair_a_variable_with_its_next_value(write_model: Write) -> None
         nnef.load(write_model(twice), lambda op: True)
 
 
-def test_constants_of_the_text(load_body: Load) -> None:
+def test_constants_of_the_text(load_body):
     graph = load_body(
         "a = constant(shape = [2, 2], value = [1, 2.5, 3.0, 4.0]);"
         "i = constant<integer>(shape = [3], value = [7]);"
@@ -320,7 +318,7 @@ def test_constants_of_the_text(load_body: Load) -> None:
     assert not any(array.flags.writeable for array in graph.constants.values())
 
 
-def test_extensions(write_model: Write) -> None:
+def test_extensions(write_model):
     body = "graph g(x) -> (y) { x = external(shape = [1]); y = x + 1.0; }"
     with pytest.warns(NnefWarning, match="extension KHR_enable_operator_expressions;': add that"):
         nnef.load(write_model(f"version 1.0;\n{body}"), lambda op: True)
@@ -341,13 +339,13 @@ def test_extensions(write_model: Write) -> None:
          "graph input 'x' is never defined"),
     ],
 )  # fmt: skip
-def test_messages_of_the_interface(write_model: Write, text: str, message: str) -> None:
+def test_messages_of_the_interface(write_model, text, message):
     with pytest.raises(ModelError) as error:
         nnef.load(write_model(f"version 1.0;\n{text}"), lambda op: True)
     assert message in str(error.value)
 
 
-def test_an_unused_input_and_empty_extents_are_fine(write_model: Write) -> None:
+def test_an_unused_input_and_empty_extents_are_fine(write_model):
     text = (
         "version 1.0;\ngraph g(x, u) -> (y) { x = external(shape = []); "
         "u = external<logical>(shape = [0, 3]); y = relu(x); }"
@@ -357,14 +355,14 @@ def test_an_unused_input_and_empty_extents_are_fine(write_model: Write) -> None:
     assert graph.facts["x"] == Fact("scalar", ())
 
 
-def infer(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
+def infer(node, facts):
     if node.op == "sqr":
         raise ShapeError("sqr is out of order")
     shape = facts[node.inputs[0]].shape
     return [Fact("scalar", shape)] * len(node.outputs)
 
 
-def test_shapes_are_inferred_on_the_way(load_body: Load) -> None:
+def test_shapes_are_inferred_on_the_way(load_body):
     graph = load_body(
         "r = relu(x); y = reshape(r, shape = shape_of(r)[1:] + [1]);"
         "parts = unstack(r, axis = 2); z = parts[3];",

@@ -1,15 +1,11 @@
 """Reading is linear in the text: ten thousand operators take about a second."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from cml_engine import nnef
 
 
-def text_of(count: int) -> str:
+def text_of(count):
     lines = [
         f"    x{i + 1} = conv(x{i}, w, 0.0, stride = [1, 1], dilation = [1, 1], "
         "padding = [(1, 1), (1, 1)], border = 'constant', groups = 1);"
@@ -22,7 +18,7 @@ def text_of(count: int) -> str:
     return head + "\n".join(lines) + f"\n    y = relu(x{count});\n}}\n"
 
 
-def test_ten_thousand_operators(write_model: Callable[..., Path]) -> None:
+def test_ten_thousand_operators(write_model):
     seconds = []
     for count in (2_500, 10_000):
         path = write_model(text_of(count))

@@ -1,7 +1,5 @@
 """The standard library has every operator, and the bodies of compounds compute it."""
 
-from __future__ import annotations
-
 import pytest
 
 from cml_engine.errors import UnsupportedOp
@@ -9,11 +7,11 @@ from cml_engine.nnef import signature, standard_signatures
 from cml_engine.nnef.expansion.signatures import standard_fragments
 
 
-def primitive(op: str) -> bool:
+def primitive(op):
     return op in standard_fragments() and standard_fragments()[op].body is None
 
 
-def test_all_operators_are_declared_and_every_compound_expands() -> None:
+def test_all_operators_are_declared_and_every_compound_expands():
     names = set(standard_signatures())
     assert len(names) == 119
     assert sum(primitive(name) for name in names) == 73
@@ -24,7 +22,7 @@ def test_all_operators_are_declared_and_every_compound_expands() -> None:
         assert all(not p.required or p.default is p.default for p in declared.params)
 
 
-def test_signatures_say_what_is_a_tensor() -> None:
+def test_signatures_say_what_is_a_tensor():
     conv = signature("conv")
     assert [p.name for p in conv.tensors] == ["input", "filter", "bias"]
     assert conv.by_name["bias"].default == 0.0

@@ -1,7 +1,5 @@
 """The lexer, the parser and the printer."""
 
-from __future__ import annotations
-
 import pytest
 
 from cml_engine.errors import NnefSyntaxError
@@ -42,7 +40,7 @@ EXPRESSIONS = [
 ]
 
 
-def expression(text: str) -> object:
+def expression(text):
     parser = ExpressionParser(SourceText(text, "e"))
     found = parser.expression()
     parser.expect("end")
@@ -50,20 +48,20 @@ def expression(text: str) -> object:
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_what_is_printed_parses_to_the_same(text: str) -> None:
+def test_what_is_printed_parses_to_the_same(text):
     tree = expression(text)
     printed = print_expression(tree)
     assert expression(printed) == tree
     assert print_expression(expression(printed)) == printed
 
 
-def test_literals_of_different_types_differ() -> None:
+def test_literals_of_different_types_differ():
     assert len({str(expression(t)) for t in ("1", "1.0", "true", "'1'")}) == 4
     assert expression("1") != expression("1.0")
     assert expression("1") != expression("true")
 
 
-def test_operators_group_from_the_left_by_precedence() -> None:
+def test_operators_group_from_the_left_by_precedence():
     a, b, c = Name("a"), Name("b"), Name("c")
     assert expression("a - b - c") == Binary("-", Binary("-", a, b), c)
     assert expression("a ^ b ^ c") == Binary("^", Binary("^", a, b), c)
@@ -73,13 +71,13 @@ def test_operators_group_from_the_left_by_precedence() -> None:
     assert expression("-2 ^ b") == Binary("^", Literal(-2, "integer"), b)
 
 
-def test_the_standard_library_survives_printing() -> None:
+def test_the_standard_library_survives_printing():
     fragments = parse_fragments(standard_source().text, "stdlib")
     printed = "\n".join(map(print_fragment, fragments))
     assert parse_fragments(printed, "printed") == fragments
 
 
-def test_a_document_survives_printing() -> None:
+def test_a_document_survives_printing():
     text = """
     version 1.0;
     extension KHR_enable_fragment_definitions KHR_enable_operator_expressions;
@@ -114,39 +112,39 @@ def test_a_document_survives_printing() -> None:
         ("", "1:1: wanted 'graph', got the end of the file"),
     ],
 )
-def test_messages_say_where_and_what(text: str, message: str) -> None:
+def test_messages_say_where_and_what(text, message):
     with pytest.raises(NnefSyntaxError) as error:
         parse(text, "m.nnef")
     assert message in str(error.value)
     assert str(error.value).startswith("m.nnef:")
 
 
-def test_a_message_shows_the_line_and_a_caret() -> None:
+def test_a_message_shows_the_line_and_a_caret():
     with pytest.raises(NnefSyntaxError) as error:
         parse("graph g(x) -> (y)\n{\n\ty = conv(x,, w);\n}")
     assert str(error.value).splitlines()[1:] == ["    \ty = conv(x,, w);", "    \t           ^"]
 
 
 @pytest.mark.parametrize("opening", ["(", "[", "-", "f(", "1 if ", "[for i in a yield ", "a["])
-def test_deep_nesting_is_a_message(opening: str) -> None:
+def test_deep_nesting_is_a_message(opening):
     with pytest.raises(NnefSyntaxError, match="nested deeper than 64 levels"):
         parse(f"graph g() -> () {{ y = {opening * 5000}")
 
 
-def test_long_chains_are_no_nesting() -> None:
+def test_long_chains_are_no_nesting():
     chain = " + ".join(["1"] * 20_000)
     tree = expression(chain)
     assert print_expression(tree) == chain
 
 
 @pytest.mark.parametrize("text", ["a" * 1001, "1" * 401, "1." + "0" * 400])
-def test_words_of_any_length_are_shown_short(text: str) -> None:
+def test_words_of_any_length_are_shown_short(text):
     with pytest.raises(NnefSyntaxError, match=f" of {len(text)} characters: shorten it") as error:
         parse(f"version 1.0; graph g(x) -> (y) {{ y = f({text}); }}")
     assert len(str(error.value)) < 700
 
 
-def test_a_text_without_end_is_stopped() -> None:
+def test_a_text_without_end_is_stopped():
     with (
         pytest.raises(OverBudget, match="words and signs .numbers belong into files"),
         load_budget(LoadLimits(steps=1_000)),

@@ -1,7 +1,5 @@
 """Weights that are NaN or infinite: one warning at load that names them; masks are none."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Arguments of a wrong kind, and models of other frameworks, are refused in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,12 +4,9 @@ The interpreter runs in a child process, because some calls crash it. Operators 
 that differ from the specification, are listed here with the reason; all other answers must agree.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ import pytest
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from tests.fixtures import texts
 from tests.generate import Numbers, random_call
-from tests.reference.calls import GRAPH_LEVEL, JUMPS, SampleCall, declared_calls, judge
+from tests.reference.calls import GRAPH_LEVEL, JUMPS, declared_calls, judge
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)
@@ -47,7 +44,7 @@ LOWERED = [
 ]  # fmt: skip
 
 
-def refused(call: SampleCall) -> str:
+def refused(call):
     """Returns the reason why the interpreter is not given a call; "" if it is."""
     attrs, arrays = call.attrs, call.arrays
     checks = {
@@ -85,20 +82,20 @@ def refused(call: SampleCall) -> str:
     return next((why for why, found in checks.items() if found), "")
 
 
-def _uneven(call: SampleCall) -> bool:
+def _uneven(call):
     ranks = {a.ndim for a in call.arrays}
     several = call.op not in ("gather", "conv", "deconv", "separable_conv", "separable_deconv")
     return several and len(ranks) > 1 and call.op != "batch_normalization"
 
 
-def calls_of(op: str) -> Iterator[SampleCall]:
+def calls_of(op):
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
     count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # it accepts few of them
     random = (random_call(op, Numbers(seed)) for seed in range(count))
     yield from (c for c in (*small, *random) if not refused(c))
 
 
-def write(call: SampleCall, folder: Path) -> Path:
+def write(call, folder):
     """Writes the model and its inputs in the format that the child reads."""
     right = call.answers()
     inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
@@ -108,10 +105,10 @@ def write(call: SampleCall, folder: Path) -> Path:
     return folder
 
 
-def run(folders: list[Path]) -> list[str]:
+def run(folders):
     """Returns the child's answer for each model; after a crash a new child takes the remaining
     ones."""
-    said: list[str] = []
+    said = []
     while len(said) < len(folders):
         child = subprocess.run(
             [sys.executable, str(CHILD), ",".join(LOWERED)],
@@ -131,7 +128,7 @@ def verdicts(tmp_path_factory):
     base = tmp_path_factory.mktemp("khronos")
     work = [(op, call) for op in OPERATORS for call in calls_of(op)]
     folders = [write(call, base / str(i)) for i, (_, call) in enumerate(work)]
-    found: dict[str, list[tuple[SampleCall, Path, str]]] = {op: [] for op in OPERATORS}
+    found = {op: [] for op in OPERATORS}
     for (op, call), folder, line in zip(work, folders, run(folders), strict=True):
         found[op].append((call, folder, line))
     return found

@@ -1,7 +1,5 @@
 """8-bit networks in ncnn's files: ncnn's package computes them with bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

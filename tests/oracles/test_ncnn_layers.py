@@ -1,9 +1,7 @@
 """Every convertible ncnn layer over its parameters: the engine's numbers against ncnn's."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ def case(line, *shapes, weights="", values="any"):
     return " ".join(words), shapes, weights, values
 
 
-def activations() -> Iterator[Case]:
+def activations():
     for line in (
         "AbsVal", "BNLL", "CELU 0=0.7", "Clip", "Clip 0=-0.5 1=0.5", "Clip 0=-0.2", "Clip 1=0.3",
         "Clip 0=-3.402823e+38 1=0.5", "Clip 0=0.5 1=-0.5", "ELU", "ELU 0=0.7",
@@ -54,7 +52,7 @@ def activations() -> Iterator[Case]:
     yield case("PReLU 0=1", weights="r1")
 
 
-def arithmetic() -> Iterator[Case]:
+def arithmetic():
     domains = {5: "positive", 6: "positive", 8: "positive", 11: "small", 12: "small", 13: "small",
                17: "positive", 25: "above 1", 26: "small", 27: "positive"}  # fmt: skip
     for kind in range(28):
@@ -89,7 +87,7 @@ ACTIVATIONS = ("", "9=1", "9=2 -23310=1,0.1", "9=3 -23310=2,-0.5,0.5", "9=4", "9
                "9=6 -23310=2,0.2,0.5")  # fmt: skip
 
 
-def convolutions() -> Iterator[Case]:
+def convolutions():
     rng = np.random.default_rng(7)
     for i in range(28):
         yield from _windowed(rng, ACTIVATIONS[i % 7], i)
@@ -97,7 +95,7 @@ def convolutions() -> Iterator[Case]:
     yield case("Convolution 0=3 1=1 6=12 5=1", weights="h12 r3")
 
 
-def _windowed(rng: np.random.Generator, activation: str, i: int) -> Iterator[Case]:
+def _windowed(rng, activation, i):
     """Yields random convolutions and deconvolutions with each number of axes."""
     kw, kh, kd = rng.integers(1, 5, 3)
     stride, dilation = rng.integers(1, 4, 3), rng.integers(1, 3, 3)
@@ -140,7 +138,7 @@ def _windowed(rng: np.random.Generator, activation: str, i: int) -> Iterator[Cas
         yield case(f"Deconvolution{deep}3D 0={count} {every}", (4, 4, 5, 6), weights=weights[3])
 
 
-def poolings() -> Iterator[Case]:
+def poolings():
     rng = np.random.default_rng(8)
     for i in range(32):
         kind, mode, divisor = i % 2, (i // 2) % 4, (i // 8) % 2
@@ -167,7 +165,7 @@ def poolings() -> Iterator[Case]:
             yield case(f"{name} 0={kind} 4=1", shape)
 
 
-def normalizations() -> Iterator[Case]:
+def normalizations():
     for shape in (VOLUME, PLANE, LINE, DEEP):
         n = shape[0]
         if shape != DEEP:
@@ -184,7 +182,7 @@ def normalizations() -> Iterator[Case]:
             yield case(f"RMSNorm 0={size} 2=0", shape)
 
 
-def other_normalizations() -> Iterator[Case]:
+def other_normalizations():
     yield case("InstanceNorm 0=4 1=0.01", weights="r4 r4")
     yield case("InstanceNorm 0=0 2=0")
     for variance in range(2):
@@ -204,7 +202,7 @@ def other_normalizations() -> Iterator[Case]:
             yield case(f"LRN 0={region} 1={size} 2=0.9 3=0.6 4=1.5", (5, 6, 7))
 
 
-def reductions() -> Iterator[Case]:
+def reductions():
     axes = {1: ("1,0",), 2: ("1,0", "1,-1", "2,0,1"), 3: ("1,0", "2,1,2", "2,-1,-2", "3,0,1,2"),
             4: ("2,0,-1", "2,1,2")}  # fmt: skip
     yield case("Reduction")
@@ -217,7 +215,7 @@ def reductions() -> Iterator[Case]:
                 yield case(line, shape, values=values)
 
 
-def resizings() -> Iterator[Case]:
+def resizings():
     sizes = ("1=2.0 2=2.0", "1=3.0 2=2.0", "1=0.5 2=0.5", "1=1.5 2=2.5", "1=0.7 2=0.4", "3=5 4=4",
              "3=14 4=18", "3=1 4=1", "3=13 4=7")  # fmt: skip
     for kind in (1, 2, 3):
@@ -230,7 +228,7 @@ def resizings() -> Iterator[Case]:
         yield case(f"Interp 0={kind} 5=1", (3, 4, 5), (1, 9, 7))
 
 
-def samplings() -> Iterator[Case]:
+def samplings():
     for kind in (1, 2, 3):
         for border in (1,) if kind == 3 else (1, 2):
             for aligned in range(2):
@@ -241,7 +239,7 @@ def samplings() -> Iterator[Case]:
                     yield case(line, (2, 4, 5, 6), (3, 4, 5, 3))
 
 
-def parts() -> Iterator[Case]:
+def parts():
     for shape in SHAPES:
         for axis in range(-len(shape), len(shape)):
             yield case(f"Concat 0={axis}", shape, shape)
@@ -273,7 +271,7 @@ def parts() -> Iterator[Case]:
         yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5 7=1 8=2", (2, 3, 4, 5))
 
 
-def moves() -> Iterator[Case]:
+def moves():
     for shape, orders in ((PLANE, 2), (VOLUME, 6), (DEEP, 24)):
         for order in range(orders):
             yield case(f"Permute 0={order}", shape)
@@ -295,7 +293,7 @@ def moves() -> Iterator[Case]:
         yield case(f"Reshape {line}", shape)
 
 
-def axes() -> Iterator[Case]:
+def axes():
     for shape in ((1, 5, 1), (1, 1, 6), (4, 1), (1,), (1, 3, 1, 5), (2, 3)):
         for line in ("0=1", "1=1", "2=1", "11=1", "0=1 1=1 2=1", "-23303=1,0", "-23303=1,-1"):
             yield case(f"Squeeze {line}", shape)
@@ -308,7 +306,7 @@ def axes() -> Iterator[Case]:
         yield case(line)
 
 
-def products() -> Iterator[Case]:
+def products():
     yield case("InnerProduct 0=3 2=18 1=1", LINE, weights="f18 r3")
     yield case("InnerProduct 0=3 2=18", (2, 3), weights="h18")
     for activation in ACTIVATIONS:
@@ -349,7 +347,7 @@ def products() -> Iterator[Case]:
     yield case(f"{attention} 1=2 2=48 3=6 4=6", (5, 6), weights="f48 r8 f48 r8 f48 r8 f48 r6")
 
 
-def recurrent() -> Iterator[Case]:
+def recurrent():
     """Yields layers from rows of 5 to rows of 4, some with states as inputs and outputs."""
     for kind, gates, biases in (("LSTM", 4, 4), ("GRU", 3, 4), ("RNN", 1, 1)):
         for direction in range(3):
@@ -371,7 +369,7 @@ def recurrent() -> Iterator[Case]:
         yield case(f"LSTM 0=4 1={total} 2={direction} 3=6", (3, 5), weights=weights)
 
 
-FAMILIES: tuple[Callable[[], Iterator[Case]], ...] = (
+FAMILIES = (
     activations, arithmetic, convolutions, poolings, normalizations,
     other_normalizations, reductions, resizings, samplings, parts,
     moves, axes, products, recurrent,

@@ -3,21 +3,17 @@
 It runs in a child process: it is a C++ extension, and what it cannot read may end the process.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cml_engine import nnef
 from cml_engine.io.model_source import FolderSource, SourceFile
-from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.nnef.files.writer import to_text
 
 if importlib.util.find_spec("nnef") is None:
@@ -46,7 +42,7 @@ print(json.dumps([operations(text) for text in json.load(sys.stdin)]))
 SKIPPED = ("external", "variable", "constant", "update")
 
 
-def khronos(texts: list[str]) -> list[Any]:
+def khronos(texts):
     """Returns the Khronos parser's result for each text: its operations, or its error message."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -59,7 +55,7 @@ def khronos(texts: list[str]) -> list[Any]:
     return list(json.loads(done.stdout))
 
 
-def sample(param: Param) -> str:
+def sample(param):
     """Returns any value of a parameter's type."""
     kind = param.type
     tensors = {"integer": "xi", "logical": "xl"}
@@ -73,7 +69,7 @@ def sample(param: Param) -> str:
     return {"integer": "1", "scalar": "1.0", "logical": "true"}.get(kind.name, "'symmetric'")
 
 
-def call_of(sig: Signature) -> str:
+def call_of(sig):
     """Returns a model that calls one operator with only its required arguments."""
     given = [
         sample(p) if p.is_tensor else f"{p.name} = {sample(p)}" for p in sig.params if p.required
@@ -89,14 +85,14 @@ def call_of(sig: Signature) -> str:
     )
 
 
-def agree(mine: Any, theirs: Any) -> bool:
+def agree(mine, theirs):
     """Returns True if the values are equal; numbers are compared in the parser's float32."""
     if isinstance(mine, float):
         return bool(np.float32(mine) == np.float32(theirs))
     return bool(json.loads(json.dumps(mine)) == theirs)
 
 
-def test_every_signature_and_default() -> None:
+def test_every_signature_and_default():
     signatures = [s for s in standard_signatures().values() if s.name not in SKIPPED]
     for sig, found in zip(signatures, khronos([call_of(s) for s in signatures]), strict=True):
         assert not isinstance(found, str), f"{sig.name}: {found}"
@@ -127,7 +123,7 @@ graph net(x) -> (y, z)
 """
 
 
-def test_operators_and_operands_of_a_model(tmp_path: Path) -> None:
+def test_operators_and_operands_of_a_model(tmp_path):
     (tmp_path / "a").mkdir()
     nnef.files.tensor_file.write_tensor(
         tmp_path / "a" / "w.dat", np.zeros((4, 4, 3, 3), np.float32)
@@ -143,7 +139,7 @@ def test_operators_and_operands_of_a_model(tmp_path: Path) -> None:
     assert [_names(operands) for operands in written] == [list(n.inputs) for n in graph.nodes]
 
 
-def _names(operands: list[Any]) -> list[str]:
+def _names(operands):
     """Returns operands as the engine's nodes name them: literals by their text."""
     flat = [
         o for operand in operands for o in (operand if isinstance(operand, list) else [operand])
@@ -152,7 +148,7 @@ def _names(operands: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i4", "<u1", "<i8", "?"])
-def test_tensor_files(tmp_path: Path, dtype: str, rng: np.random.Generator) -> None:
+def test_tensor_files(tmp_path, dtype, rng):
     array = (rng.normal(size=(2, 3)) * 3).astype(dtype) if dtype != "<u1" else np.eye(3, dtype="u1")
     nnef.files.tensor_file.write_tensor(tmp_path / "ours.dat", array)
     np.save(tmp_path / "array.npy", array)

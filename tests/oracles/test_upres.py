@@ -1,7 +1,5 @@
 """The trained network on the photo: the engine against ncnn's own run of the same files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

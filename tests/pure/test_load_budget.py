@@ -1,10 +1,7 @@
 """Tests that one budget bounds the memory and the work of a load in every reader."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current, l
 from cml_engine.tools.cli.main import main
 
 
-def test_limits_are_read_from_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_read_from_a_text(monkeypatch):
     found = LoadLimits.parse("memory=8G, nodes=500000")
     assert (found.memory, found.nodes, found.steps) == (8 << 30, 500_000, LoadLimits().steps)
     monkeypatch.setenv(load_limits.VARIABLE, "steps=7k")
@@ -28,19 +25,19 @@ def test_limits_are_read_from_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     "text", ["memory", "memory=", "memory=x", "memory=-1", "memory=1GG", "size=1",
              "nodes=1,nodes=2", "nodes=0", "memory=1.5G", ","]
 )  # fmt: skip
-def test_limits_that_cannot_be_read_are_refused(text: str) -> None:
+def test_limits_that_cannot_be_read_are_refused(text):
     with pytest.raises(cml.InputError, match="wanted"):
         LoadLimits.parse(text)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8G", None, True])
-def test_limits_are_integers_above_0(value: object) -> None:
+def test_limits_are_integers_above_0(value):
     with pytest.raises(cml.InputError, match="memory is .*: wanted an integer"):
         LoadLimits(memory=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", ["memory", "nodes", "steps"])
-def test_a_message_says_what_exceeds_which_limit_and_how_to_raise_it(limit: str) -> None:
+def test_a_message_says_what_exceeds_which_limit_and_how_to_raise_it(limit):
     spent = Budget(LoadLimits(**{limit: 1000}))
     charge = {
         "memory": spent.charge_bytes,
@@ -56,15 +53,15 @@ def test_a_message_says_what_exceeds_which_limit_and_how_to_raise_it(limit: str)
     assert getattr(LoadLimits.parse(option), limit) >= 1024
 
 
-def test_a_load_within_a_load_shares_its_budget() -> None:
+def test_a_load_within_a_load_shares_its_budget():
     with load_budget(LoadLimits(nodes=2)) as outer, load_budget() as inner:
         assert inner is outer is current()
     assert current() is not outer
 
 
 def test_the_command_line_sets_the_limits_of_one_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     assert main(["info", "m.onnx", "--load-limits", "memory=lots"]) == 2
     assert "cannot read 'memory=lots'" in capsys.readouterr().err
     assert main(["info", "no such model.onnx", "--load-limits", "memory=8G"]) == 2
@@ -80,7 +77,7 @@ GRAPH = (
 SMALL = LoadLimits(memory=32 * 2**20, steps=200_000)
 
 
-def nnef_of(body: str, head: str = GRAPH) -> cml.MemoryModel:
+def nnef_of(body, head=GRAPH):
     return cml.MemoryModel(f"{head}{body}    y = relu(x);\n}}\n")
 
 
@@ -95,13 +92,13 @@ def nnef_of(body: str, head: str = GRAPH) -> cml.MemoryModel:
         ("    c = " + "1.0 + " * 200_000 + "1.0;\n", "the text's words and signs"),
     ],
 )
-def test_nnef_that_takes_too_much_is_refused(body: str, said: str) -> None:
+def test_nnef_that_takes_too_much_is_refused(body, said):
     with pytest.raises(OverBudget, match=said) as caught:
         cml.load(nnef_of(body), limits=SMALL)
     assert caught.value.source is not None and caught.value.source.line > 5
 
 
-def test_a_long_line_costs_no_more_than_a_short_one() -> None:
+def test_a_long_line_costs_no_more_than_a_short_one():
     """Only the beginning of an operator's source line is kept for messages."""
     body = "".join(f"r{i} = relu(x); " for i in range(2000))
     start = time.process_time()
@@ -109,7 +106,7 @@ def test_a_long_line_costs_no_more_than_a_short_one() -> None:
     assert time.process_time() - start < 10
 
 
-def test_every_graph_of_a_model_has_a_budget_of_its_own() -> None:
+def test_every_graph_of_a_model_has_a_budget_of_its_own():
     limits = LoadLimits(memory=20 * 2**20)
     graph = cml.load(nnef_of("c = constant(shape = [3000000], value = [1.0]);"), limits=limits)
     for rows in (2, 3):
@@ -121,9 +118,7 @@ def test_every_graph_of_a_model_has_a_budget_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy"])
-def test_inputs_that_unpack_to_too_much_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_inputs_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch, kind):
     zeros, path = np.zeros((1, 5_000_000), np.float32), tmp_path / f"x.{kind}"
     if kind == "npz":
         np.savez_compressed(path, x=zeros)
@@ -137,7 +132,7 @@ def test_inputs_that_unpack_to_too_much_are_refused(
         read_samples({"x": path}, {"x": cml.Fact("scalar", zeros.shape)})
 
 
-def test_safetensors_with_a_long_header_are_refused(tmp_path: Path) -> None:
+def test_safetensors_with_a_long_header_are_refused(tmp_path):
     entries = ",".join(
         f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(100_000)
     )

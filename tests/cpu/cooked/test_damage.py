@@ -1,7 +1,5 @@
 """Damaged and malicious cooked files raise an error of the engine and do nothing else."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
@@ -39,11 +37,11 @@ ENDLESS = cml.CookedLimits(1 << 64, 1 << 64, 1 << 64, 1 << 64)
 
 
 @pytest.fixture(scope="module")
-def cooked() -> bytes:
+def cooked():
     return cook(small_model(), ["portable"])
 
 
-def refused(data: bytes) -> str:
+def refused(data):
     """Returns the message of the error that loading the file raises."""
     with pytest.raises(cml.CorruptArtifact) as found:
         cml.load_cooked(data, limits=ENDLESS)
@@ -135,7 +133,7 @@ def put(record, offset, kind, value):
     return change
 
 
-def table(data: bytes, number: int) -> int:
+def table(data, number):
     """Returns the offset of one of the plan's tables within its section."""
     at = next(row[1] for row in sections(data) if row[0] == "plan")
     return U32.unpack_from(data, at + 116 + 8 * number)[0]

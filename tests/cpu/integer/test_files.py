@@ -1,7 +1,5 @@
 """Integer networks as files, and the messages for files that are not integer networks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Integer operators on the CPU match Python's integers exactly, for any shapes and words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +13,7 @@ from tests.fixtures.integer.calls import CALLS
 @pytest.mark.parametrize("family", CALLS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_no_bit_differs(family: str, seed: int) -> None:
+def test_no_bit_differs(family, seed):
     try:
         call = CALLS[family](np.random.default_rng(seed))
         session = cml.Session(call.graph, "cpu")

@@ -1,7 +1,5 @@
 """Quantization of float networks, and the messages of the commands about the result."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

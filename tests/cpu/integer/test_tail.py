@@ -1,10 +1,6 @@
 """Integer networks that end in floats: identical words, and the messages about the float part."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +8,13 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
-from cml_engine.ir.graph import Graph
 from cml_engine.tools import cli
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
 
 
-def classifier() -> Graph:
+def classifier():
     """Returns features, and their softmax through more weights, which stays in floats."""
     net = Net(1, 4, 5, 5)
     y = net.op("relu", net.op("conv", "x", net.random(6, 4, 3, 3), net.random(1, 6)))
@@ -28,7 +23,7 @@ def classifier() -> Graph:
     return net.graph(y, p)
 
 
-def test_the_end_may_be_of_floats(tmp_path: Path, capsys: Any) -> None:
+def test_the_end_may_be_of_floats(tmp_path, capsys):
     graph = classifier()
     samples = samples_of(graph)
     with pytest.raises(cml.ModelError, match="softmax .* has no integer form.*--float-tail"):
@@ -65,20 +60,20 @@ def test_the_end_may_be_of_floats(tmp_path: Path, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["not_identical"] == [scores]
 
 
-def tail(**more: Any) -> Graph:
+def tail(**more):
     net = IntegerNet()
     y = net.op("softmax", net.input("x", (1, 4), 0.5), axes=[1], **more)
     return net.graph(y).with_(float_tail=True)
 
 
-def test_nothing_identical_has_no_digest() -> None:
+def test_nothing_identical_has_no_digest():
     graph = tail()
     outputs = cml.Session(graph, "cpu").run({"x": np.ones((1, 4), np.float32)})
     with pytest.raises(cml.InputError, match="all of its outputs are computed in floats"):
         run_digest(graph, outputs)
 
 
-def test_nothing_is_rounded_behind_it(tmp_path: Path) -> None:
+def test_nothing_is_rounded_behind_it(tmp_path):
     with pytest.raises(cml.ModelError, match=r"softmax 't0' is computed in floats.*take the line"):
         cml.Session(tail(to=line(0.01)), "cpu")
     (tmp_path / "graph.nnef").write_text(
@@ -90,7 +85,7 @@ def test_nothing_is_rounded_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_gpu_is_compared_before_it(gpu: cml.Gpu) -> None:
+def test_the_gpu_is_compared_before_it(gpu):
     from cml_engine.runtime.integer_check import check_bits, random_words
 
     graph = classifier()

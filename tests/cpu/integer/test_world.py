@@ -1,8 +1,6 @@
 """The demo's integer world: committed tiles, their common hash, and lockstep that detects
 differences."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +23,7 @@ from tests.fixtures.integer.world import TILES
 
 
 @pytest.fixture(scope="module")
-def maker() -> TileMaker:
+def maker():
     return TileMaker(load_chain(integer=True), "cpu")
 
 

@@ -1,11 +1,8 @@
 """A background compile thread pauses while the host records a frame, and never blocks
 permanently."""
 
-from __future__ import annotations
-
 import sys
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -16,7 +13,6 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.io import frame_gate
-from cml_engine.io.frame_gate import FrameGate
 from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import Net
 
@@ -24,7 +20,7 @@ MODEL = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "upres.nn
 
 
 @pytest.fixture
-def gate() -> Iterator[FrameGate]:
+def gate():
     """The gate of this process, as if no frame had been recorded."""
     frame_gate.frame_gate.reset()
     frame_gate.frame_gate.pauses = 0
@@ -32,12 +28,12 @@ def gate() -> Iterator[FrameGate]:
     frame_gate.frame_gate.reset()
 
 
-def working(gate: FrameGate) -> Thread:
+def working(gate):
     """Starts a thread that compiles in the background."""
     net = Net(1, 8, 6, 6)
     graph = net.graph(net("relu(conv(x, 8))"))
 
-    def work() -> None:
+    def work():
         with gate.background():
             optimize(graph)
 
@@ -46,9 +42,7 @@ def working(gate: FrameGate) -> Thread:
     return thread
 
 
-def test_it_stands_still_until_the_frame_has_ended(
-    gate: FrameGate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stands_still_until_the_frame_has_ended(gate, monkeypatch):
     monkeypatch.setattr("cml_engine.io.frame_gate._LONGEST_S", 60.0)
     gate.end_frame()
     gate.begin_frame()
@@ -61,7 +55,7 @@ def test_it_stands_still_until_the_frame_has_ended(
     assert not thread.is_alive()
 
 
-def test_a_frame_that_does_not_end_blocks_no_compile(gate: FrameGate) -> None:
+def test_a_frame_that_does_not_end_blocks_no_compile(gate):
     gate.end_frame()
     gate.begin_frame()
     thread = working(gate)
@@ -69,14 +63,14 @@ def test_a_frame_that_does_not_end_blocks_no_compile(gate: FrameGate) -> None:
     assert not thread.is_alive() and gate.pauses == 1
 
 
-def test_it_does_not_wait_if_the_host_never_ends_a_frame(gate: FrameGate) -> None:
+def test_it_does_not_wait_if_the_host_never_ends_a_frame(gate):
     gate.begin_frame()
     thread = working(gate)
     thread.join(60)
     assert not thread.is_alive() and gate.pauses == 0
 
 
-def test_a_compile_in_the_foreground_never_waits(gate: FrameGate) -> None:
+def test_a_compile_in_the_foreground_never_waits(gate):
     gate.end_frame()
     gate.begin_frame()
     net = Net(1, 8, 6, 6)
@@ -85,19 +79,19 @@ def test_a_compile_in_the_foreground_never_waits(gate: FrameGate) -> None:
 
 
 def test_a_compile_reaches_a_checkpoint_every_few_milliseconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """The longest hold-up of a frame is the longest time between two checkpoints."""
     original, reached = frame_gate.yield_to_frame, [0.0]
 
-    def checkpoint() -> None:
+    def checkpoint():
         reached.append(time.thread_time())
 
     for module in list(sys.modules.values()):
         if getattr(module, "yield_to_frame", None) is original:
             monkeypatch.setattr(module, "yield_to_frame", checkpoint)
 
-    def compile_once() -> float:
+    def compile_once():
         reached[:] = [time.thread_time()]
         graph = optimize(cml.load(MODEL))
         plan_graph(graph, Limits())

@@ -1,7 +1,5 @@
 """The check of the passes accepts correct passes and names a wrong one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

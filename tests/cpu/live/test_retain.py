@@ -3,8 +3,6 @@
 The results are bit-identical to a full run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ OPS = ("relu", "sigmoid", "add", "mul", "concat", "split", "conv", "reshape", "s
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Graph:
+def graphs(draw):
     """Draws a graph of up to three inputs and one or two variables, joined at random."""
     inputs = [f"in{i}" for i in range(draw(st.integers(1, 3)))]
     variables = [f"v{i}" for i in range(draw(st.integers(0, 2)))]
@@ -37,7 +35,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     facts |= {name: Fact("scalar", constants[name].shape) for name in ("w", "b")}
     maps, nodes = [*inputs, *variables], list[Node]()
 
-    def add(op: str, read: tuple[str, ...], results: int = 1, **attrs: Any) -> list[str]:
+    def add(op, read, results=1, **attrs):
         names = [f"t{len(nodes)}_{i}" for i in range(results)]
         nodes.append(Node(op, read, tuple(names), full_attrs(op, attrs)))
         return names
@@ -63,12 +61,12 @@ def graphs(draw: st.DrawFn) -> Graph:
     return infer_facts(graph.with_(updates=updates))
 
 
-def arrays(names: Any, seed: int) -> dict[str, Array]:
+def arrays(names, seed):
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in sorted(names)}
 
 
-def reached(graph: Graph, given: set[str]) -> set[str]:
+def reached(graph, given):
     """Returns the titles of the nodes that must run again, found node by node."""
     changed = given | {variable for variable, _ in graph.updates}
     found = set()
@@ -79,7 +77,7 @@ def reached(graph: Graph, given: set[str]) -> set[str]:
     return found
 
 
-def check_retained(graph: Graph, backend: Any, choices: list[set[str]]) -> None:
+def check_retained(graph, backend, choices):
     """Checks runs with some inputs: only reached nodes run, and results are bit-identical to
     full runs."""
     session = cml.Session(graph, backend, retain=True)
@@ -88,7 +86,7 @@ def check_retained(graph: Graph, backend: Any, choices: list[set[str]]) -> None:
     for number, chosen in enumerate([set(graph.inputs), *choices]):
         new = arrays(chosen, number + 1)
         values |= new
-        ran: set[str] = set()
+        ran = set()
         if number % 2:  # a watch sees the nodes that run; without one the results are the same
             got = session.run(new, watch=lambda node, _, ran=ran: ran.add(node.title))  # type: ignore[misc]
             assert ran == reached(session.graph, chosen)
@@ -121,7 +119,7 @@ graph net(image, style) -> (y)
 """
 
 
-def two(backend: Any = "cpu", **options: Any) -> cml.Session:
+def two(backend="cpu", **options):
     return cml.Session(cml.load(cml.MemoryModel(TWO)), backend, retain=True, **options)
 
 

@@ -3,23 +3,20 @@
 A watch sees every operator.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import NAMES
-from cml_engine.ir.graph import Graph
 from tests.fixtures.graphs import BLOCKS, random_graph
 
 #: the graph as it is written
 AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})
 
 
-def values_of(graph: Graph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def values_of(graph, inputs):
     """Returns every tensor that the graph as written computes."""
-    found: dict[str, np.ndarray] = {}
+    found = {}
     session = cml.Session(graph, "cpu", AS_WRITTEN)
     session.run(
         inputs,
@@ -30,7 +27,7 @@ def values_of(graph: Graph, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarr
     return found
 
 
-def assert_kept(graph: Graph, inputs: dict[str, np.ndarray], names: tuple[str, ...]) -> None:
+def assert_kept(graph, inputs, names):
     wanted = values_of(graph, inputs)
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=names))
     outputs = session.run(inputs)

@@ -3,8 +3,6 @@
 Neighbouring tiles meet without a seam, and the agents beat simpler methods on held-out land.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

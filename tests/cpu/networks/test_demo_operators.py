@@ -1,10 +1,6 @@
 """The demo game's operators in NumPy: the positions of their grids, and the selection of
 scatter."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,12 +16,12 @@ CORNER = WIDE_APRON
 
 
 @pytest.fixture(scope="module")
-def terrain() -> cml.Session:
+def terrain():
     return cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu")
 
 
 @pytest.mark.parametrize("parent", [TileId(1, -2, 3), TileId(4, 0, -1)])
-def test_children_lie_where_their_parent_has_them(terrain: cml.Session, parent: TileId) -> None:
+def test_children_lie_where_their_parent_has_them(terrain, parent):
     """Moisture has the same octaves on both levels, so values at the same position are equal."""
     whole = terrain.run({"tile": tile_input(parent, SEED)})["moisture"][0, 0]
     half = CELLS // 2
@@ -36,7 +32,7 @@ def test_children_lie_where_their_parent_has_them(terrain: cml.Session, parent: 
         np.testing.assert_allclose(mine, whole[z : z + half, x : x + half], atol=1e-6)
 
 
-def test_scatter_keeps_candidates_in_their_order() -> None:
+def test_scatter_keeps_candidates_in_their_order():
     session = cml.Session(cml.load(MODELS / "scatter.nnef"), "cpu")
     inputs = {
         "density": np.full((1, 3, 64, 64), 0.2, np.float32),
@@ -58,15 +54,15 @@ def test_scatter_keeps_candidates_in_their_order() -> None:
     assert not np.array_equal(other["instances"], some["instances"])
 
 
-def _numbers(placed: np.ndarray) -> np.ndarray:
+def _numbers(placed):
     """Returns the candidate index of each placed instance."""
     column, row = np.floor(placed[:, :2] * CANDIDATES / CELLS).astype(int).T
-    numbers: np.ndarray = row * CANDIDATES + column
+    numbers = row * CANDIDATES + column
     return numbers
 
 
-def test_a_chain_says_what_does_not_fit(tmp_path: Path) -> None:
-    def model(name: str, text: str) -> Path:
+def test_a_chain_says_what_does_not_fit(tmp_path):
+    def model(name, text):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "graph.nnef").write_text(f"version 1.0; {text}")

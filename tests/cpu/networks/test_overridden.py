@@ -3,8 +3,6 @@
 This holds for every pass and every backend.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random weights: reproducible by seed, finite at any depth, and only for missing weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ LAYERS = {
 }
 
 
-def deep(shape: str, call: str) -> cml.MemoryModel:
+def deep(shape, call):
     """Returns the layer repeated many times, each with its own weights."""
     lines = ["t0 = external(shape = [1, 4, 8, 8]);"]
     for i in range(DEPTH):

@@ -1,7 +1,5 @@
 """Sessions at other shapes, in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

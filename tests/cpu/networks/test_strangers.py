@@ -3,8 +3,6 @@
 `python -m tests.fuzz --strangers --minutes 20` runs more cases.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

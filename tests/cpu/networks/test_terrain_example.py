@@ -1,7 +1,5 @@
 """The terrain example around its network: squares, blending, heights and the picture."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Inputs and outputs with channels last and a fourth channel have the values of the plain model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,21 +23,21 @@ graph net(image, depth, vector) -> (bright, mask, label, copied)
 """
 
 
-def graph(rng: np.random.Generator) -> cml.Graph:
+def graph(rng):
     filters = rng.standard_normal((3, 3, 3, 3)).astype(np.float32)
     return cml.load(cml.MemoryModel(TEXT, {"f": filters}))
 
 
-def inputs(rng: np.random.Generator) -> dict[str, np.ndarray]:
+def inputs(rng):
     shapes = {"image": (2, 3, 4, 5), "depth": (2, 1, 4, 5), "vector": (2, 7)}
     return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
 
 
-def last(array: np.ndarray) -> np.ndarray:
+def last(array):
     return array.transpose(0, 2, 3, 1)
 
 
-def check(plain: cml.Graph, rgba: bool, rng: np.random.Generator, backend: object) -> None:
+def check(plain, rgba, rng, backend):
     given = inputs(rng)
     wanted = cml.Session(plain, "cpu").run(given)
     lasts = {**given, "image": last(given["image"]), "depth": last(given["depth"])}

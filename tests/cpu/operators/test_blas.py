@@ -1,7 +1,5 @@
 """Products cut into blocks for the engine's own threads: equal numbers, and no spinning threads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +79,7 @@ def two_threads():
         yield
 
 
-def threads() -> int:
+def threads():
     return numpy_blas().lib_controllers[0].get_num_threads()
 
 

@@ -1,7 +1,5 @@
 """Tests that a cooked file gives bit-identical results to its model and compiles nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Tests of the golden pair: inputs over the network's ranges and a matching tolerance."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

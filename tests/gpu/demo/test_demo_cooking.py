@@ -1,7 +1,5 @@
 """Tests of the demo's cooked networks: their use, and the process that builds them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

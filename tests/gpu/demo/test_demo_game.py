@@ -1,8 +1,6 @@
 """Tests of the game without a window: its world depends on the seed only, its memory is
 constant."""
 
-from __future__ import annotations
-
 import gc
 import math
 import sys
@@ -10,9 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,11 +34,11 @@ NEAR = Settings(
 
 
 @pytest.fixture(scope="module")
-def runs(gpu: cml.Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(gpu, tmp_path_factory):
     """Flies the same route in several modes and budgets and returns the reports by name."""
     folder = tmp_path_factory.mktemp("demo")
 
-    def fly(name: str, **options: Any) -> Any:
+    def fly(name, **options):
         asked = Options(frames=60, clock="virtual", **options)
         return run(gpu, SMALL, NEAR, asked, screenshot=folder / f"{name}.png")
 
@@ -55,25 +51,25 @@ def runs(gpu: cml.Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {**made, "folder": folder}
 
 
-def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs: dict[str, Any]) -> None:
+def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs):
     worlds = {name: made.world for name, made in runs.items() if name != "folder"}
     assert len(set(worlds.values())) == 1, worlds
 
 
-def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_path: Path) -> None:
+def test_a_network_whose_files_change_makes_the_world_anew(gpu, tmp_path):
     model = tmp_path / "texture.nnef"
     copytree(MODELS / "texture.nnef", model)
     coarse = replace(NEAR.detail, finest=2)
     settings = replace(NEAR, models=tmp_path, watch=True, detail=coarse)
     flown = HeadlessRun(gpu, SMALL, settings, Options(frames=60, clock="virtual"))
-    said: list[str] = []
+    said = []
     flown.progress = said.append
     game, graph = flown.game, model / "graph.nnef"
     text, pose = graph.read_text(encoding="utf-8"), flown.flight.pose(0.0)
     weights = min(model.glob("*.bias.dat"))
     as_trained = weights.read_bytes()
 
-    def follow(changed: str, end: str, weight: bytes = b"") -> str:
+    def follow(changed, end, weight=b""):
         """Writes the files and returns the world's hash after the message ``end`` appears."""
         graph.write_text(changed, encoding="utf-8")
         weights.write_bytes(weight or as_trained)
@@ -102,9 +98,7 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu: cml.Gpu, tmp_pat
         flown.close()
 
 
-def test_a_run_that_stalls_says_what_everybody_waits_for(
-    gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_stalls_says_what_everybody_waits_for(gpu, monkeypatch):
     monkeypatch.setattr("demo_game.headless._PATIENCE_S", 1.0)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
@@ -119,7 +113,7 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(
     assert "upres" in said and "waits for the outputs of 'terrain'" in said
 
 
-def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
+def test_something_is_drawn_before_any_network_has_run(gpu):
     """The first picture shows drafts; after loading, no draft is left and its slots are free."""
     gc.unfreeze()
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
@@ -141,7 +135,7 @@ def test_something_is_drawn_before_any_network_has_run(gpu: cml.Gpu) -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: cml.Gpu) -> None:
+def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu):
     flown = HeadlessRun(gpu, replace(SMALL, slots=20), NEAR, Options())
     try:
         eye = flown._pose(0).position
@@ -154,7 +148,7 @@ def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu: c
         flown.close()
 
 
-def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> float:
+def popping(gpu, fade_s, monkeypatch):
     """Returns the largest change, of 255, of a block of pixels between two consecutive frames.
 
     Tiles arrive meanwhile, and the camera stands still.
@@ -183,7 +177,7 @@ def popping(gpu: cml.Gpu, fade_s: float, monkeypatch: pytest.MonkeyPatch) -> flo
         flown.close()
 
 
-def blocks(flown: HeadlessRun) -> Any:
+def blocks(flown):
     """Returns the mean colours of the picture's squares of 10 x 10 pixels."""
     width, height = flown.quality.width, flown.quality.height
     data = flown.gpu.queue.read_texture(
@@ -193,12 +187,12 @@ def blocks(flown: HeadlessRun) -> Any:
     return pixels[..., :3].mean((1, 3))
 
 
-def test_tiles_do_not_pop_up(gpu: cml.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_do_not_pop_up(gpu, monkeypatch):
     gradual, sudden = popping(gpu, FADE_S, monkeypatch), popping(gpu, 1e-6, monkeypatch)
     assert gradual < 10.0 and gradual < 0.5 * sudden, (gradual, sudden)
 
 
-def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -> None:
+def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu):
     settings = replace(NEAR, seed=9)
     flown = HeadlessRun(gpu, SMALL, settings, Options(frames=100, clock="virtual"))
     try:
@@ -217,7 +211,7 @@ def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu: cml.Gpu) -
         flown.close()
 
 
-def native_objects() -> Counter[str]:
+def native_objects():
     """Returns the number of live wgpu objects by class."""
     gc.collect()
     return Counter(
@@ -227,7 +221,7 @@ def native_objects() -> Counter[str]:
     )
 
 
-def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml.Gpu) -> None:
+def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu):
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     coarse = replace(NEAR, frame_ms=50.0, detail=replace(NEAR.detail, finest=3))
@@ -239,7 +233,7 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
         left = {}
         for slow_s in (0.0, 0.045, 0.06):
 
-            def slow(slow_s: float = slow_s) -> None:
+            def slow(slow_s=slow_s):
                 time.sleep(slow_s)
                 wait()
 
@@ -253,7 +247,7 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu: cml
         flown.close()
 
 
-def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
+def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu):
     """A frame on hardware, which a software driver imitates here, has one submit and no wait."""
     coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
     worlds = []
@@ -280,12 +274,12 @@ def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu: cml.Gpu) -> None:
     assert worlds[0] == worlds[1]
 
 
-def _counted(calls: Counter[str], name: str, function: Any, *args: Any) -> Any:
+def _counted(calls, name, function, *args):
     calls[name] += 1
     return function(*args)
 
 
-def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> None:
+def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu):
     """Drawing gets a smaller time limit while tiles are missing."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
@@ -307,13 +301,13 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu: cml.Gpu) -> No
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cpu: bool) -> None:
+def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, on_cpu):
     """A tile's memory, which others may reuse, is released after its copies are submitted."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))
     try:
-        said: list[str] = []
+        said = []
         flown.game._on_cpu = on_cpu
         streaming, submit = flown.game.streaming, gpu.queue.submit
         collect, hand_over = streaming.collect, streaming.hand_over
@@ -341,9 +335,7 @@ def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu: cml.Gpu, on_cp
 
 
 @pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
-def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
-    gpu: cml.Gpu, frame_ms: float, looks: int
-) -> None:
+def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(gpu, frame_ms, looks):
     """Deferrable work runs in a frame's spare time, or every few frames if no frame has any."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
@@ -364,7 +356,7 @@ def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(
         flown.close()
 
 
-def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> None:
+def test_a_software_driver_is_hardly_asked_what_passes_took(gpu):
     """On a software driver few frames have timestamps, which make them longer.
 
     The wait for a picture gives the render time of the other frames.
@@ -390,9 +382,7 @@ def test_a_software_driver_is_hardly_asked_what_passes_took(gpu: cml.Gpu) -> Non
 # --- the command line
 
 
-def test_wrong_words_are_said_without_a_traceback(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_wrong_words_are_said_without_a_traceback(capsys, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         main(["--headless", "--size", "wide"])
     assert stopped.value.code == 2 and "wanted WxH such as 640x360" in capsys.readouterr().err
@@ -409,7 +399,7 @@ def test_wrong_words_are_said_without_a_traceback(
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_help_lists_the_keys_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_keys_and_starts_nothing(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     said = capsys.readouterr()
@@ -422,9 +412,7 @@ def test_help_lists_the_keys_and_starts_nothing(capsys: pytest.CaptureFixture[st
     "missing, options",
     [("glfw", []), ("imgui_bundle", []), ("imgui_bundle", ["--headless", "--overlay"])],
 )
-def test_without_the_extra_it_says_what_to_install(
-    missing: str, options: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_it_says_what_to_install(missing, options, capsys, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":99")
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(options) == 2

@@ -1,7 +1,5 @@
 """Tests of the demo's own operators against NumPy in any partition, and of matching tile edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -21,17 +19,17 @@ OPERATORS = (
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operator_agrees_with_numpy_in_any_partition(gpu: cml.Gpu, name: str) -> None:
+def test_operator_agrees_with_numpy_in_any_partition(gpu, name):
     check(name, gpu)
 
 
 @pytest.fixture(scope="module")
-def terrain(gpu: cml.Gpu) -> cml.Session:
+def terrain(gpu):
     return cml.Session(cml.load(MODELS / "terrain.nnef"), gpu)
 
 
 @pytest.mark.parametrize("level", [0, 3, 6])
-def test_neighbours_begin_with_the_same_land(terrain: cml.Session, level: int) -> None:
+def test_neighbours_begin_with_the_same_land(terrain, level):
     west, east = (terrain.run({"tile": tile_input(TileId(level, x, -2), 7)}) for x in (-1, 0))
     for name in ("moisture", "grain"):
         assert np.array_equal(west[name][..., CELLS:], east[name][..., : WIDE - CELLS]), name
@@ -40,7 +38,7 @@ def test_neighbours_begin_with_the_same_land(terrain: cml.Session, level: int) -
         assert np.array_equal(west[name][..., shift:], east[name][..., : COARSE - shift]), name
 
 
-def test_light_is_the_same_on_both_sides_of_an_edge(gpu: cml.Gpu) -> None:
+def test_light_is_the_same_on_both_sides_of_an_edge(gpu):
     session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
     x, z = np.arange(WIDE + CELLS, dtype=np.float32), np.arange(WIDE, dtype=np.float32)[:, None]
     land = (60 * np.sin(x / 5) * np.cos(z / 7) + 40 * np.sin((x + z) / 3)).astype(np.float32)
@@ -55,7 +53,7 @@ def test_light_is_the_same_on_both_sides_of_an_edge(gpu: cml.Gpu) -> None:
         assert np.array_equal(west[name][..., CELLS:], east[name][..., : 64 - CELLS]), name
 
 
-def test_surface_has_the_tiles_own_heights_and_its_light(gpu: cml.Gpu) -> None:
+def test_surface_has_the_tiles_own_heights_and_its_light(gpu):
     session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
     slope = np.broadcast_to(np.arange(WIDE, dtype=np.float32), (1, 1, WIDE, WIDE)) * 4 + 100
     made = session.run({"heights": slope, "cell": np.full((1, 1, 1, 1), 4, np.float32)})
@@ -67,7 +65,7 @@ def test_surface_has_the_tiles_own_heights_and_its_light(gpu: cml.Gpu) -> None:
     assert (texels[..., 2] < 250).all() and (texels[..., 2] > 150).all()
 
 
-def test_scatter_places_what_is_dense_and_nothing_in_the_sea(gpu: cml.Gpu) -> None:
+def test_scatter_places_what_is_dense_and_nothing_in_the_sea(gpu):
     session = cml.Session(cml.load(MODELS / "scatter.nnef"), gpu)
     density = np.zeros((1, 3, 64, 64), np.float32)
     density[:, 0, :, :32] = 1.0  # a forest in the west

@@ -1,10 +1,6 @@
 """Tests that a game over a baked planet shows a bit-identical world without seams."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +24,7 @@ NEAR = Settings(
 )
 
 
-def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
+def bake_here(gpu, place, region, seed):
     """Bakes a planet in this process, without a cluster."""
     chain = load_chain()
     layers = layers_of(region, chain)
@@ -44,14 +40,14 @@ def bake_here(gpu: cml.Gpu, place: Path, region: Region, seed: int) -> Store:
     return store
 
 
-def settled(gpu: cml.Gpu, settings: Settings) -> tuple[HeadlessRun, str]:
+def settled(gpu, settings):
     flown = HeadlessRun(gpu, SMALL, settings, Options(frames=1, clock="virtual"))
     flown.load()
     flown.fly()
     return flown, flown.settle()
 
 
-def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> None:
+def test_the_world_is_the_same_over_a_planet(gpu, tmp_path):
     """The world is identical over a planet that covers half of the view.
 
     One of its tiles is damaged, and one is missing.
@@ -70,7 +66,7 @@ def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> No
     (place / "L1/sha256" / f"{at[0]}.0").unlink()
     (place / "L1/albedo" / f"{at[1]}.0.0.0").write_bytes(b"damaged")
     flown, over = settled(gpu, replace(NEAR, planet=place))
-    planet: Any = flown.game.planet
+    planet = flown.game.planet
     made_here = set(flown.digests.of) - set(region.tiles())
     try:
         assert over == world
@@ -84,7 +80,7 @@ def test_the_world_is_the_same_over_a_planet(gpu: cml.Gpu, tmp_path: Path) -> No
     assert not [owner for owner, _ in gpu.memory.stats().holdings if owner == "planet"]
 
 
-def test_a_planet_of_another_world_is_refused(gpu: cml.Gpu, tmp_path: Path) -> None:
+def test_a_planet_of_another_world_is_refused(gpu, tmp_path):
     region = Region(0, 1, 0, 1, 3, 3)
     bake_here(gpu, tmp_path / "p.zarr", region, 7)
     planet = Planet(tmp_path / "p.zarr")

@@ -1,23 +1,18 @@
 """Tests of the demo's renderer on tiles made in NumPy (``tests/fixtures/landscape.py``)."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import wgpu
 from PIL import Image
 
-import cml_engine as cml
 from demo_game.render.camera import Camera
-from demo_game.render.pace import EFFORTS, Effort
-from demo_game.render.quality import SOFTWARE, Quality
+from demo_game.render.pace import EFFORTS
+from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import Renderer, VisibleTile
 from demo_game.world.noise import height
 from demo_game.world.quadtree import Detail
@@ -38,7 +33,7 @@ COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)
 class Screen:
     """A renderer with a texture as its target."""
 
-    def __init__(self, gpu: cml.Gpu, quality: Quality = SMALL, form: str = SRGB) -> None:
+    def __init__(self, gpu, quality=SMALL, form=SRGB):
         self.gpu, self.renderer = gpu, Renderer(gpu, form, quality)
         self.target = gpu.device.create_texture(
             size=(quality.width, quality.height, 1),
@@ -47,7 +42,7 @@ class Screen:
         )
         self.view = self.target.create_view()
 
-    def picture(self, camera: Camera, visible: list[VisibleTile], time_s: float = 0.0) -> Any:
+    def picture(self, camera, visible, time_s=0.0):
         """Draws the tiles and returns the picture as bytes of shape (height, width, 3)."""
         encoder = self.gpu.device.create_command_encoder()
         self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
@@ -60,20 +55,20 @@ class Screen:
 
 
 @pytest.fixture
-def screen(gpu: cml.Gpu) -> Iterator[Screen]:
+def screen(gpu):
     made = Screen(gpu)
     yield made
     made.renderer.close()
 
 
-def coast(screen: Screen) -> tuple[Camera, list[VisibleTile]]:
+def coast(screen):
     """Returns a camera and the visible tiles of a view of mountains, forest and sea."""
     land = Landscape(screen.gpu, screen.renderer, SEED)
     camera = screen.renderer.camera(EYE, 2.15, -0.13)
     return camera, land.visible(land.complete(EYE, COARSE), COARSE, camera)
 
 
-def red(tile: TileId, seed: int) -> Made:
+def red(tile, seed):
     """Returns a tile of evenly lit, red mountains high above the sea."""
     first_x, first_z = tile.first_cell
     k = np.arange(FINE, dtype=np.int32) - 4
@@ -86,26 +81,26 @@ def red(tile: TileId, seed: int) -> Made:
     return Made(heights, shading, texels, np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32))
 
 
-def is_land(picture: Any) -> Any:
+def is_land(picture):
     """Returns a mask of the pixels that show red land."""
     return picture[..., 0] > picture[..., 2] + 40
 
 
-def test_the_same_frame_gives_the_same_picture(screen: Screen) -> None:
+def test_the_same_frame_gives_the_same_picture(screen):
     camera, visible = coast(screen)
     first = screen.picture(camera, visible)
     assert (first == screen.picture(camera, visible[::-1])).all()
     assert (first != screen.picture(camera, visible, 40.0)).any(), "clouds and waves move"
 
 
-def test_picture_is_the_golden_one(screen: Screen) -> None:
+def test_picture_is_the_golden_one(screen):
     if "llvmpipe" not in str(screen.gpu.info.get("device")):
         pytest.skip("the golden picture was drawn by llvmpipe")
     camera, visible = coast(screen)
     assert is_golden(screen.picture(camera, visible))
 
 
-def is_golden(picture: np.ndarray[Any, Any]) -> bool:
+def is_golden(picture):
     """Returns True if the picture equals the golden one up to blending and rounding."""
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     if picture.shape != golden.shape:
@@ -114,7 +109,7 @@ def is_golden(picture: np.ndarray[Any, Any]) -> bool:
     return bool(away.mean() < 1.0 and (away.max(-1) > 16).mean() < 0.01)
 
 
-def test_another_picture_is_not_the_golden_one() -> None:
+def test_another_picture_is_not_the_golden_one():
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     rounded = golden + np.indices(golden.shape).sum(0) % 2
     assert is_golden(golden) and is_golden(rounded)
@@ -128,7 +123,7 @@ def test_another_picture_is_not_the_golden_one() -> None:
 
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("tilt", [-0.5, -1.2])
-def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
+def test_no_holes_between_levels(gpu, step, tilt):
     """Land covers every pixel of a view from above, for all combinations of adjacent levels."""
     screen = Screen(gpu, replace(SMALL, mesh_step=step))
     land = Landscape(gpu, screen.renderer, SEED, red)
@@ -146,11 +141,11 @@ def test_no_holes_between_levels(gpu: cml.Gpu, step: int, tilt: float) -> None:
     screen.renderer.close()
 
 
-def test_a_skirt_hides_a_step_between_neighbours(screen: Screen) -> None:
+def test_a_skirt_hides_a_step_between_neighbours(screen):
     """No gap is visible under the edge of a plain that lies 25 m higher than its neighbour."""
     low, high = TileId(2, 0, 1), TileId(2, 0, 0)
 
-    def plain(tile: TileId, seed: int) -> Made:
+    def plain(tile, seed):
         return replace(
             red(tile, seed),
             height=np.full((FINE, FINE), 125.0 if tile == high else 100.0, np.float32),
@@ -166,14 +161,14 @@ def test_a_skirt_hides_a_step_between_neighbours(screen: Screen) -> None:
     assert (np.maximum.accumulate(seen, 0) == seen).all(), "below land there is land"
 
 
-def test_a_tile_that_has_just_come_has_its_parents_shape(screen: Screen) -> None:
+def test_a_tile_that_has_just_come_has_its_parents_shape(screen):
     parent = TileId(3, -3, -2)
     land = Landscape(screen.gpu, screen.renderer, SEED, red)
     land.add([parent, *parent.children])
     (x, z), span = parent.origin, parent.span_m
     camera = screen.renderer.camera((x + span / 2, 4200.0, z + span * 1.2), 0.0, -0.35)
 
-    def children(fade: float) -> list[VisibleTile]:
+    def children(fade):
         at = land.slots
         return [
             VisibleTile(t, at[t], at[parent], math.inf, math.inf, fade) for t in parent.children
@@ -186,7 +181,7 @@ def test_a_tile_that_has_just_come_has_its_parents_shape(screen: Screen) -> None
     assert (is_land(screen.picture(camera, children(0.0))) != alone).any()
 
 
-def test_plants_stand_on_the_land(screen: Screen) -> None:
+def test_plants_stand_on_the_land(screen):
     tile = TileId(0, -42, -24)
     land = Landscape(screen.gpu, screen.renderer, SEED, make)
     land.add([tile])
@@ -205,13 +200,13 @@ def test_plants_stand_on_the_land(screen: Screen) -> None:
     assert with_plants[covered].mean() < bare[covered].mean(), "firs are darker than grass"
 
 
-def test_far_from_the_origin_nothing_is_lost(screen: Screen) -> None:
+def test_far_from_the_origin_nothing_is_lost(screen):
     """The same land looks the same at the origin and 11,000 km away."""
     pictures = []
     for x in (0, 49152):
         here = TileId(0, x, 0)
 
-        def same(tile: TileId, seed: int) -> Made:
+        def same(tile, seed):
             return red(TileId(0, 0, 0), seed)
 
         land = Landscape(screen.gpu, screen.renderer, SEED, same)
@@ -224,7 +219,7 @@ def test_far_from_the_origin_nothing_is_lost(screen: Screen) -> None:
     assert (pictures[0] == pictures[1]).all()
 
 
-def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
+def test_memory_has_owners_and_goes_back(gpu):
     before = held_bytes(gpu)
     screen = Screen(gpu)
     held = gpu.memory.held_bytes
@@ -238,7 +233,7 @@ def test_memory_has_owners_and_goes_back(gpu: cml.Gpu) -> None:
     assert gpu.memory.held_bytes == before
 
 
-def test_camera_sees_what_is_in_front() -> None:
+def test_camera_sees_what_is_in_front():
     north = Camera((1e6, 100.0, -1e6), 0.0, 0.0, far=1000.0)
     assert north.sees((1e6 - 5, 90.0, -1e6 - 60), (1e6 + 5, 110.0, -1e6 - 50))
     assert not north.sees((1e6 - 5, 90.0, -1e6 + 50), (1e6 + 5, 110.0, -1e6 + 60))
@@ -248,7 +243,7 @@ def test_camera_sees_what_is_in_front() -> None:
     assert north.sees((1e6, 90.0, -1e6 - 60), (1e6 + 900, 110.0, -1e6 - 50)), "into it"
 
 
-def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane() -> None:
+def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane():
     rng = np.random.default_rng(5)
     camera = Camera((300.0, 80.0, -90.0), 0.7, -0.2, far=900.0)
     centre = rng.uniform(-800, 800, (500, 3)) + camera.position
@@ -265,9 +260,7 @@ def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (37, 2), (WIDTH, HEIGHT)])
 @pytest.mark.parametrize("effort", [EFFORTS[0], EFFORTS[-1]])
-def test_a_target_of_any_size_is_filled(
-    gpu: cml.Gpu, size: tuple[int, int], effort: Effort
-) -> None:
+def test_a_target_of_any_size_is_filled(gpu, size, effort):
     width, height = size
     screen = Screen(gpu, replace(SMALL, width=width, height=height))
     camera, visible = coast(screen)

@@ -1,16 +1,11 @@
 """Tests of the richer presets: the land under the sea, and grass near the camera."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-import cml_engine as cml
 from demo_game.render.grass import GRASS_M
 from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import VisibleTile
@@ -23,7 +18,7 @@ RICH = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=8, mesh_step=1, rich=
 TILE = TileId(0, 0, 0)
 
 
-def made(heights: Any, texels: Any) -> Made:
+def made(heights, texels):
     """Returns an evenly lit tile without plants."""
     shading = np.full((FINE, FINE, 4), 255, np.uint8)
     shading[..., :2] = 128
@@ -31,7 +26,7 @@ def made(heights: Any, texels: Any) -> Made:
     return Made(heights.astype(np.float32), shading, texels.astype(np.uint8), *grown)
 
 
-def coast(tile: TileId, seed: int) -> Made:
+def coast(tile, seed):
     """Returns a slope that falls to the south: red land, green under water."""
     row = np.arange(FINE) - 4.0
     heights = np.repeat((28 - row)[:, None], FINE, 1)
@@ -40,7 +35,7 @@ def coast(tile: TileId, seed: int) -> Made:
     return made(heights, np.repeat(texels, PAINTED, 1))
 
 
-def meadow(tile: TileId, seed: int) -> Made:
+def meadow(tile, seed):
     """Returns a green plain whose western half is rock."""
     west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
     texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
@@ -48,7 +43,7 @@ def meadow(tile: TileId, seed: int) -> Made:
 
 
 @pytest.fixture(scope="module")
-def screen(gpu: cml.Gpu) -> Iterator[Screen]:
+def screen(gpu):
     shown = Screen(gpu, RICH)
     for late in (shown.renderer._pipelines._mirrored, shown.renderer._pipelines._grass):
         assert late is not None
@@ -57,9 +52,7 @@ def screen(gpu: cml.Gpu) -> Iterator[Screen]:
     shown.renderer.close()
 
 
-def pictures(
-    screen: Screen, maker: Any, eye: tuple[float, float, float], pipeline: str
-) -> tuple[Any, Any]:
+def pictures(screen, maker, eye, pipeline):
     """Returns a picture of a tile, and the same picture without the draw of one pipeline."""
     land = Landscape(screen.gpu, screen.renderer, 7, maker)
     land.add([TILE])
@@ -78,14 +71,14 @@ def pictures(
     return found[0], found[1]
 
 
-def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen: Screen) -> None:
+def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen):
     whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "_mirrored")
     redder = (whole - without)[..., 0]
     assert (redder > 8).mean() > 0.02
     assert redder.min() > -8, "the dark seabed"
 
 
-def test_grass_grows_near_the_eye_where_the_land_is_green(screen: Screen) -> None:
+def test_grass_grows_near_the_eye_where_the_land_is_green(screen):
     whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "_grass")
     west, east = np.split(np.abs(whole - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)
     assert east.mean() > 0.3 > 5 * west[:, : WIDTH // 4].mean()

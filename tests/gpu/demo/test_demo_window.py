@@ -1,9 +1,6 @@
 """Tests of the game's window on a canvas without a display."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +9,6 @@ pytest.importorskip("imgui_bundle")
 
 from rendercanvas.offscreen import OffscreenRenderCanvas
 
-import cml_engine as cml
 from demo_game.game import Settings
 from demo_game.render.quality import SOFTWARE
 from demo_game.window import GameWindow
@@ -20,7 +16,7 @@ from demo_game.world.quadtree import Detail
 
 
 @pytest.fixture
-def window(gpu: cml.Gpu) -> Iterator[GameWindow]:
+def window(gpu):
     canvas = OffscreenRenderCanvas(size=(320, 180))
     settings = Settings(detail=Detail(finest=3, coarsest=4, split=1.1, view_m=2000.0))
     quality = replace(SOFTWARE, width=320, height=180)
@@ -29,7 +25,7 @@ def window(gpu: cml.Gpu) -> Iterator[GameWindow]:
     opened.close()
 
 
-def test_a_frame_s_time_is_not_cut_off_and_a_pause_is_no_frame(window: GameWindow) -> None:
+def test_a_frame_s_time_is_not_cut_off_and_a_pause_is_no_frame(window):
     for pause_s in (0.0, 0.0, 0.25, 0.0, 1.2, 0.0):
         time.sleep(pause_s)
         window.canvas.draw()

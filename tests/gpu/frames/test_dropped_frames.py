@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.gpu.gpu import Gpu
 from scheduler.jobs.job import Job
 from scheduler.tools.operators_per_frame import operators_per_frame
 
@@ -37,7 +35,7 @@ FIRST = 2.0
 OPTIONS = cml.CompileOptions(without=frozenset({"chains", "fuse"}))
 
 
-def graph(decay: float, recurrent: bool) -> cml.Graph:
+def graph(decay, recurrent):
     text = TEXT.format(decay=decay, update="u = update(s, t);" if recurrent else "")
     return cml.load(cml.MemoryModel(text, {"s": np.full(4, FIRST, np.float32)}))
 
@@ -50,7 +48,7 @@ class Memory:
     recurrent: bool
     values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
 
-    def run(self, given: dict[str, float], done: bool) -> float:
+    def run(self, given, done):
         """Returns a job's output; a job that is done also updates the variable."""
         self.values |= given
         x, z, s = (np.float32(self.values[name]) for name in "xzs")
@@ -63,13 +61,13 @@ class Memory:
 class Network:
     """A session and the model of its memory."""
 
-    def __init__(self, trial: Trial, recurrent: bool, retain: bool, decay: float = 0.5) -> None:
+    def __init__(self, trial, recurrent, retain, decay=0.5):
         self.trial, self.recurrent, self.retain = trial, recurrent, retain
         self.memory = Memory(decay, recurrent)
         made = graph(decay, recurrent)
         self.session = cml.Session(made, trial.gpu, OPTIONS, retain=retain)
 
-    def replace(self) -> None:
+    def replace(self):
         """Replaces the session's network; jobs that were submitted before run on the old one."""
         self.session.replace(graph(0.25, self.recurrent))
         self.session.take_replacement()
@@ -77,7 +75,7 @@ class Network:
         self.memory = new
         self.trial.events.append(lambda: new.values.update({**old.values, "s": FIRST}))
 
-    def reset(self) -> None:
+    def reset(self):
         self.session.reset()
         memory = self.memory
         self.trial.events.append(lambda: memory.values.update(s=FIRST))
@@ -86,17 +84,17 @@ class Network:
 class Entry:
     """A job and the values that were read from it."""
 
-    def __init__(self, trial: Trial, job: Job, memory: Memory, inputs: dict[str, Any]) -> None:
+    def __init__(self, trial, job, memory, inputs):
         self.trial, self.job, self.memory, self.inputs = trial, job, memory, inputs
         self.seen: set[float] = set()
         self.made = np.nan
 
-    def read(self) -> None:
+    def read(self):
         if self.job.state == "done" and not self.job.outputs.released:
             found = self.job.read("y")
             self.seen |= set() if found is None else set(found.tolist())
 
-    def check(self) -> None:
+    def check(self):
         """Asserts that all values read are right, and that none was read from a failed job."""
         by_job = {id(entry.job): entry.made for entry in self.trial.entries}
         given = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
@@ -110,7 +108,7 @@ class Entry:
 class Trial:
     """A frame loop that drops one frame."""
 
-    def __init__(self, gpu: Gpu, drop: int, timed: bool) -> None:
+    def __init__(self, gpu, drop, timed):
         self.gpu, self.drop, self.timed, self.count = gpu, drop, timed, 0
         self.schedulers: list[FrameScheduler] = []
         self.entries: list[Entry] = []
@@ -118,7 +116,7 @@ class Trial:
         #: the starts of jobs and all other changes of a memory, in order
         self.events: list[Callable[[], None]] = []
 
-    def scheduler(self) -> FrameScheduler:
+    def scheduler(self):
         made = FrameScheduler(self.gpu, budget_ms=20.0)
         made.planner = operators_per_frame(1)
         if not self.timed:  # as in a host that reports whole frames: receipts come in bundles
@@ -126,7 +124,7 @@ class Trial:
             made.cost_model.samples = lambda key: 100  # type: ignore[method-assign]
         return made
 
-    def submit(self, network: Network, where: int = 0, options: Any = None, **inputs: Any) -> Job:
+    def submit(self, network, where=0, options=None, **inputs):
         """Submits a job; each input is a number, or a job whose output is read."""
         while len(self.schedulers) <= where:
             self.schedulers.append(self.scheduler())
@@ -140,11 +138,11 @@ class Trial:
         self.entries.append(Entry(self, job, network.memory, inputs))
         return job
 
-    def fate(self) -> str:
+    def fate(self):
         """Returns the fate of the frame that is being encoded: "dropped" or "submitted"."""
         return "dropped" if self.count == self.drop else "submitted"
 
-    def frame(self) -> None:
+    def frame(self):
         for scheduler in self.schedulers:
             encoder = self.gpu.device.create_command_encoder()
             scheduler.encode(encoder)
@@ -163,7 +161,7 @@ class Trial:
         for entry in self.entries:
             entry.read()
 
-    def until(self, *jobs: Job) -> bool:
+    def until(self, *jobs):
         """Runs frames until these jobs have ended. Returns True if all are done."""
         for _ in range(3000):
             if all(job.ended for job in jobs):
@@ -172,7 +170,7 @@ class Trial:
         assert all(job.ended for job in jobs), self.schedulers[0].describe()
         return all(job.state == "done" for job in jobs)
 
-    def settle(self) -> set[str]:
+    def settle(self):
         """Runs frames until all jobs have ended and all losses are noticed; returns the errors."""
         self.until(*(entry.job for entry in self.entries))
         for _ in range(14):
@@ -180,18 +178,18 @@ class Trial:
         return {entry.job.error for entry in self.entries if entry.job.state != "done"}
 
 
-def in_order(trial: Trial, network: Network) -> None:
+def in_order(trial, network):
     for turn in range(4):
         trial.submit(network, x=turn, z=2 * turn)
 
 
-def one_by_one(trial: Trial, network: Network) -> None:
+def one_by_one(trial, network):
     """Submits each job as soon as the previous one has ended, so before its loss is noticed."""
     for turn in range(4):
         trial.until(trial.submit(network, x=turn, z=2 * turn))
 
 
-def left_out(trial: Trial, network: Network) -> None:
+def left_out(trial, network):
     trial.submit(network, x=1, z=2)
     trial.submit(network, z=20)
     trial.submit(network)
@@ -201,7 +199,7 @@ def left_out(trial: Trial, network: Network) -> None:
     trial.submit(network, z=40)
 
 
-def replaced(trial: Trial, network: Network) -> None:
+def replaced(trial, network):
     trial.submit(network, x=1, z=2)
     trial.submit(network, x=3, z=20)
     trial.frame()
@@ -211,7 +209,7 @@ def replaced(trial: Trial, network: Network) -> None:
     trial.submit(network, x=7, z=2)
 
 
-def fed(trial: Trial, network: Network) -> None:
+def fed(trial, network):
     """Submits jobs that read another job's output before it is done, and its tensor afterwards."""
     maker = Network(trial, recurrent=False, retain=False)
     trial.submit(network, x=trial.submit(maker, x=1, z=2), z=3)
@@ -223,7 +221,7 @@ def fed(trial: Trial, network: Network) -> None:
         trial.submit(network, z=8)
 
 
-def of_two_schedulers(trial: Trial, network: Network) -> None:
+def of_two_schedulers(trial, network):
     for turn in range(4):
         job = trial.submit(network, where=turn % 2, x=turn, z=2 * turn)
         if turn % 2:
@@ -255,12 +253,10 @@ CASES = [
 @pytest.mark.parametrize(
     ("script", "kind", "receipts"), CASES, ids=lambda v: getattr(v, "__name__", v)
 )
-def test_whichever_frame_is_dropped_no_number_is_wrong(
-    gpu: Gpu, script: Callable[[Trial, Network], None], kind: str, receipts: str
-) -> None:
+def test_whichever_frame_is_dropped_no_number_is_wrong(gpu, script, kind, receipts):
     recurrent, retain = NETWORKS[kind]
     drop, last = -1, 0
-    errors: set[str] = set()
+    errors = set()
     while drop <= last:
         trial = Trial(gpu, drop, timed=receipts == "timed")
         network = Network(trial, recurrent, retain)

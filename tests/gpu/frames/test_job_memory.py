@@ -3,8 +3,6 @@
 Inputs are checked and kept, a job waits for output memory, and none is left behind.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

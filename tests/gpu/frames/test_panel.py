@@ -1,7 +1,5 @@
 """Tests of the panel in a host's imgui: the networks' costs, and working sliders."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,19 +4,14 @@ No number read is ever wrong, all errors are the engine's own, every job ends, a
 released in the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine import Job
-from cml_engine.gpu.gpu import Gpu
 from scheduler.tools.operators_per_frame import operators_per_frame
 from tests.fixtures.frames.host import open_device
 from tests.fixtures.memory import held_bytes
@@ -29,7 +24,7 @@ DROPPED, ABANDONED = 0.03, 0.08
 class RandomHost(Trial):
     """A host with two schedulers and a network of each type."""
 
-    def __init__(self, gpu: Gpu, seed: int) -> None:
+    def __init__(self, gpu, seed):
         super().__init__(gpu, drop=-1, timed=bool(seed % 2))
         self.rng, self.calm = random.Random(seed), False
         self.networks = [Network(self, *kind) for kind in NETWORKS.values()]
@@ -37,21 +32,21 @@ class RandomHost(Trial):
         for scheduler in self.schedulers:
             scheduler.planner = operators_per_frame(self.rng.choice([1, 2, 7]))
 
-    def fate(self) -> str:
+    def fate(self):
         chance = 1.0 if self.calm else self.rng.random()
         dropped = "dropped" if chance < DROPPED else "submitted"
         return "abandoned" if DROPPED <= chance < DROPPED + ABANDONED else dropped
 
     # --- actions
 
-    def some_job(self) -> Job | None:
+    def some_job(self):
         return self.rng.choice(self.entries[-12:]).job if self.entries else None
 
-    def some_input(self) -> Any:
+    def some_input(self):
         job = self.some_job()
         return job if job is not None and self.rng.random() < 0.3 else self.rng.randrange(0, 40, 2)
 
-    def do_submit(self) -> None:
+    def do_submit(self):
         network = self.rng.choice(self.networks)
         names = [n for n in ("x", "z") if not network.retain or self.rng.random() < 0.6]
         inputs = {name: self.some_input() for name in names}
@@ -62,36 +57,36 @@ class RandomHost(Trial):
         }
         self.submit(network, self.rng.randrange(2), options, **inputs)
 
-    def do_pause(self) -> None:
+    def do_pause(self):
         if (job := self.some_job()) is not None:
             job.pause()
 
-    def do_resume(self) -> None:
+    def do_resume(self):
         for entry in self.entries:
             entry.job.resume()
 
-    def do_cancel(self) -> None:
+    def do_cancel(self):
         if (job := self.some_job()) is not None:
             job.cancel()
 
-    def do_release(self) -> None:
+    def do_release(self):
         if (job := self.some_job()) is not None:
             job.release()
 
-    def do_read(self) -> None:
+    def do_read(self):
         if (job := self.some_job()) is not None:
             job.tensor("y").read()
 
-    def do_replace(self) -> None:
+    def do_replace(self):
         self.rng.choice(self.networks).replace()
 
-    def do_reset(self) -> None:
+    def do_reset(self):
         self.rng.choice(self.networks).reset()
 
-    def do_evict(self) -> None:
+    def do_evict(self):
         self.rng.choice(self.networks).session.program.evict()  # type: ignore[attr-defined]
 
-    def do_run(self) -> None:
+    def do_run(self):
         plain = self.networks[0]
         x, z = (float(self.rng.randrange(0, 40, 2)) for _ in "xz")
         arrays = {name: np.full(4, value, np.float32) for name, value in (("x", x), ("z", z))}
@@ -99,17 +94,17 @@ class RandomHost(Trial):
         found = plain.session.run(arrays)["y"]
         assert set(found.tolist()) == {max(x * 0.5, z - 8.0) + 2.0 * decay + z}
 
-    def do_look(self) -> None:
+    def do_look(self):
         for scheduler in self.schedulers:
             assert scheduler.describe()
         for entry in self.entries[-12:]:
             job = entry.job
             assert job.waiting_for and job.eta_ms >= 0 and 0 <= job.progress <= 1 and repr(job)
 
-    def do_frame(self) -> None:
+    def do_frame(self):
         self.frame()
 
-    def step(self) -> None:
+    def step(self):
         (deed,) = self.rng.choices(list(DEEDS), list(DEEDS.values()))
         try:
             getattr(self, f"do_{deed}")()
@@ -118,7 +113,7 @@ class RandomHost(Trial):
 
     # --- end
 
-    def finish(self) -> None:
+    def finish(self):
         """Runs frames until every job has ended, then checks all values that were read."""
         self.calm = True
         self.do_resume()
@@ -135,7 +130,7 @@ DEEDS = {
 STEPS = 250
 
 
-def host_of(gpu: Gpu, seed: int) -> None:
+def host_of(gpu, seed):
     host = RandomHost(gpu, seed)
     for _ in range(STEPS):
         host.step()
@@ -147,7 +142,7 @@ def host_of(gpu: Gpu, seed: int) -> None:
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=pytest.mark.long if s > 3 else ()) for s in range(200)]
 )
-def test_whatever_a_host_does_no_number_is_wrong(gpu: Gpu, seed: int) -> None:
+def test_whatever_a_host_does_no_number_is_wrong(gpu, seed):
     held = held_bytes(gpu)
     host_of(gpu, seed)
     assert held_bytes(gpu) == held
@@ -156,7 +151,7 @@ def test_whatever_a_host_does_no_number_is_wrong(gpu: Gpu, seed: int) -> None:
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=pytest.mark.long if s > 1 else ()) for s in range(60)]
 )
-def test_whenever_the_device_is_lost_every_job_ends_with_our_error(seed: int) -> None:
+def test_whenever_the_device_is_lost_every_job_ends_with_our_error(seed):
     gpu = cml.Gpu(device=open_device(bool(seed % 2)))
     host = RandomHost(gpu, seed)
     last = host.rng.randrange(20, STEPS)

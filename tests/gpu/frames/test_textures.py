@@ -1,7 +1,5 @@
 """Tests of texture inputs and outputs in every format, at odd sizes, within the budget."""
 
-from __future__ import annotations
-
 import gc
 import time
 from dataclasses import replace

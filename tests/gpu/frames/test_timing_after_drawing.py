@@ -1,7 +1,5 @@
 """Tests that compute times stay right on a device that has drawn before."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from scheduler.tools.operators_per_frame import operators_per_frame
 
 
 @pytest.fixture
-def drawn_on(gpu: cml.Gpu) -> cml.Gpu:
+def drawn_on(gpu):
     """Returns the device after a render pass."""
     texture = gpu.device.create_texture(
         size=(64, 64, 1), format="rgba8unorm", usage=wgpu.TextureUsage.RENDER_ATTACHMENT
@@ -33,7 +31,7 @@ def drawn_on(gpu: cml.Gpu) -> cml.Gpu:
     return gpu
 
 
-def session(gpu: cml.Gpu) -> cml.Session:
+def session(gpu):
     """Returns a session whose run takes some milliseconds."""
     rng = np.random.default_rng(0)
     text = (
@@ -45,7 +43,7 @@ def session(gpu: cml.Gpu) -> cml.Session:
     return cml.Session(_loaded(text, rng), gpu)
 
 
-def _loaded(text: str, rng: np.random.Generator) -> cml.Graph:
+def _loaded(text, rng):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "graph.nnef").write_text(text)
         for name, shape in (("w", (64, 32, 5, 5)), ("v", (4, 64, 1, 1))):
@@ -53,7 +51,7 @@ def _loaded(text: str, rng: np.random.Generator) -> cml.Graph:
         return cml.load(folder)
 
 
-def wall_ms(ran: cml.Session, x: np.ndarray) -> float:
+def wall_ms(ran, x):
     """Returns the wall-clock milliseconds of a whole run.
 
     Tests alternate such runs with timed ones, so that other load on the machine slows both.
@@ -63,7 +61,7 @@ def wall_ms(ran: cml.Session, x: np.ndarray) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def test_steps_add_up_to_the_whole(drawn_on: cml.Gpu) -> None:
+def test_steps_add_up_to_the_whole(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
     wall_ms(ran, x)  # the first run is slower
@@ -72,7 +70,7 @@ def test_steps_add_up_to_the_whole(drawn_on: cml.Gpu) -> None:
     assert 0.4 < median(shares) < 3
 
 
-def test_a_frame_s_time_is_that_of_its_slices(drawn_on: cml.Gpu) -> None:
+def test_a_frame_s_time_is_that_of_its_slices(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
     wall_ms(ran, x)  # the first run is slower

@@ -1,7 +1,5 @@
 """Tests that the code in docs/in_your_engine.md runs unchanged."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests that the host examples draw the network's output: the same texture, a similar picture."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 

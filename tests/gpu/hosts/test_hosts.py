@@ -1,7 +1,5 @@
 """Tests that hosts that render with OpenGL show the network's output in their texture."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import time

@@ -1,10 +1,7 @@
 """Tests of a game's operators in integer networks: exact ones work, others are refused by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import cml_engine as cml
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
-from cml_engine.ir.graph import Graph
 from cml_engine.runtime.integer_check import check_bits, random_words
 from cml_engine.tools.testing import check
 from tests.cpu.integer.test_quantize import samples_of
@@ -24,9 +20,9 @@ STEEPNESS = Path(__file__).resolve().parents[3] / "examples/steepness/steepness.
 pytestmark = pytest.mark.usefixtures("own_operators")
 
 
-def own(source: str, function: Any, name: str = "own", **more: Any) -> None:
+def own(source, function, name="own", **more):
     """Registers an operator of one tensor."""
-    given: dict[str, Any] = {
+    given = {
         "infer": cml.same_as(0),
         "cpu": lambda attrs, x: function(x),
         "kernel": cml.Kernel(source=f"void kernel(uint i) {{ y[i] = {source}; }}"),
@@ -36,12 +32,12 @@ def own(source: str, function: Any, name: str = "own", **more: Any) -> None:
     cml.register(cml.OpSpec(name, **{**given, **more}))
 
 
-def one(op: str = "own", **how: Any) -> Graph:
+def one(op="own", **how):
     net = IntegerNet()
     return net.graph(net.op(op, net.input("x", (2, 5), 0.25), **how))
 
 
-def test_an_exact_operator_joins(gpu: cml.Gpu) -> None:
+def test_an_exact_operator_joins(gpu):
     load_file(STEEPNESS)
     check("steepness", gpu)
     net = Net(1, 2, 5, 7)
@@ -54,7 +50,7 @@ def test_an_exact_operator_joins(gpu: cml.Gpu) -> None:
     assert found.ok, found
 
 
-def test_words_stay_words() -> None:
+def test_words_stay_words():
     """An operator without bounds keeps the operand's scale and needs no rounding point."""
     own("x[x_size - 1 - i]", lambda x: x[::-1, ::-1], exact=True)
     graph = one()
@@ -63,7 +59,7 @@ def test_words_stay_words() -> None:
     assert [point.title for point in lower_to_integers(graph).points] == ["input"]
 
 
-def test_one_that_is_not_exact_is_refused_by_name() -> None:
+def test_one_that_is_not_exact_is_refused_by_name():
     own("x[i]", lambda x: x)
     with pytest.raises(cml.ModelError, match="own 't0' .* a game's own operator.*exact=True"):
         cml.Session(one(), "cpu")
@@ -73,7 +69,7 @@ def test_one_that_is_not_exact_is_refused_by_name() -> None:
         cml.quantize(graph, samples_of(graph))
 
 
-def test_one_in_the_place_of_the_engines_is_refused() -> None:
+def test_one_in_the_place_of_the_engines_is_refused():
     cml.unregister("relu")
     own("max(x[i], 0.0)", lambda x: np.maximum(x, 0), "relu")
     with pytest.raises(cml.ModelError, match="relu 't0' .* a game's own operator"):
@@ -90,7 +86,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_one_is_found(case: str, gpu: cml.Gpu) -> None:
+def test_a_wrong_one_is_found(case, gpu):
     more, source, cpu, message = WRONG[case]
     own(source, cpu, exact=True, **more)
     graph = one(to=line(0.25))
@@ -101,7 +97,7 @@ def test_a_wrong_one_is_found(case: str, gpu: cml.Gpu) -> None:
         check("own", gpu)
 
 
-def test_another_result_on_the_gpu_is_found(gpu: cml.Gpu) -> None:
+def test_another_result_on_the_gpu_is_found(gpu):
     own("x[i] + 1.0", lambda x: x, exact=True)
     with pytest.raises(AssertionError):
         check("own", gpu)
@@ -115,7 +111,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("case", DECLARED)
-def test_a_wrong_declaration_is_refused(case: str) -> None:
+def test_a_wrong_declaration_is_refused(case):
     more, message = DECLARED[case]
     with pytest.raises(OperatorError, match=message):
         own("x[i]", lambda x: x, **more)
@@ -128,7 +124,7 @@ def test_a_wrong_declaration_is_refused(case: str) -> None:
         (lambda attrs, x: x.least, OperatorError, "own '.*bounds function failed: AttributeError"),
     ],
 )
-def test_what_bounds_say_is_checked(bounds: Any, error: Any, message: str) -> None:
+def test_what_bounds_say_is_checked(bounds, error, message):
     own("x[i]", lambda x: x, exact=True, bounds=bounds)
     with pytest.raises(error, match=message):
         cml.Session(one(to=line(0.25)), "cpu")

@@ -3,8 +3,6 @@
 They cover names, types, passes, groupshared memory, control flow and the examples.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests that a group normalization exported with reshapes becomes one of the whole map."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,16 +8,15 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.cpu.cpu_program import CpuProgram
-from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import C4
 from tests.fixtures.graphs import Net
 
 
-def operators(graph: Graph) -> list[str]:
+def operators(graph):
     return [node.op for node in graph.nodes]
 
 
-def wide(graph: Graph) -> list[str]:
+def wide(graph):
     """Returns the operators that read whole maps."""
     most = max(fact.size for fact in graph.facts.values())
     return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]

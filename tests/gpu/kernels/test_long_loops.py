@@ -4,8 +4,6 @@ A software driver silently ends the loops of a thread after 65,535 iterations in
 included. No kernel may need more.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 It becomes an epilogue of the previous node, or runs as a node of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
-from cml_engine.ir.graph import Graph
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.tools.testing import check_graph
@@ -25,14 +22,12 @@ Array = np.ndarray[Any, Any]
 Build = Callable[[Net], str]
 
 
-def _conv(
-    inside: int, channels: int, size: int = 3, **attrs: object
-) -> tuple[tuple[int, ...], Build]:
+def _conv(inside, channels, size=3, **attrs):
     return (1, inside, 9, 11), lambda net: net.conv("x", channels, size, **attrs)
 
 
 #: for each kernel its shader, the input's shape, and the node
-PRODUCERS: dict[str, tuple[str, tuple[int, ...], Build]] = {
+PRODUCERS = {
     "row tile": ("conv/conv_row_tile.hlsl", *_conv(8, 12)),
     "depthwise": ("conv/depthwise.hlsl", *_conv(10, 10, groups=0)),
     "tile": ("conv/conv.hlsl", *_conv(8, 10, stride=[1, 3])),
@@ -54,7 +49,7 @@ CASES = [(producer, form) for producer in ("row tile", "depthwise") for form in 
 CASES += [(producer, "noise") for producer in list(PRODUCERS)[2:]]
 
 
-def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -> str:
+def operand(net, form, result, computed):
     """Returns a random operand between 0.5 and 1.5 with the shape of ``form``.
 
     Its name is added to ``computed`` if it becomes an input of the graph.
@@ -75,7 +70,7 @@ def operand(net: Net, form: str, result: tuple[int, ...], computed: list[str]) -
     return name
 
 
-def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, dict[str, Array]]:
+def normalized(producer, form, epsilon=1e-3):
     """Returns a graph of the producer, its normalization and two operators, and its inputs."""
     _, shape, build = PRODUCERS[producer]
     net, computed = Net(*shape), list[str]()
@@ -87,7 +82,7 @@ def normalized(producer: str, form: str, epsilon: float = 1e-3) -> tuple[Graph, 
     return computed_inputs(net, net.op("mul", h, operand(net, "C", result, computed)), computed)
 
 
-def computed_inputs(net: Net, result: str, computed: list[str]) -> tuple[Graph, dict[str, Array]]:
+def computed_inputs(net, result, computed):
     """Returns the graph with these constants as inputs, like values that a network computes."""
     graph = net.graph(result)
     inputs = {**net.input(), **{name: graph.constants[name] for name in computed}}
@@ -95,7 +90,7 @@ def computed_inputs(net: Net, result: str, computed: list[str]) -> tuple[Graph, 
     return graph.with_(inputs=tuple(inputs), constants=constants), inputs
 
 
-def in_blocks(graph: Graph) -> dict[str, str]:
+def in_blocks(graph):
     """Returns the blocked layout for the input and for every map as large as the result."""
     result = graph.facts[graph.outputs[0]]
     maps = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n] == result]
@@ -124,7 +119,7 @@ def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
     assert str(plan.steps[-1].path).startswith(PRODUCERS[producer][0])
 
 
-def operators(graph: Graph) -> list[str]:
+def operators(graph):
     return [op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))]
 
 

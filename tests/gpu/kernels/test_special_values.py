@@ -4,8 +4,6 @@ They run alone, between other operators of one kernel, and after a conv or a pro
 (docs/design/nnef.md, "Special values").
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

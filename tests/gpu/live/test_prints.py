@@ -1,10 +1,6 @@
 """Tests of ``CML_PRINT`` in kernels: the printed lines, and no effect in normal builds."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +10,6 @@ from cml_engine import FrameScheduler
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.shaders.hlsl import (
-    ShaderKey,
     compile_spirv,
     print_labels,
     printing,
@@ -45,23 +40,23 @@ X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def _operator() -> Iterator[None]:
+def _operator():
     register(SOURCE)
     yield
     cml.unregister("shown")
 
 
-def register(source: str) -> None:
+def register(source):
     kernel = cml.Kernel(source=source)
     cml.register(cml.OpSpec("shown", cml.same_as(0), kernel=kernel, signature=SIGNATURE))
 
 
 @pytest.fixture(scope="module")
-def debug(gpu: Gpu) -> Gpu:
+def debug(gpu):
     return Gpu(device=gpu.device, debug_kernels=True)
 
 
-def session_of(gpu: Gpu, rounds: int = 1) -> cml.Session:
+def session_of(gpu, rounds=1):
     text = (
         f"version 1.0; graph net(x) -> (y) {{ x = external(shape = {list(SHAPE)});\n"
         f"y = shown(x, rounds = {rounds}); }}"
@@ -69,7 +64,7 @@ def session_of(gpu: Gpu, rounds: int = 1) -> cml.Session:
     return cml.Session(cml.load(cml.MemoryModel(text)), gpu)
 
 
-def lines_of(rounds: int) -> list[str]:
+def lines_of(rounds):
     """Returns the lines that the kernel prints, in order."""
     found = []
     for i, value in enumerate(X.ravel()):
@@ -83,9 +78,7 @@ def lines_of(rounds: int) -> list[str]:
     return [f"{WHERE} {line}" for line in found]
 
 
-def test_a_run_shows_what_its_kernels_print(
-    gpu: Gpu, debug: Gpu, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_shows_what_its_kernels_print(gpu, debug, capsys):
     plain = session_of(gpu).run({"x": X})["y"]
     assert capsys.readouterr().err == ""
     for rounds in (1, 200):  # of 200 rounds only the first lines are shown
@@ -101,9 +94,7 @@ def test_a_run_shows_what_its_kernels_print(
     assert len(capsys.readouterr().err.splitlines()) == 1025
 
 
-def test_a_job_says_that_it_shows_nothing(
-    debug: Gpu, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_says_that_it_shows_nothing(debug, caplog, capsys):
     session = session_of(debug)
     scheduler = FrameScheduler(debug, budget_ms=20.0)
     with caplog.at_level(logging.WARNING):
@@ -126,7 +117,7 @@ def test_a_job_says_that_it_shows_nothing(
         ('S s; s.a = 1; CML_PRINT("s", s);', "CML_PRINT takes a float, an int"),
     ],
 )
-def test_what_cannot_be_printed_is_refused(debug: Gpu, call: str, said: str) -> None:
+def test_what_cannot_be_printed_is_refused(debug, call, said):
     cml.unregister("shown")
     register(f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}")
     with pytest.raises(ShaderCompileError, match=said) as error:
@@ -141,14 +132,14 @@ MAINS = [
 ]
 
 
-def key_of(folder: Path, text: str) -> ShaderKey:
+def key_of(folder, text):
     file = folder / "own.hlsl"
     file.write_text(text)
     return shader_key(file, "n:u", 2, {"GROUP": 64}, trusted=True)
 
 
 @pytest.mark.parametrize("main", MAINS)
-def test_kernels_of_the_engine_and_what_they_include_print(tmp_path: Path, main: str) -> None:
+def test_kernels_of_the_engine_and_what_they_include_print(tmp_path, main):
     """Engine kernels and their includes can print; one that does not is the same in all builds."""
     silent = key_of(tmp_path, f"{main} T1[i] = 2 * T0[i]; }}")
     assert printing(silent) == silent

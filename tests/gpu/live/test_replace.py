@@ -1,14 +1,9 @@
 """Tests of replacing a session's network: new weights, new operators, errors, watched files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +11,6 @@ import pytest
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.plugins import load_file
-from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
@@ -35,20 +29,20 @@ graph net(x) -> (y)
 X = {"x": np.full((1, 4, 6, 6), 2.0, np.float32)}
 
 
-def graph(value: float, text: str = TEXT) -> cml.Graph:
+def graph(value, text=TEXT):
     weights = {"w": np.full((1, 4, 1, 1), value, np.float32)}
     return cml.load(cml.MemoryModel(text, weights))
 
 
-def sessions(gpu: Gpu, **options: Any) -> list[cml.Session]:
+def sessions(gpu, **options):
     return [cml.Session(graph(1), backend, **options) for backend in (gpu, "cpu")]
 
 
-def value(session: cml.Session) -> float:
+def value(session):
     return float(session.run(X)["y"][0, 0, 0, 0])
 
 
-def test_new_weights_and_operators_take_the_place(gpu: Gpu) -> None:
+def test_new_weights_and_operators_take_the_place(gpu):
     for session in sessions(gpu):
         assert value(session) == 2
         change = session.replace(graph(3))
@@ -60,9 +54,7 @@ def test_new_weights_and_operators_take_the_place(gpu: Gpu) -> None:
         session.take_replacement()  # no replacement is left
 
 
-def test_new_weights_make_no_plan_and_build_no_pipeline(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_weights_make_no_plan_and_build_no_pipeline(gpu, monkeypatch):
     session, old = cml.Session(graph_of(), gpu), graph_of()
     other = old.with_(constants={name: 2 * array for name, array in old.constants.items()})
     wanted = cml.Session(other, gpu).run(inputs())["y"]
@@ -75,12 +67,12 @@ def test_new_weights_make_no_plan_and_build_no_pipeline(
     assert gpu.pipelines_built == built
 
 
-def test_new_weights_come_in_bites(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_weights_come_in_bites(gpu, monkeypatch):
     """A replacement uploads no more bytes per frame than the frame's budget allows."""
-    written: list[int] = []
+    written = []
     write = Allocation.write
 
-    def counted(allocation: Allocation, data: Any, offset: int = 0) -> None:
+    def counted(allocation, data, offset=0):
         written.append(memoryview(data).nbytes)
         write(allocation, data, offset)
 
@@ -99,7 +91,7 @@ def test_new_weights_come_in_bites(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(session.run(X)["y"], cml.Session(heavy(2), gpu).run(X)["y"])
 
 
-def heavy(value: float) -> cml.Graph:
+def heavy(value):
     """Returns a graph with about a megabyte of weights."""
     text = TEXT.replace("[1, 4, 1, 1]", "[144, 2048]")
     text = text.replace("relu(x * w)", "matmul(reshape(x, shape = [1, 144]), w)")
@@ -116,7 +108,7 @@ def heavy(value: float) -> cml.Graph:
         (lambda: "net.nnef", "wanted a Graph"),
     ],
 )
-def test_a_broken_model_changes_nothing(gpu: Gpu, broken: Any, said: str) -> None:
+def test_a_broken_model_changes_nothing(gpu, broken, said):
     for session in sessions(gpu):
         change = session.replace(broken)
         with pytest.raises(cml.CmlError, match=said):
@@ -127,7 +119,7 @@ def test_a_broken_model_changes_nothing(gpu: Gpu, broken: Any, said: str) -> Non
         assert value(session) == 10
 
 
-def test_a_graph_that_does_not_fit_is_refused_at_once(gpu: Gpu) -> None:
+def test_a_graph_that_does_not_fit_is_refused_at_once(gpu):
     for session in sessions(gpu):
         with pytest.raises(cml.InputError, match=r"wanted scalar\[1,4,6,6\]"):
             session.replace(graph(1, TEXT.replace("6, 6]", "7, 6]")))
@@ -135,7 +127,7 @@ def test_a_graph_that_does_not_fit_is_refused_at_once(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("ends", [lambda: graph(3), lambda: 1 // 0])
-def test_what_was_superseded_while_it_was_made_stays_so(gpu: Gpu, ends: Any) -> None:
+def test_what_was_superseded_while_it_was_made_stays_so(gpu, ends):
     for session in sessions(gpu):
         go = Event()
         first = session.replace(lambda go=go: go.wait() and ends())
@@ -147,12 +139,12 @@ def test_what_was_superseded_while_it_was_made_stays_so(gpu: Gpu, ends: Any) -> 
         assert value(session) == 8
 
 
-def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu: Gpu) -> None:
+def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu):
     session = cml.Session(graph(1), gpu)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     before = scheduler.submit(session, X)
     change = session.replace(graph(3))
-    seen: list[float] = []
+    seen = []
     finish(gpu, scheduler, before)
     seen.append(before.tensor("y").read()[0, 0, 0, 0])
     for _ in range(300):
@@ -169,11 +161,11 @@ def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu: Gpu) -> Non
 class Followed:
     """A session whose files are watched, with a simulated clock."""
 
-    def __init__(self, session: cml.Session, model: Path, **options: Any) -> None:
+    def __init__(self, session, model, **options):
         self.session, self.now = session, 0.0
         self.reloader = Reloader(session, model, clock=lambda: self.now, **options)
 
-    def settle(self, *changed: Path, wait: bool = True) -> str:
+    def settle(self, *changed, wait=True):
         """Changes these files and returns the message after the load has ended."""
         for file in changed:
             os.utime(file, ns=(int(self.now * 1e9), int(self.now * 1e9) + 7))
@@ -184,7 +176,7 @@ class Followed:
                     self.session.take_replacement()
         return self.poll()
 
-    def poll(self) -> str:
+    def poll(self):
         """Polls until no load is in progress, and returns the reloader's message."""
         for _ in range(3000):
             self.reloader.poll()
@@ -194,12 +186,12 @@ class Followed:
         return self.reloader.said
 
 
-def write(folder: Path, weight: float, text: str = TEXT) -> list[Path]:
+def write(folder, weight, text=TEXT):
     model = write_model(folder / "net.nnef", text, w=np.full((1, 4, 1, 1), weight, np.float32))
     return list(model.iterdir())
 
 
-def test_a_reloader_follows_the_files(gpu: Gpu, tmp_path: Path) -> None:
+def test_a_reloader_follows_the_files(gpu, tmp_path):
     write(tmp_path, 1)
     session = cml.Session(cml.load(tmp_path / "net.nnef"), gpu)
     followed = Followed(session, tmp_path / "net.nnef")
@@ -213,7 +205,7 @@ def test_a_reloader_follows_the_files(gpu: Gpu, tmp_path: Path) -> None:
     assert followed.reloader.poll() is None
 
 
-def test_a_reloader_brings_a_network_that_no_job_waits_for(gpu: Gpu, tmp_path: Path) -> None:
+def test_a_reloader_brings_a_network_that_no_job_waits_for(gpu, tmp_path):
     write(tmp_path, 1)
     for backend in (gpu, "cpu"):
         session = cml.Session(cml.load(tmp_path / "net.nnef"), backend)
@@ -239,7 +231,7 @@ KERNEL = "void kernel(uint thread) { y[thread] = x[thread] + 1.0; }\n"
 
 
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Path]:
+def operator(tmp_path):
     """Yields a file of operators and its kernel; its operator is unregistered afterwards."""
     file = tmp_path / "operators.py"
     file.write_text(OPERATOR, encoding="utf-8")
@@ -249,7 +241,7 @@ def operator(tmp_path: Path) -> Iterator[Path]:
     unregister("reloaded")
 
 
-def test_a_reloader_follows_operators(operator: Path, tmp_path: Path) -> None:
+def test_a_reloader_follows_operators(operator, tmp_path):
     write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
     session = cml.Session(cml.load(tmp_path / "net.nnef"), "cpu")
     followed = Followed(session, tmp_path / "net.nnef", ops=[operator])
@@ -265,7 +257,7 @@ def test_a_reloader_follows_operators(operator: Path, tmp_path: Path) -> None:
         assert value(session) == wanted
 
 
-def test_a_reloader_follows_kernels(gpu: Gpu, operator: Path, tmp_path: Path) -> None:
+def test_a_reloader_follows_kernels(gpu, operator, tmp_path):
     write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
     session = cml.Session(cml.load(tmp_path / "net.nnef"), gpu)
     kernel = tmp_path / "reloaded.hlsl"

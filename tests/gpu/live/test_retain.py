@@ -1,9 +1,5 @@
 """Tests of GPU sessions that retain inputs: runs and jobs execute only the steps that changed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import wgpu
@@ -11,7 +7,6 @@ from hypothesis import given, settings
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.gpu.gpu import Gpu
 from cml_engine.tools.panel.operators import OperatorTimes
 from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained, graphs, subsets
@@ -54,20 +49,20 @@ graph net(x, z) -> (y)
 """
 
 
-def weights() -> dict[str, Any]:
+def weights():
     rng = np.random.default_rng(0)
     return {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w0", "w1")}
 
 
-def graph() -> cml.Graph:
+def graph():
     return cml.load(cml.MemoryModel(TEXT, weights()))
 
 
-def array(seed: int) -> Any:
+def array(seed):
     return np.random.default_rng(seed).standard_normal((1, 8, 12, 12)).astype(np.float32)
 
 
-def wanted(gpu: Gpu, x: Any, z: Any) -> Any:
+def wanted(gpu, x, z):
     """Returns the output of a session that runs all steps."""
     return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
 
@@ -79,12 +74,12 @@ def test_what_is_given_reaches_what_runs(gpu, made, chosen):
     check_retained(made, gpu, [{names[i] for i in some if i < len(names)} for some in chosen])
 
 
-def titles(session: cml.Session, *given: str) -> list[str]:
+def titles(session, *given):
     steps = session.program.steps_for(given, behind=True)  # type: ignore[attr-defined]
     return [session.plan.steps[i].title for i in steps]
 
 
-def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu: Gpu) -> None:
+def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     assert titles(session, "x") == [step.title for step in session.plan.steps]
     assert titles(session, "z") == ["add 'mixed'", "conv 'y'"]
@@ -94,7 +89,7 @@ def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu: Gpu) -> None
     assert sum(row.count for row in report.rows) == 2
 
 
-def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu: Gpu) -> None:
+def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     with pytest.raises(cml.InputError, match="input 'x' is missing"):
         session.run({"z": array(0)})
@@ -109,7 +104,7 @@ def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu: Gpu) -> None:
     )
 
 
-def test_what_was_evicted_runs_as_a_whole() -> None:
+def test_what_was_evicted_runs_as_a_whole():
     own = cml.Gpu()
     session = cml.Session(graph(), own, retain=True)
     x, z = array(1), array(2)
@@ -120,7 +115,7 @@ def test_what_was_evicted_runs_as_a_whole() -> None:
     assert session.program.steps_for({"z"}) is not None  # type: ignore[attr-defined]
 
 
-def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu: Gpu) -> None:
+def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu):
     one, two = (cml.Session(graph(), gpu, retain=True, arena="shared:retain") for _ in range(2))
     x, z = array(1), array(2)
     one.run({"x": x, "z": array(0)})
@@ -128,7 +123,7 @@ def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu: Gpu) -
     np.testing.assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
 
 
-def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
+def test_jobs_do_what_their_inputs_change(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     recording = scheduler.record()
@@ -151,7 +146,7 @@ def test_jobs_do_what_their_inputs_change(gpu: Gpu) -> None:
     assert replay(recording) == recording.decisions
 
 
-def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
+def test_slices_say_which_operators_of_the_network_they_are(gpu):
     """Slices carry the plan's step indices even if a job runs the last two steps only."""
     session = cml.Session(graph(), gpu, retain=True)
     host = Host(gpu, budget_ms=20.0)
@@ -171,13 +166,13 @@ def test_slices_say_which_operators_of_the_network_they_are(gpu: Gpu) -> None:
         assert runs == pytest.approx({i: 2 if i in decoder else 1 for i in runs})
 
 
-def test_a_texture_is_kept_like_any_input() -> None:
+def test_a_texture_is_kept_like_any_input():
     """A retained texture keeps its values from the job that gave it."""
     own = cml.Gpu()
     usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
     texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)
 
-    def fill(seed: int) -> Any:
+    def fill(seed):
         texels = np.random.default_rng(seed).standard_normal((3, 5, 4)).astype(np.float32)
         own.queue.write_texture(
             {"texture": texture}, texels, {"bytes_per_row": 80, "rows_per_image": 3}, (5, 3, 1)
@@ -187,7 +182,7 @@ def test_a_texture_is_kept_like_any_input() -> None:
     session = cml.Session(cml.load(cml.MemoryModel(ENCODED)), own, retain=True)
     host = Host(own, budget_ms=20.0)
 
-    def result(**given: Any) -> Any:
+    def result(**given):
         job = host.scheduler.submit(session, given)
         host.until(lambda: job.ended)
         return job
@@ -209,7 +204,7 @@ def test_a_texture_is_kept_like_any_input() -> None:
     np.testing.assert_array_equal(session.run({"x": cml.TextureInput(texture), "z": z})["y"], x * z)
 
 
-def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:
+def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     first = scheduler.submit(session, {"x": array(1), "z": array(0)})
@@ -228,7 +223,7 @@ def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu: Gpu) -> None:
     np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
 
 
-def one_frame(gpu: Gpu, scheduler: FrameScheduler, submit: bool = True) -> None:
+def one_frame(gpu, scheduler, submit=True):
     encoder = gpu.device.create_command_encoder()
     scheduler.encode(encoder)
     if submit:
@@ -238,7 +233,7 @@ def one_frame(gpu: Gpu, scheduler: FrameScheduler, submit: bool = True) -> None:
         scheduler.abandon_frame()
 
 
-def test_a_frame_that_is_abandoned_is_taken_back(gpu: Gpu) -> None:
+def test_a_frame_that_is_abandoned_is_taken_back(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     first = scheduler.submit(session, {"x": array(1), "z": array(0)})
@@ -250,8 +245,8 @@ def test_a_frame_that_is_abandoned_is_taken_back(gpu: Gpu) -> None:
 
 
 def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_nothing(
-    gpu: Gpu,
-) -> None:
+    gpu,
+):
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     finish(gpu, scheduler, scheduler.submit(session, {"x": array(1), "z": array(0)}))
@@ -263,7 +258,7 @@ def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_noth
     np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
-def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went() -> None:
+def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went():
     own = cml.Gpu()
     maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
     scheduler = FrameScheduler(own, budget_ms=20.0)
@@ -285,7 +280,7 @@ def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went()
     np.testing.assert_array_equal(told.tensor("y").read(), again.tensor("y").read())
 
 
-def test_variables_always_advance(gpu: Gpu) -> None:
+def test_variables_always_advance(gpu):
     model = cml.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
     four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
     session = cml.Session(cml.load(model), gpu, retain=True)

@@ -1,7 +1,5 @@
 """Tests of a model's numbers that a host changes while it runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,16 +1,12 @@
 """Tests of kept tensors, read from a session's memory and from jobs, and of a watch on a GPU."""
 
-from __future__ import annotations
-
 import gc
-from typing import Any
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.gpu.gpu import Gpu
 from tests.cpu.live.test_taps import values_of
 
 TEXT = """version 1.0;
@@ -28,21 +24,21 @@ graph net(x) -> (y)
 KEEP = cml.CompileOptions(keep=("c0", "x"))
 
 
-def graph_of(text: str = TEXT) -> cml.Graph:
+def graph_of(text=TEXT):
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w0", "w1")}
     return cml.load(cml.MemoryModel(text, weights))
 
 
-def inputs(seed: int = 1) -> dict[str, np.ndarray[Any, Any]]:
+def inputs(seed=1):
     return {"x": np.random.default_rng(seed).standard_normal((1, 8, 12, 12)).astype(np.float32)}
 
 
-def close(got: Any, wanted: Any) -> None:
+def close(got, wanted):
     np.testing.assert_allclose(got, wanted, 1e-4, 1e-4)
 
 
-def finish(gpu: Gpu, scheduler: FrameScheduler, *jobs: Any) -> None:
+def finish(gpu, scheduler, *jobs):
     for _ in range(200):
         encoder = gpu.device.create_command_encoder()
         scheduler.encode(encoder)
@@ -53,7 +49,7 @@ def finish(gpu: Gpu, scheduler: FrameScheduler, *jobs: Any) -> None:
     raise AssertionError(scheduler.describe())
 
 
-def read(gpu: Gpu, scheduler: FrameScheduler, job: Any, name: str) -> Any:
+def read(gpu, scheduler, job, name):
     for _ in range(200):
         if (value := job.read(name)) is not None:
             return value
@@ -65,7 +61,7 @@ def read(gpu: Gpu, scheduler: FrameScheduler, job: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("storage", ["float", "half"])
-def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu: Gpu, storage: Any) -> None:
+def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu, storage):
     graph, given = graph_of(), inputs()
     wanted = values_of(graph, given)
     options = cml.CompileOptions(keep=("c0", "x"), storage=storage)
@@ -79,7 +75,7 @@ def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu: Gpu, storage: 
     np.testing.assert_array_equal(session.tensor("y").read(), outputs["y"])
 
 
-def test_a_job_has_the_kept_tensors_of_its_own_run(gpu: Gpu) -> None:
+def test_a_job_has_the_kept_tensors_of_its_own_run(gpu):
     graph = graph_of()
     session = cml.Session(graph, gpu, KEEP)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -95,7 +91,7 @@ def test_a_job_has_the_kept_tensors_of_its_own_run(gpu: Gpu) -> None:
         one.tensor("c1")
 
 
-def test_a_job_takes_another_s_kept_tensor(gpu: Gpu) -> None:
+def test_a_job_takes_another_s_kept_tensor(gpu):
     graph = graph_of()
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -106,7 +102,7 @@ def test_a_job_takes_another_s_kept_tensor(gpu: Gpu) -> None:
     close(job.tensor("y").read(), wanted)
 
 
-def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu: Gpu) -> None:
+def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu):
     graph = graph_of()
     one, two = (cml.Session(graph, gpu, KEEP, arena="shared:taps") for _ in range(2))
     one.run(inputs())
@@ -117,7 +113,7 @@ def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu: Gpu) -> N
     two.tensor("c0")
 
 
-def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu: Gpu) -> None:
+def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu):
     session = cml.Session(graph_of(), gpu, KEEP)
     session.run(inputs())
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -125,14 +121,14 @@ def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu: Gpu) -> N
         scheduler.submit(session, {"x": session.tensor("c0")})
 
 
-def test_a_watch_on_a_gpu_sees_what_it_sees_on_the_cpu(gpu: Gpu) -> None:
+def test_a_watch_on_a_gpu_sees_what_it_sees_on_the_cpu(gpu):
     graph, given = graph_of(), inputs()
-    seen: dict[str, dict[str, Any]] = {"gpu": {}, "cpu": {}}
+    seen = {"gpu": {}, "cpu": {}}
     outputs = {}
     for backend, values in seen.items():
         session = cml.Session(graph, gpu if backend == "gpu" else "cpu", KEEP)
 
-        def watch(node: Any, results: Any, values: dict[str, Any] = values) -> None:
+        def watch(node, results, values=values):
             values[node.title] = [r.copy() for r in results]
 
         outputs[backend] = session.run(given, watch=watch)
@@ -143,7 +139,7 @@ def test_a_watch_on_a_gpu_sees_what_it_sees_on_the_cpu(gpu: Gpu) -> None:
     close(outputs["gpu"]["y"], outputs["cpu"]["y"])
 
 
-def test_a_watched_run_advances_variables(gpu: Gpu) -> None:
+def test_a_watched_run_advances_variables(gpu):
     text = (
         "version 1.0;\nextension KHR_enable_operator_expressions;\n"
         "graph n(x) -> (y) { x = external(shape = [4]); s = variable(shape = [4], label = 's');"

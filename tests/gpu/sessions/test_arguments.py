@@ -3,21 +3,16 @@
 Every parameter of every public call is tried with a table of wrong values.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from inspect import signature
-from typing import Any
 
 import numpy as np
 import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.gpu.gpu import Gpu
 from tests.fixtures.frames.host import SHAPE, Host, conv_net
 
 IMAGE = np.zeros(SHAPE, np.float32)
@@ -28,7 +23,7 @@ class Odd:
     """A type that no parameter accepts."""
 
 
-WRONG: tuple[Any, ...] = (
+WRONG = (
     None, 3, -1, 0, 2.5, float("nan"), float("inf"), 10**400, "text", b"bytes", True, [], [1],
     ["x"], (), {}, {"x": None}, {"x": Odd()}, {"x": "text"}, {"x": [["a"]]}, {3: IMAGE},
     {"x": IMAGE, "zz": IMAGE}, {"x": [[1, 2], [3]]}, Odd(), Decimal(2), Decimal("nan"),
@@ -36,7 +31,7 @@ WRONG: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def frames(scheduler: cml.FrameScheduler, gpu: Gpu) -> None:
+def frames(scheduler, gpu):
     for _ in range(2):
         encoder = gpu.device.create_command_encoder()
         scheduler.encode(encoder)
@@ -45,7 +40,7 @@ def frames(scheduler: cml.FrameScheduler, gpu: Gpu) -> None:
     scheduler.describe()
 
 
-def calls(gpu: Gpu) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+def calls(gpu):
     """Returns each public call with arguments that it accepts."""
     session, on_cpu = (cml.Session(conv_net(), backend) for backend in (gpu, "cpu"))
     host = Host(gpu, budget_ms=50.0)
@@ -54,7 +49,7 @@ def calls(gpu: Gpu) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     host.finish(job)
     encoder, timer = gpu.device.create_command_encoder(), gpu.frame_timer(["pass"])
     buffer = gpu.device.create_buffer(size=64, usage=wgpu.BufferUsage.COPY_SRC)
-    found: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    found = {
         "FrameScheduler": (cml.FrameScheduler, {"gpu": gpu}),
         "submit": (scheduler.submit, {"session": session, "inputs": {"x": IMAGE}}),
         "submit_periodic": (
@@ -98,7 +93,7 @@ def calls(gpu: Gpu) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     return found
 
 
-def test_every_parameter_refuses_what_is_of_the_wrong_kind(gpu: Gpu) -> None:
+def test_every_parameter_refuses_what_is_of_the_wrong_kind(gpu):
     told = []
     for name, (call, valid) in calls(gpu).items():
         for parameter in signature(call).parameters.values():
@@ -120,7 +115,7 @@ def test_every_parameter_refuses_what_is_of_the_wrong_kind(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("value", [Decimal(8), Fraction(17, 2), np.float32(8), np.array(8.0)])
-def test_times_may_be_numbers_of_any_kind(gpu: Gpu, value: Any) -> None:
+def test_times_may_be_numbers_of_any_kind(gpu, value):
     scheduler = cml.FrameScheduler(gpu, frame_ms=value, budget_ms=value)
     session = cml.Session(conv_net(), gpu)
     job = scheduler.submit(session, {"x": IMAGE}, priority=value, deadline_ms=value)

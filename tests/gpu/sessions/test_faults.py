@@ -3,8 +3,6 @@
 Each fault leads to a clear error or a pause, never to a hang or a wrong result.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

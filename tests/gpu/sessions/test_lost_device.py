@@ -1,11 +1,7 @@
 """Tests that calls on a lost device raise the same error, or succeed if they need no device."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
 from inspect import getmembers
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +40,7 @@ graph net(x) -> (y)
 class Lost:
     """The objects of a host whose device was lost."""
 
-    def __init__(self, timestamps: bool) -> None:
+    def __init__(self, timestamps):
         device = open_device(timestamps)
         self.gpu = gpu = cml.Gpu(device=device)
         self.session = cml.Session(conv_net(), gpu)
@@ -71,7 +67,7 @@ class Lost:
         self.encoder = device.create_command_encoder()
         device.destroy()
 
-    def frames(self, session: cml.Session, inputs: dict[str, Any]) -> None:
+    def frames(self, session, inputs):
         """Runs a job like a host that has not noticed the loss, and raises the job's error."""
         job = self.scheduler.submit(session, inputs)
         for _ in range(400):
@@ -81,17 +77,17 @@ class Lost:
                 raise cml.DeviceError(job.error)
         raise AssertionError(job.waiting_for)
 
-    def texture_job(self) -> None:
+    def texture_job(self):
         self.frames(self.recurrent, {"x": cml.TextureInput(self.texture)})
 
 
-def replace(lost: Lost) -> None:
+def replace(lost):
     lost.session.replace(conv_net(seed=9))
     lost.session.take_replacement()
 
 
 #: calls that reach the driver, by the name of the public method
-RAISE: dict[str, Callable[[Lost], Any]] = {
+RAISE = {
     "Session": lambda lost: cml.Session(conv_net(size=20), lost.gpu),
     "Session deferred": lambda lost: cml.Session(conv_net(size=28), lost.gpu, deferred=True),
     "Session.run": lambda lost: lost.session.run(IMAGE),
@@ -137,7 +133,7 @@ RAISE: dict[str, Callable[[Lost], Any]] = {
     "Allocation.write": lambda lost: lost.memory.write(bytes(16)),
 }
 #: calls that need no device or only release something, and so succeed
-PASS: dict[str, Callable[[Lost], Any]] = {
+PASS = {
     "Gpu": lambda lost: cml.Gpu(device=lost.gpu.device),
     "Gpu.wait": lambda lost: lost.gpu.wait(),
     "Session.build_ahead": lambda lost: lost.deferred.build_ahead(),
@@ -157,7 +153,7 @@ PASS: dict[str, Callable[[Lost], Any]] = {
     "Session.close": lambda lost: lost.retaining.close(),
 }
 #: calls that reach the driver on some devices only, such as those with timestamps
-EITHER: dict[str, Callable[[Lost], Any]] = {
+EITHER = {
     "Gpu.frame_timer": lambda lost: lost.gpu.frame_timer(("pass",)),
     "Gpu.shader": lambda lost: lost.gpu.shader(resolve("textures/load.hlsl"), "compute", "main"),
 }
@@ -172,12 +168,12 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["timestamps", "wall clock"])
-def lost(request: pytest.FixtureRequest) -> Lost:
+def lost(request):
     return Lost(request.param)
 
 
 @pytest.mark.parametrize("name", [*RAISE, *EITHER, *PASS])
-def test_whatever_is_called_on_a_lost_device_says_so(lost: Lost, name: str) -> None:
+def test_whatever_is_called_on_a_lost_device_says_so(lost, name):
     if name in PASS:
         PASS[name](lost)
     elif name in RAISE:
@@ -188,7 +184,7 @@ def test_whatever_is_called_on_a_lost_device_says_so(lost: Lost, name: str) -> N
             EITHER[name](lost)
 
 
-def test_every_public_method_is_tried() -> None:
+def test_every_public_method_is_tried():
     tried = {name.split()[0] for name in (*RAISE, *EITHER, *PASS)} | OTHERS
     for kind in (cml.Session, Gpu, FrameScheduler, FrameTimer, Job):
         for name, member in getmembers(kind, callable):

@@ -1,7 +1,5 @@
 """Tests of networks prepared during frames by a thread that is slow, fails, or holds a lock."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -4,8 +4,6 @@ It gives the numbers of a session loaded at that shape and reuses the weights on
 memory is counted once and lives as long as one of its sessions.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -16,7 +14,6 @@ import pytest
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.errors import OutOfGpuMemory
-from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.shaders import compilers
 
@@ -55,7 +52,7 @@ SMALL, LARGE = (1, 8, 24, 24), (2, 8, 32, 28)
 
 
 @pytest.fixture
-def own() -> Gpu:
+def own():
     """Returns a device whose memory no other test uses."""
     return cml.Gpu()
 

@@ -1,9 +1,5 @@
 """Tests of the host's own shader stages, compiled from HLSL by the same compiler."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import wgpu
@@ -26,7 +22,7 @@ float4 paint(Corner v) : SV_Target0 { return colour(v.shade, tint); }
 
 
 @pytest.fixture
-def shader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shader(tmp_path, monkeypatch):
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "colour.hlsli").write_text(
         "float4 colour(float shade, float4 tint) { return float4(shade * tint.rgb, 1); }\n"
@@ -36,7 +32,7 @@ def shader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def draw(gpu: cml.Gpu, path: Path, level: str) -> np.ndarray:
+def draw(gpu, path, level):
     """Returns an 8x8 picture that the two shader stages have covered completely."""
     device, defines = gpu.device, {"LEVEL": level}
     target = device.create_texture(
@@ -73,15 +69,13 @@ def draw(gpu: cml.Gpu, path: Path, level: str) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(8, 8, 4)
 
 
-def test_both_stages_draw_and_defines_choose_the_variant(gpu: cml.Gpu, shader: Path) -> None:
+def test_both_stages_draw_and_defines_choose_the_variant(gpu, shader):
     assert (draw(gpu, shader, "1.0") == (255, 128, 64, 255)).all()
     assert (draw(gpu, shader, "0.0") == (0, 0, 0, 255)).all()
 
 
-def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(
-    gpu: cml.Gpu, shader: Path
-) -> None:
-    def compiled() -> set[str]:
+def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(gpu, shader):
+    def compiled():
         return {file.name for file in (shader.parent / "cache").rglob("*.shader")}
 
     draw(gpu, shader, "1.0")
@@ -93,20 +87,20 @@ def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(
     assert (draw(gpu, shader, "1.0") == (0, 0, 0, 255)).all()
 
 
-def test_the_message_names_file_line_and_reason(gpu: cml.Gpu, shader: Path) -> None:
+def test_the_message_names_file_line_and_reason(gpu, shader):
     shader.write_text(SOURCE.replace("colour(v.shade", "color(v.shade"))
     with pytest.raises(ShaderCompileError, match=r"(?s)sky\.hlsl:paint.*sky\.hlsl:10.*color"):
         gpu.shader(shader, "fragment", "paint", {"LEVEL": "1.0"})
 
 
-def test_wrong_stage_and_missing_file_are_said(gpu: cml.Gpu, shader: Path) -> None:
+def test_wrong_stage_and_missing_file_are_said(gpu, shader):
     with pytest.raises(cml.InputError, match="unknown stage 'pixel'; one of vertex, fragment"):
         gpu.shader(shader, "pixel", "paint")
     with pytest.raises(cml.InputError, match="nowhere.hlsl' not found"):
         gpu.shader(shader.with_name("nowhere.hlsl"), "vertex", "corner")
 
 
-def test_a_loop_that_would_be_misread_is_refused(gpu: cml.Gpu, shader: Path) -> None:
+def test_a_loop_that_would_be_misread_is_refused(gpu, shader):
     loop = """\
 float4 paint(float4 at : SV_Position) : SV_Target0 {
     float sum = 0;

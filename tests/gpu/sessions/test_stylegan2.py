@@ -1,7 +1,5 @@
 """Tests that the StyleGAN2 example's files load, fit device limits, and run alike everywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

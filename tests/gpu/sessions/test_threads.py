@@ -3,8 +3,6 @@
 Sessions that share memory run one at a time, and no call overwrites a job's tensors.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

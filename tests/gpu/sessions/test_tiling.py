@@ -1,7 +1,5 @@
 """Tests that pictures computed in tiles, by a call or by jobs, are bit-identical to whole runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

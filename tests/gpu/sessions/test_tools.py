@@ -1,7 +1,5 @@
 """Tests of debug markers, logs, closed sessions, and the selection of a GPU."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

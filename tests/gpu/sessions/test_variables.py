@@ -3,8 +3,6 @@
 A run reads the old values everywhere, and all variables change at once when it ends.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -56,7 +54,7 @@ def in_frames(session, gpu, inputs):
 class Stateful(Net):
     """A random graph of small tensors with variables, and its expected results."""
 
-    def __init__(self, seed: int, nodes: int = 9, variables: int = 4) -> None:
+    def __init__(self, seed, nodes=9, variables=4):
         super().__init__(*SHAPE, seed=seed)
         self.variables = [self.random(*SHAPE) for _ in range(variables)]
         self.pool = ["x", self.random(*SHAPE), *self.variables]
@@ -72,10 +70,10 @@ class Stateful(Net):
         )
 
     @property
-    def renamed(self) -> set[str]:
+    def renamed(self):
         return {node.outputs[0] for node in self.nodes if node.op in ("reshape", "copy")}
 
-    def _some_node(self) -> list[str]:
+    def _some_node(self):
         a, b = (str(n) for n in self.rng.choice(self.pool, 2))
         match self.rng.integers(6):
             case 0:
@@ -88,10 +86,10 @@ class Stateful(Net):
             case _:
                 return [self.op(str(self.rng.choice(list(BINARY))), a, b)]
 
-    def made(self) -> Graph:
+    def made(self):
         return self.graph(*self.results).with_(updates=self.new)
 
-    def expected(self, turns: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    def expected(self, turns):
         state, found = {v: self.constants[v] for v in self.variables}, []
         for inputs in turns:
             values = {**self.constants, **state, **inputs}
@@ -103,7 +101,7 @@ class Stateful(Net):
         return found
 
 
-def _worked_out(node: Node, read: list[np.ndarray]) -> list[np.ndarray]:
+def _worked_out(node, read):
     if node.op in BINARY:
         return [BINARY[node.op](*read)]
     if node.op == "concat":

@@ -1,14 +1,9 @@
 """Models in archives: checksums are verified and sizes are limited."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import random
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +31,7 @@ FILES = [(f"{label}.dat", tensor_bytes(values)) for label, values in VALUES.item
 FILES.append(("graph.nnef", TEXT))
 
 
-def header(name: str, size: int, kind: bytes = b"0", size_field: bytes | None = None) -> bytes:
+def header(name, size, kind=b"0", size_field=None):
     """Returns a tar header of the oldest format."""
     field = b"%011o\0" % size if size_field is None else size_field
     block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2)
@@ -46,19 +41,19 @@ def header(name: str, size: int, kind: bytes = b"0", size_field: bytes | None = 
     return bytes(block)
 
 
-def member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
+def member(name, data, kind=b"0"):
     return header(name, len(data), kind) + data + bytes(-len(data) % 512)
 
 
 END = bytes(1024)
 
 
-def pack(path: Path, content: bytes) -> Path:
+def pack(path, content):
     path.write_bytes(gzip.compress(content, mtime=0))
     return path
 
 
-def packed(path: Path, format: int = tarfile.PAX_FORMAT, prefix: str = "") -> Path:
+def packed(path, format=tarfile.PAX_FORMAT, prefix=""):
     """Packs the model with the standard library."""
     with tarfile.open(path, "w:gz", format=format) as tar:
         for name, data in FILES:
@@ -68,13 +63,13 @@ def packed(path: Path, format: int = tarfile.PAX_FORMAT, prefix: str = "") -> Pa
     return path
 
 
-def loaded(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def loaded(path):
     graph = nnef.load(path, lambda op: True)
     assert [node.op for node in graph.nodes] == ["add", "add"]
     return dict(graph.constants)
 
 
-def check_values(found: dict[str, np.ndarray[Any, Any]]) -> None:
+def check_values(found):
     assert found.keys() == VALUES.keys()
     for name, values in VALUES.items():
         np.testing.assert_array_equal(found[name], values)
@@ -88,19 +83,19 @@ def check_values(found: dict[str, np.ndarray[Any, Any]]) -> None:
         (tarfile.PAX_FORMAT, "é" * 40 + "/" + "a/" * 40),
     ],
 )
-def test_every_format_is_read(tmp_path: Path, format: int, longest: str) -> None:
+def test_every_format_is_read(tmp_path, format, longest):
     for prefix in ("", "./", "net/", longest):
         check_values(loaded(packed(tmp_path / "m.tgz", format, prefix)))
 
 
-def test_folders_and_other_files_are_passed_over(tmp_path: Path) -> None:
+def test_folders_and_other_files_are_passed_over(tmp_path):
     content = header("net", 0, b"5") + member("net/readme.md", b"text" * 200)
     content += b"".join(member(f"net/{name}", data) for name, data in FILES) + END
     check_values(loaded(pack(tmp_path / "m.tgz", content)))
     check_values(loaded(pack(tmp_path / "m.tgz", content[:-1024])))  # without the zeros
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
     """Or the bit changes nothing, such as one in the packing time."""
     path = packed(tmp_path / "m.tgz")
     whole = path.read_bytes()
@@ -118,7 +113,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
     assert len(found) < 10, found  # in gzip's header, and bits that fill its last byte
 
 
-def test_damage_before_packing_is_found(tmp_path: Path) -> None:
+def test_damage_before_packing_is_found(tmp_path):
     """Gzip's own checksum is right here, but the tar headers are damaged."""
     content = b"".join(member(name, data) for name, data in FILES) + END
     starts = [content.index(name.encode().ljust(100, b"\0")) for name, _ in FILES]
@@ -172,7 +167,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_archives_are_refused(tmp_path: Path, what: str) -> None:
+def test_hostile_archives_are_refused(tmp_path, what):
     content, message = HOSTILE[what]
     with pytest.raises(ModelError) as error, load_budget(LoadLimits(steps=20_000)):
         loaded(pack(tmp_path / "m.tgz", content))
@@ -180,14 +175,14 @@ def test_hostile_archives_are_refused(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("more", [b"garbage", b"\0\0garbage", gzip.compress(b"more", mtime=0)])
-def test_what_follows_the_stream_is_refused(tmp_path: Path, more: bytes) -> None:
+def test_what_follows_the_stream_is_refused(tmp_path, more):
     path = packed(tmp_path / "m.tgz")
     path.write_bytes(path.read_bytes() + more)
     with pytest.raises(ModelError, match="is damaged"):
         loaded(path)
 
 
-def test_every_length_of_a_cut_archive(tmp_path: Path) -> None:
+def test_every_length_of_a_cut_archive(tmp_path):
     path = packed(tmp_path / "m.tgz")
     whole = path.read_bytes()
     for size in range(2, len(whole), 4):
@@ -196,13 +191,13 @@ def test_every_length_of_a_cut_archive(tmp_path: Path) -> None:
             loaded(path)
 
 
-def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
+def test_the_order_of_files_does_not_matter(tmp_path):
     """Each forward pass reads the weights in their stored order, in any order of the graph."""
-    reads: list[int] = []
+    reads = []
     path = pack(tmp_path / "m.tgz", b"".join(member(n, d) for n, d in reversed(FILES)) + END)
-    original: Callable[..., Any] = gzip.GzipFile.seek
+    original = gzip.GzipFile.seek
 
-    def seek(self: gzip.GzipFile, offset: int, whence: int = 0) -> int:
+    def seek(self, offset, whence=0):
         reads.append(offset)
         return int(original(self, offset, whence))
 

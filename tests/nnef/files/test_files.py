@@ -1,7 +1,5 @@
 """Locations of models, their labels, their weights and their quantization."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import tarfile
@@ -25,7 +23,7 @@ Write = Callable[..., Path]
 Array = np.ndarray[Any, Any]
 
 
-def text_with(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") -> str:
+def text_with(dtype="scalar", label="w", shape="[2, 3]"):
     return (
         "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
         f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
@@ -33,14 +31,14 @@ def text_with(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") ->
     )
 
 
-def load(path: Path) -> Array:
+def load(path):
     return nnef.load(path, lambda op: True).constants["w"]
 
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_a_folder_a_file_in_it_and_an_archive(write_model: Write, tmp_path: Path) -> None:
+def test_a_folder_a_file_in_it_and_an_archive(write_model, tmp_path):
     folder = write_model(text_with(), w=VALUES)
     with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
         tar.add(folder, "some/model")
@@ -57,15 +55,13 @@ def test_a_folder_a_file_in_it_and_an_archive(write_model: Write, tmp_path: Path
         (VALUES > 2, "logical", np.bool_),
     ],
 )
-def test_values_become_the_engines_types(
-    write_model: Write, stored: Array, dtype: str, wanted: type
-) -> None:
+def test_values_become_the_engines_types(write_model, stored, dtype, wanted):
     found = load(write_model(text_with(dtype), w=stored))
     assert found.dtype == wanted
     np.testing.assert_array_equal(found, stored)
 
 
-def test_half_floats_are_widened_with_a_notice(write_model: Write) -> None:
+def test_half_floats_are_widened_with_a_notice(write_model):
     path = write_model(text_with(), w=VALUES.astype(np.float16))
     with pytest.warns(NnefWarning, match=r"graph\.nnef:5:9: 1 files hold 16-bit floats"):
         found = load(path)
@@ -73,7 +69,7 @@ def test_half_floats_are_widened_with_a_notice(write_model: Write) -> None:
     np.testing.assert_array_equal(found, VALUES.astype(np.float16))
 
 
-def test_wide_floats_are_rounded_with_a_notice(write_model: Write) -> None:
+def test_wide_floats_are_rounded_with_a_notice(write_model):
     path = write_model(text_with(), w=VALUES.astype(np.float64))
     with pytest.warns(NnefWarning, match=r"graph\.nnef:5:9: 'w\.dat' holds 64-bit floats"):
         assert load(path).dtype == np.float32
@@ -90,9 +86,7 @@ def test_wide_floats_are_rounded_with_a_notice(write_model: Write) -> None:
         (np.full((2, 3), 2**31), "integer", "holds 2147483648 to 2147483648: wanted integers"),
     ],
 )  # fmt: skip
-def test_weights_that_do_not_suit(
-    write_model: Write, stored: Array, dtype: str, message: str
-) -> None:
+def test_weights_that_do_not_suit(write_model, stored, dtype, message):
     with pytest.raises(TensorFileError) as error:
         load(write_model(text_with(dtype), w=stored))
     assert message in str(error.value)
@@ -100,7 +94,7 @@ def test_weights_that_do_not_suit(
     assert "    w = variable<" in str(error.value)
 
 
-def test_weights_that_are_missing_or_cut(write_model: Write) -> None:
+def test_weights_that_are_missing_or_cut(write_model):
     folder = write_model(text_with())
     with pytest.raises(TensorFileError, match=r"graph\.nnef:5:9: cannot read 'w\.dat': No such"):
         load(folder)
@@ -109,13 +103,13 @@ def test_weights_that_are_missing_or_cut(write_model: Write) -> None:
         load(folder)
 
 
-def test_labels_with_folders_and_a_leading_slash(write_model: Write) -> None:
+def test_labels_with_folders_and_a_leading_slash(write_model):
     folder = write_model(text_with(label="/a/b.c/w"))
     write_tensor(folder / "a" / "b.c" / "w.dat", VALUES)
     np.testing.assert_array_equal(load(folder), VALUES)
 
 
-def test_one_label_is_one_tensor_whatever_its_case(write_model: Write) -> None:
+def test_one_label_is_one_tensor_whatever_its_case(write_model):
     text = text_with().replace("    y =", "    v = variable(shape = [2, 3], label = 'W');\n    y =")
     graph = nnef.load(write_model(text, w=VALUES), lambda op: True)
     assert graph.constants["v"] is graph.constants["w"]
@@ -129,14 +123,14 @@ def test_one_label_is_one_tensor_whatever_its_case(write_model: Write) -> None:
     ["../w", "a/../../w", "/../w", "..", "C:/w", "C:w", "w:stream", "\\\\\\\\host\\\\w",
      "a\\\\..\\\\w", "", "/", "a\x00b", "x" * 2000],
 )  # fmt: skip
-def test_labels_stay_in_the_folder(write_model: Write, label: str) -> None:
+def test_labels_stay_in_the_folder(write_model, label):
     with pytest.raises(TensorFileError, match="wanted a path inside the model's folder") as error:
         load(write_model(text_with(label=label)))
     assert error.value.source is not None
     assert error.value.source.line == 5
 
 
-def test_links_out_of_the_folder_are_refused(write_model: Write, tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_refused(write_model, tmp_path):
     write_tensor(tmp_path / "outside.dat", VALUES)
     folder = write_model(text_with())
     try:
@@ -147,7 +141,7 @@ def test_links_out_of_the_folder_are_refused(write_model: Write, tmp_path: Path)
         load(folder)
 
 
-def test_file_names() -> None:
+def test_file_names():
     assert tensor_file_name("//a//b/./c") == "a/b/c.dat"
 
 
@@ -166,14 +160,14 @@ def test_file_names() -> None:
         (lambda p: p.write_bytes(tarfile.TarInfo("a").tobuf()), "is a tar archive that is not pa"),
     ],
 )
-def test_what_is_no_model(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+def test_what_is_no_model(tmp_path, make, message):
     make(tmp_path / "m")
     with pytest.raises(ModelError) as error:
         nnef.load(tmp_path / "m", lambda op: True)
     assert message in str(error.value)
 
 
-def archive(path: Path, *members: tuple[tarfile.TarInfo | str, bytes]) -> Path:
+def archive(path, *members):
     with tarfile.open(path, "w:gz") as tar:
         for member, data in members:
             info = tarfile.TarInfo(member) if isinstance(member, str) else member
@@ -183,7 +177,7 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo | str, bytes]) -> Path:
     return path
 
 
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+def link(name, target, kind=tarfile.SYMTYPE):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
@@ -203,17 +197,15 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
         ([("graph.nnef", text_with().encode()), ("w.dat", b"abc")], "wanted a header of 128"),
     ],
 )
-def test_archives_are_read_with_care(
-    tmp_path: Path, members: list[tuple[Any, bytes]], message: str
-) -> None:
+def test_archives_are_read_with_care(tmp_path, members, message):
     with pytest.raises(ModelError) as error:
         load(archive(tmp_path / "m.tgz", *members))
     assert message in str(error.value)
 
 
 def test_an_archive_that_unpacks_without_end_is_given_up(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
     with pytest.raises(OverBudget, match="unpacked, needs"), load_budget(LoadLimits(steps=50_000)):
         load(path)
@@ -222,7 +214,7 @@ def test_an_archive_that_unpacks_without_end_is_given_up(
 # -- graph.quant -------------------------------------------------------------------------------
 
 
-def test_the_quantisation_file() -> None:
+def test_the_quantisation_file():
     found = parse_quant(
         '# hints\n"x": linear_quantize(min = 0.0, max = -1e3, bits = 8);\n'
         "'a/b': op(scale = [[[1.0]], [[2.0]]], signed = true);\n"
@@ -243,13 +235,13 @@ def test_the_quantisation_file() -> None:
         ('"x": f(); "x": f();', "tensor 'x' is quantised twice"),
     ],
 )
-def test_messages_of_the_quantisation_file(text: str, message: str) -> None:
+def test_messages_of_the_quantisation_file(text, message):
     with pytest.raises(NnefSyntaxError) as error:
         parse_quant(text)
     assert message in str(error.value)
 
 
-def quantised(write_model: Write, line: str, codes: Array, bits: int, item: ItemType) -> Array:
+def quantised(write_model, line, codes, bits, item):
     folder = write_model(text_with())
     (folder / "w.dat").write_bytes(tensor_bytes(codes, bits, item))
     (folder / "graph.quant").write_text(line)
@@ -274,9 +266,7 @@ CODES = np.array([[0, 1, 2], [7, 14, 15]])
         ("logarithmic_quantize(max = 5.0, bits = 4)", 2.0 ** (CODES - 15 + 3)),
     ],
 )  # fmt: skip
-def test_stored_integers_are_what_they_stand_for(
-    write_model: Write, line: str, wanted: Array
-) -> None:
+def test_stored_integers_are_what_they_stand_for(write_model, line, wanted):
     for item in (ItemType.QUANTIZED_UINT, ItemType.UINT):
         found = quantised(write_model, f'"w": {line};', CODES, 4, item)
         assert found.dtype == np.float32
@@ -284,7 +274,7 @@ def test_stored_integers_are_what_they_stand_for(
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_signed_codes(write_model: Write, symmetric: bool) -> None:
+def test_signed_codes(write_model, symmetric):
     codes = np.array([[-7, 0, 1], [2, 3, 7]])
     line = (
         '"w": min_max_linear_quantize(min = -1.0, max = 1.0, bits = 4, signed = true, '
@@ -311,13 +301,13 @@ def test_signed_codes(write_model: Write, symmetric: bool) -> None:
          "'symmetric' wants true or false"),
     ],
 )  # fmt: skip
-def test_quantisation_that_does_not_fit(write_model: Write, line: str, message: str) -> None:
+def test_quantisation_that_does_not_fit(write_model, line, message):
     with pytest.raises(ModelError) as error:
         quantised(write_model, line, CODES, 4, ItemType.QUANTIZED_UINT)
     assert message in str(error.value)
 
 
-def test_the_deprecated_range_in_the_header(write_model: Write) -> None:
+def test_the_deprecated_range_in_the_header(write_model):
     folder = write_model(text_with())
     data = bytearray(tensor_bytes(CODES, 4, ItemType.QUANTIZED_UINT))
     data[52:60] = np.array([-1, 2], np.float32).tobytes()
@@ -325,14 +315,14 @@ def test_the_deprecated_range_in_the_header(write_model: Write) -> None:
     np.testing.assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
 
 
-def test_hints_for_activations_are_kept(write_model: Write) -> None:
+def test_hints_for_activations_are_kept(write_model):
     folder = write_model(text_with(), w=VALUES)
     (folder / "graph.quant").write_text('"y": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
     graph = nnef.load(folder, lambda op: True)
     assert graph.quantization["y"].op == "linear_quantize"
 
 
-def test_variables_of_one_label_are_each_read_by_their_own_line(write_model: Write) -> None:
+def test_variables_of_one_label_are_each_read_by_their_own_line(write_model):
     more = "    v = variable(shape = [2, 3], label = 'w');\n"
     folder = write_model(
         text_with().replace("    y =", f"{more}{more.replace('v', 'u', 1)}    y =")
@@ -350,7 +340,7 @@ def test_variables_of_one_label_are_each_read_by_their_own_line(write_model: Wri
         nnef.load(folder, lambda op: True)
 
 
-def test_lines_for_floats_divide_no_shared_tensor(write_model: Write) -> None:
+def test_lines_for_floats_divide_no_shared_tensor(write_model):
     """A float file holds the values themselves; a line only says how they were quantized."""
     more = "    v = variable(shape = [2, 3], label = 'w');\n"
     folder = write_model(text_with().replace("    y =", f"{more}    y ="), w=VALUES)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,30 +32,30 @@ class Files:
 
     name = "pak:net"
 
-    def __init__(self, files: Mapping[str, bytes], graph: str = "graph.nnef") -> None:
+    def __init__(self, files, graph="graph.nnef"):
         self.graph = graph
         self.files = files
         self.asked: list[str] = []
 
-    def size(self, file: str) -> int | None:
+    def size(self, file):
         self.asked.append(file)
         return len(self.files[file]) if file in self.files else None
 
-    def read(self, file: str, offset: int, count: int) -> Any:
+    def read(self, file, offset, count):
         return bytearray(self.files[file][offset : offset + count])
 
 
-def files(**more: bytes) -> dict[str, bytes]:
+def files(**more):
     return {"graph.nnef": TEXT.encode(), "a/w.dat": tensor_bytes(VALUES), **more}
 
 
-def test_a_source_is_one_by_what_it_has() -> None:
+def test_a_source_is_one_by_what_it_has():
     assert isinstance(Files({}), cml.ModelSource)
     assert isinstance(cml.MemoryModel("", {}), cml.ModelSource)
     assert not isinstance(Path("x"), cml.ModelSource)
 
 
-def test_a_model_in_memory() -> None:
+def test_a_model_in_memory():
     for tensors in ({"a/w": VALUES}, {"/a/w": VALUES.astype(">f4")}):
         graph = cml.load(cml.MemoryModel(TEXT, tensors))
         np.testing.assert_array_equal(graph.constants["w"], VALUES)
@@ -77,18 +75,18 @@ def test_a_model_in_memory() -> None:
         ({"w": VALUES.astype(complex)}, "the array 'w': a tensor file cannot hold complex128"),
     ],
 )
-def test_arrays_that_do_not_suit(tensors: dict[str, Any], message: str) -> None:
+def test_arrays_that_do_not_suit(tensors, message):
     with pytest.raises(CmlError) as error:
         cml.load(cml.MemoryModel(TEXT, tensors))
     assert message in str(error.value)
 
 
-def test_text_that_is_none() -> None:
+def test_text_that_is_none():
     with pytest.raises(InputError, match="text is bytes: wanted a str"):
         cml.MemoryModel(TEXT.encode(), {})  # type: ignore[arg-type]
 
 
-def test_a_source_is_asked_for_plain_names_only() -> None:
+def test_a_source_is_asked_for_plain_names_only():
     source = Files(files())
     np.testing.assert_array_equal(cml.load(source).constants["w"], VALUES)
     assert set(source.asked) == {"graph.nnef", "graph.quant", "a/w.dat"}
@@ -99,12 +97,12 @@ def test_a_source_is_asked_for_plain_names_only() -> None:
         assert set(source.asked) == {"graph.nnef", "graph.quant"}
 
 
-def test_tensors_are_read_as_they_lie() -> None:
+def test_tensors_are_read_as_they_lie():
     more = "    v = variable<scalar>(shape = [2, 3], label = 'v');\n    u = add(w, v);\n    y ="
     text = TEXT.replace("    y =", more).replace("add(x, w)", "add(x, u)")
     source = Files({**files(), "v.dat": tensor_bytes(VALUES), "graph.nnef": text.encode()})
     source.position = ["graph.nnef", "v.dat", "a/w.dat"].index  # type: ignore[attr-defined]
-    read: list[str] = []
+    read = []
     original = source.read
     source.read = lambda file, *a: (read.append(file), original(file, *a))[1]  # type: ignore
     cml.load(source)
@@ -112,18 +110,18 @@ def test_tensors_are_read_as_they_lie() -> None:
 
 
 class Broken(Files):
-    def __init__(self, what: Any) -> None:
+    def __init__(self, what):
         super().__init__(files())
         self.what = what
 
-    def read(self, file: str, offset: int, count: int) -> Any:
+    def read(self, file, offset, count):
         if file.endswith(".dat"):
             return self.what(super().read(file, offset, count))
         return super().read(file, offset, count)
 
 
-def raising(error: Exception) -> Any:
-    def raise_(data: bytes) -> None:
+def raising(error):
+    def raise_(data):
         raise error
 
     return raise_
@@ -139,13 +137,13 @@ def raising(error: Exception) -> Any:
         (raising(OSError(5, "disk gone")), "cannot read 'pak:net/a/w.dat': disk gone"),
     ],
 )
-def test_a_source_at_fault_is_named(what: Any, message: str) -> None:
+def test_a_source_at_fault_is_named(what, message):
     with pytest.raises(ModelError, match="graph.nnef:5:9") as error:
         cml.load(Broken(what))
     assert message in str(error.value)
 
 
-def test_sizes_before_memory() -> None:
+def test_sizes_before_memory():
     """A header that claims a terabyte is refused because of the file's size."""
     huge = TEXT.replace("[2, 3]", "[1024, 1048576]")
     with pytest.raises(ModelError, match="shape \\[2, 3\\], the variable wants"):
@@ -162,14 +160,14 @@ def test_sizes_before_memory() -> None:
             cml.load(source)
 
 
-def test_a_source_without_its_graph() -> None:
+def test_a_source_without_its_graph():
     with pytest.raises(ModelError, match="'pak:net' has no 'graph.nnef'"):
         cml.load(Files({}))
     with pytest.raises(ModelError, match="cannot read 'net.onnx': No such file in 'pak:net'"):
         cml.load(Files({}, "net.onnx"))
 
 
-def test_bytes_of_an_archive(tmp_path: Path) -> None:
+def test_bytes_of_an_archive(tmp_path):
     cml.save(cml.load(Files(files())), tmp_path / "m.tgz")
     data = (tmp_path / "m.tgz").read_bytes()
     for model in (data, bytearray(data), memoryview(data), Files({"net.tgz": data}, "net.tgz")):
@@ -188,13 +186,13 @@ def test_bytes_of_an_archive(tmp_path: Path) -> None:
         (b"", "it has no graph"),
     ],
 )
-def test_bytes_that_are_no_model(data: bytes, message: str) -> None:
+def test_bytes_that_are_no_model(data, message):
     with pytest.raises(CmlError) as error:
         cml.load(data)
     assert message in str(error.value)
 
 
-def test_what_is_no_model_at_all() -> None:
+def test_what_is_no_model_at_all():
     with pytest.raises(InputError, match="cml.ModelSource, which has .*: name, size, read lacking"):
         cml.load(type("Half", (), {"graph": "graph.nnef"})())
     with pytest.raises(InputError, match="the model: wanted a path"):
@@ -206,7 +204,7 @@ def test_what_is_no_model_at_all() -> None:
     [("a/./b", "a/b"), ("a/../b", "b"), ("a//b", "a/b"), ("..b", "..b"),
      *((bad, None) for bad in ("", ".", "..", "../a", "a/../..", "/a", "a\\b", "C:a", "a\0b"))],
 )  # fmt: skip
-def test_names_within_a_model(name: str, plain: str | None) -> None:
+def test_names_within_a_model(name, plain):
     if plain is not None:
         assert inner_name(name) == plain
         return
@@ -214,7 +212,7 @@ def test_names_within_a_model(name: str, plain: str | None) -> None:
         inner_name(name)
 
 
-def test_a_folder_reads_parts_of_its_files(tmp_path: Path) -> None:
+def test_a_folder_reads_parts_of_its_files(tmp_path):
     (tmp_path / "w.bin").write_bytes(bytes(range(100)))
     (tmp_path / "empty").write_bytes(b"")
     folder = FolderSource(tmp_path, "m.onnx")
@@ -225,15 +223,13 @@ def test_a_folder_reads_parts_of_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [b"", b"short", b"another text of the same size!", b"x" * 99])
 @pytest.mark.parametrize("suffix", [".onnx", ".param", ".nnef"])
-def test_a_file_that_changes_while_it_is_loaded_is_refused(
-    tmp_path: Path, written: bytes, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, written, suffix, monkeypatch):
     """An exporter rewrites the file between the check of its size and the end of reading it."""
     path = tmp_path / f"graph{suffix}"
     path.write_bytes(b"the text of a file before that")
     size = FolderSource.size
 
-    def size_then_change(self: FolderSource, file: str) -> int | None:
+    def size_then_change(self, file):
         found = size(self, file)
         path.write_bytes(written)
         os.utime(path, ns=(1, 1))
@@ -244,14 +240,14 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(
         cml.load(path)
 
 
-def test_the_page_s_pak_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_s_pak_file(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (block,) = [text for text in blocks if "class PakModel" in text]
     with zipfile.ZipFile(tmp_path / "game.pk3", "w", zipfile.ZIP_DEFLATED) as pak:
         for name, data in files().items():
             pak.writestr(f"nets/upres/{name}", data)
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {"cml": cml}
+    found = {"cml": cml}
     exec(compile(block, str(PAGE), "exec"), found)
     np.testing.assert_array_equal(found["graph"].constants["w"], VALUES)
     assert isinstance(found["PakModel"], type)

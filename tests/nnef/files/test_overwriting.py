@@ -1,11 +1,8 @@
 """Saving a model over another one: after a kill at any moment, the old or the new one loads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it forks, and s
 _STEPS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
 
 
-def model(value: float, quantized: bool) -> cml.Graph:
+def model(value, quantized):
     text = (
         "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1, 4]);\n"
         "    w = variable(shape = [1, 4], label = 'w');\n"
@@ -31,7 +28,7 @@ def model(value: float, quantized: bool) -> cml.Graph:
     return cml.load(made)
 
 
-def is_whole(path: Path) -> float:
+def is_whole(path):
     """Returns the value of the present model, which must be the old or the new one, not a
     mixture."""
     for name in (path, path / "graph.nnef"):
@@ -42,13 +39,13 @@ def is_whole(path: Path) -> float:
     return float(found)
 
 
-def save_until(step: int, graph: cml.Graph, path: Path) -> bool:
+def save_until(step, graph, path):
     """Saves in a process that is killed at a step; returns False if it ended before that step."""
     child = os.fork()
     if child == 0:
         seen = 0
 
-        def killed(event: str, arguments: tuple[object, ...]) -> None:
+        def killed(event, arguments):
             nonlocal seen
             seen += event in _STEPS
             if event in _STEPS and seen > step:
@@ -62,9 +59,7 @@ def save_until(step: int, graph: cml.Graph, path: Path) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def test_one_of_two_models_is_there_whenever_the_process_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_models_is_there_whenever_the_process_is_killed(tmp_path, monkeypatch):
     old, new = model(1, quantized=True), model(2, quantized=False)
     monkeypatch.setattr(atomic_write, "_ABANDONED_S", -1.0)
     found = []

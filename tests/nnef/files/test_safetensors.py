@@ -1,9 +1,6 @@
 """safetensors files: valid ones of every type, and damaged ones."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +15,20 @@ Array = np.ndarray[Any, Any]
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def packed(header: Any, data: bytes, pad: int = 0) -> bytes:
+def packed(header, data, pad=0):
     """Returns a file with that header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * pad
     return len(text).to_bytes(8, "little") + text + data
 
 
-def entry(dtype: str, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
+def entry(dtype, shape, begin, end):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def safetensors(**tensors: tuple[str, Array]) -> bytes:
+def safetensors(**tensors):
     """Returns a file with the given (type, array) tensors, stored consecutively."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, array) in tensors.items():
         header[name] = entry(dtype, list(array.shape), len(data), len(data) + array.nbytes)
@@ -39,7 +36,7 @@ def safetensors(**tensors: tuple[str, Array]) -> bytes:
     return packed(header, data, pad=3)
 
 
-def model(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") -> cml.MemoryModel:
+def model(dtype="scalar", label="w", shape="[2, 3]"):
     return cml.MemoryModel(
         "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
         f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
@@ -47,11 +44,11 @@ def model(dtype: str = "scalar", label: str = "w", shape: str = "[2, 3]") -> cml
     )
 
 
-def loaded(data: bytes, **more: str) -> Array:
+def loaded(data, **more):
     return cml.load(model(**more), weights=data).constants["w"]
 
 
-def bfloat16(array: Array) -> Array:
+def bfloat16(array):
     return (array.view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -71,13 +68,13 @@ def bfloat16(array: Array) -> Array:
         ),
     ],
 )
-def test_every_type(dtype: str, stored: Array, declared: str) -> None:
+def test_every_type(dtype, stored, declared):
     found = loaded(safetensors(w=(dtype, stored)), dtype=declared)
     np.testing.assert_array_equal(found, VALUES > 2 if dtype == "BOOL" else VALUES)
     assert not found.flags.writeable
 
 
-def test_a_file_and_labels_with_a_slash(tmp_path: Path) -> None:
+def test_a_file_and_labels_with_a_slash(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(
         safetensors(**{"a.w": ("F32", VALUES), "n.num_batches_tracked": ("I64", np.array(5))})
     )
@@ -85,7 +82,7 @@ def test_a_file_and_labels_with_a_slash(tmp_path: Path) -> None:
     np.testing.assert_array_equal(graph.constants["w"], VALUES)
 
 
-def test_extents_of_1_may_be_missing() -> None:
+def test_extents_of_1_may_be_missing():
     found = loaded(safetensors(w=("F32", VALUES.reshape(6))), shape="[1, 6]")
     np.testing.assert_array_equal(found, VALUES.reshape(1, 6))
 
@@ -100,7 +97,7 @@ def test_extents_of_1_may_be_missing() -> None:
         ({"w": VALUES.reshape(6)}, "'<weights>: w' has shape [6], the variable wants [2, 3]"),
     ],
 )
-def test_names_and_shapes_that_do_not_suit(tensors: dict[str, Array], message: str) -> None:
+def test_names_and_shapes_that_do_not_suit(tensors, message):
     with pytest.raises(TensorFileError) as error:
         loaded(safetensors(**{name: ("F32", array) for name, array in tensors.items()}))
     assert message in str(error.value)
@@ -115,13 +112,13 @@ def test_names_and_shapes_that_do_not_suit(tensors: dict[str, Array], message: s
         ("F32", VALUES, "logical", "holds float items of 32 bits, the variable wants logical"),
     ],
 )
-def test_types_that_do_not_suit(dtype: str, stored: Array, declared: str, message: str) -> None:
+def test_types_that_do_not_suit(dtype, stored, declared, message):
     with pytest.raises(TensorFileError) as error:
         loaded(safetensors(w=(dtype, stored)), dtype=declared)
     assert message in str(error.value) and "graph.nnef:5:9" in str(error.value)
 
 
-def test_every_truncation() -> None:
+def test_every_truncation():
     data = safetensors(w=("F32", VALUES), v=("I8", np.zeros(3, np.int8)))
     assert len(read_safetensors(MemoryBlob(data, "w"))) == 2
     for end in range(len(data)):
@@ -129,7 +126,7 @@ def test_every_truncation() -> None:
             read_safetensors(MemoryBlob(data[:end], "w"))
 
 
-def test_changed_bytes(rng: np.random.Generator) -> None:
+def test_changed_bytes(rng):
     data = safetensors(w=("F32", VALUES), v=("F16", np.zeros(3, np.float16)))
     refusals = 0
     for _ in range(500):
@@ -171,14 +168,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_damaged_files(what: str) -> None:
+def test_damaged_files(what):
     data, message = DAMAGED[what]
     with pytest.raises(TensorFileError) as error:
         loaded(data)
     assert message in str(error.value)
 
 
-def test_a_missing_file_and_a_model_that_takes_none(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_model_that_takes_none(tmp_path):
     with pytest.raises(InputError, match="cannot read the weights '.*none.safetensors': there is"):
         cml.load(model(), weights=tmp_path / "none.safetensors")
     with pytest.raises(InputError, match="wanted a path or bytes, got int"):

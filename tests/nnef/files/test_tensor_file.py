@@ -1,9 +1,6 @@
 """Tensor files of every item type, and invalid files."""
 
-from __future__ import annotations
-
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,13 +20,13 @@ from cml_engine.nnef.files.tensor_file import (
 Array = np.ndarray[Any, Any]
 
 
-def round_trip(array: Array, bits: int | None = None, item: ItemType | None = None) -> Array:
+def round_trip(array, bits=None, item=None):
     return read_stored(MemoryBlob(tensor_bytes(array, bits, item), "t.dat")).values
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("order", "<>")
-def test_floats(bits: int, order: str, rng: np.random.Generator) -> None:
+def test_floats(bits, order, rng):
     array = rng.normal(size=(2, 3, 4)).astype(f"{order}f{bits // 8}")
     found = round_trip(array)
     assert found.dtype == np.dtype(f"<f{bits // 8}")
@@ -38,7 +35,7 @@ def test_floats(bits: int, order: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bits", range(1, 65))
-def test_integers_of_every_width(bits: int, signed: bool, rng: np.random.Generator) -> None:
+def test_integers_of_every_width(bits, signed, rng):
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     dtype = np.int64 if signed else np.uint64
     array = rng.integers(low, high, size=(3, 7), dtype=dtype, endpoint=True)
@@ -53,18 +50,18 @@ def test_integers_of_every_width(bits: int, signed: bool, rng: np.random.Generat
         np.testing.assert_array_equal(round_trip(array, bits, item), array)
 
 
-def test_odd_widths_are_packed_from_the_top() -> None:
+def test_odd_widths_are_packed_from_the_top():
     assert tensor_bytes(np.array([1, 2, 15], np.uint8), 4)[128:] == bytes([0x12, 0xF0])
     assert tensor_bytes(np.array([0x123456], np.uint32), 24)[128:] == bytes([0x56, 0x34, 0x12])
     assert tensor_bytes(np.array([True, False, True]))[128:] == bytes([0b10100000])
 
 
-def test_chunks_of_packed_integers_join() -> None:
+def test_chunks_of_packed_integers_join():
     array = (np.arange(300_001) % 8).astype(np.uint8)
     np.testing.assert_array_equal(round_trip(array, 3), array)
 
 
-def test_bools(rng: np.random.Generator) -> None:
+def test_bools(rng):
     array = rng.random((3, 5)) < 0.5
     np.testing.assert_array_equal(round_trip(array), array)
     np.testing.assert_array_equal(round_trip(array, 8), array)
@@ -72,17 +69,17 @@ def test_bools(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, 0, 3), (1,) * 8])
-def test_shapes(shape: tuple[int, ...]) -> None:
+def test_shapes(shape):
     assert round_trip(np.zeros(shape, np.float32)).shape == shape
 
 
-def test_the_deprecated_sign_of_unsigned_integers() -> None:
+def test_the_deprecated_sign_of_unsigned_integers():
     data = bytearray(tensor_bytes(np.array([-1], np.int8).view(np.uint8)))
     data[52] = 1
     assert read_stored(MemoryBlob(bytes(data), "t")).values.tolist() == [-1]
 
 
-def test_a_file_on_disk(tmp_path: Path) -> None:
+def test_a_file_on_disk(tmp_path):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_tensor(tmp_path / "a" / "b.dat", array)
     np.testing.assert_array_equal(
@@ -93,11 +90,11 @@ def test_a_file_on_disk(tmp_path: Path) -> None:
 GOOD = tensor_bytes(np.zeros((2, 3), np.float32))
 
 
-def patched(offset: int, value: bytes, data: bytes = GOOD) -> bytes:
+def patched(offset, value, data=GOOD):
     return data[:offset] + value + data[offset + len(value) :]
 
 
-def word(*values: int) -> bytes:
+def word(*values):
     return struct.pack(f"<{len(values)}I", *values)
 
 
@@ -122,14 +119,14 @@ def word(*values: int) -> bytes:
         (patched(48, word(6)), "item type 6 is unknown: wanted 0 to 5"),
     ],
 )
-def test_damage_is_named(data: bytes, message: str) -> None:
+def test_damage_is_named(data, message):
     with pytest.raises(TensorFileError) as error:
         read_stored(MemoryBlob(data, "w.dat"))
     assert message in str(error.value)
     assert "'w.dat' is damaged" in str(error.value)
 
 
-def test_what_cannot_be_written() -> None:
+def test_what_cannot_be_written():
     for array, bits, message in [
         (np.zeros((1,) * 9, np.float32), None, "rank 9"),
         (np.zeros(1, np.complex64), None, "cannot hold complex64"),
@@ -140,6 +137,6 @@ def test_what_cannot_be_written() -> None:
             tensor_bytes(array, bits)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path):
     with pytest.raises(TensorFileError, match="cannot read '.*w.dat': No such file"):
         read_header(SourceFile(FolderSource(tmp_path, "graph.nnef"), "w.dat"))

@@ -1,12 +1,9 @@
 """A graph written to files and read back is the same graph."""
 
-from __future__ import annotations
-
 import errno
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from cml_engine.nnef.files.writer import to_text
 Write = Callable[..., Path]
 
 
-def plain(graph: Graph) -> dict[str, Any]:
+def plain(graph):
     """Returns the graph without source positions."""
     arrays = {k: (v.dtype.str, v.shape, v.tobytes()) for k, v in graph.constants.items()}
     return {
@@ -69,7 +66,7 @@ graph everything(x, m) -> (y, z, k, s_out)
 
 
 @pytest.fixture
-def everything(write_model: Write) -> Graph:
+def everything(write_model):
     rng = np.random.default_rng(1)
     folder = write_model(TEXT, indices=np.array([1, 0]), state=np.zeros((1, 4, 8, 8), np.float32))
     nnef.files.tensor_file.write_tensor(
@@ -85,14 +82,14 @@ def everything(write_model: Write) -> Graph:
 
 
 @pytest.mark.parametrize("name", ["out", "a/b/out", "out.tgz", "out.tar.gz"])
-def test_read_write_read_gives_an_equal_graph(everything: Graph, tmp_path: Path, name: str) -> None:
+def test_read_write_read_gives_an_equal_graph(everything, tmp_path, name):
     nnef.save(everything, tmp_path / name)
     again = nnef.load(tmp_path / name, lambda op: True)
     assert plain(again) == plain(everything)
     assert to_text(again) == to_text(everything)
 
 
-def test_an_expanded_graph_survives_too(write_model: Write, tmp_path: Path) -> None:
+def test_an_expanded_graph_survives_too(write_model, tmp_path):
     text = (
         "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [1, 2, 4, 4]); "
         "a = selu(x); b = max_pool(a, size = [1, 1, 2, 2]); "
@@ -104,7 +101,7 @@ def test_an_expanded_graph_survives_too(write_model: Write, tmp_path: Path) -> N
     assert plain(nnef.load(tmp_path / "out", lambda op: True)) == plain(graph)
 
 
-def test_the_text_is_canonical(everything: Graph) -> None:
+def test_the_text_is_canonical(everything):
     lines = [line.strip() for line in to_text(everything).splitlines()]
     for line in (
         "w = variable<scalar>(shape = [4, 4, 3, 3], label = 'block/w');",
@@ -121,7 +118,7 @@ def test_the_text_is_canonical(everything: Graph) -> None:
     assert lines[-2].startswith("state_update = update(state, add")
 
 
-def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_unasked(everything, tmp_path):
     for name in ("out", "out.tgz"):
         nnef.save(everything, tmp_path / name)
         with pytest.raises(InputError, match=r"overwrite it \(--overwrite, overwrite=True\)"):
@@ -137,7 +134,7 @@ def test_nothing_is_overwritten_unasked(everything: Graph, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("second", [np.ones(2, np.float32), np.zeros(2, np.int32)])
-def test_tensors_that_differ_share_no_label(tmp_path: Path, second: Any) -> None:
+def test_tensors_that_differ_share_no_label(tmp_path, second):
     """Two variables of one label whose lines in graph.quant differ are such tensors."""
     first = np.zeros(2, np.float32)
     kinds = {"a": first, "b": second, "c": first}
@@ -153,7 +150,7 @@ def test_tensors_that_differ_share_no_label(tmp_path: Path, second: Any) -> None
     assert dict(found.labels) == {"a": "w", "b": "b", "c": "w"}
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     """Returns every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
 
@@ -161,9 +158,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["out", "out.tgz"])
 @pytest.mark.parametrize("failing", ["block/w.dat", "graph.nnef"])
 def test_a_write_that_fails_leaves_the_model_before(
-    everything: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failing: str
-) -> None:
-    def files(composed: Any) -> Iterator[tuple[str, bytes]]:
+    everything, tmp_path, monkeypatch, name, failing
+):
+    def files(composed):
         for file, data in original(composed):
             if file == failing:
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -181,9 +178,7 @@ def test_a_write_that_fails_leaves_the_model_before(
     assert {p.name for p in tmp_path.iterdir()} == {name, "model"}  # the fixture wrote that
 
 
-def test_what_is_in_the_way_is_found_before_anything_is_replaced(
-    everything: Graph, tmp_path: Path
-) -> None:
+def test_what_is_in_the_way_is_found_before_anything_is_replaced(everything, tmp_path):
     nnef.save(small(), tmp_path / "out")
     (tmp_path / "out" / "block" / "w.dat").mkdir(parents=True)
     before = tree(tmp_path)
@@ -195,14 +190,14 @@ def test_what_is_in_the_way_is_found_before_anything_is_replaced(
         nnef.save(everything, tmp_path / "folder.tgz", overwrite=True)
 
 
-def test_files_of_others_in_the_folder_stay(everything: Graph, tmp_path: Path) -> None:
+def test_files_of_others_in_the_folder_stay(everything, tmp_path):
     nnef.save(everything, tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     nnef.save(everything, tmp_path / "out", overwrite=True)
     assert tree(tmp_path / "out")["notes.txt"] == b"mine"
 
 
-def test_archives_hold_the_graph_last_and_no_owner(everything: Graph, tmp_path: Path) -> None:
+def test_archives_hold_the_graph_last_and_no_owner(everything, tmp_path):
     nnef.save(everything, tmp_path / "out.tgz")
     with tarfile.open(tmp_path / "out.tgz") as tar:
         members = tar.getmembers()
@@ -211,13 +206,13 @@ def test_archives_hold_the_graph_last_and_no_owner(everything: Graph, tmp_path: 
     assert {member.uid for member in members} == {0}
 
 
-def small(**changes: Any) -> Graph:
+def small(**changes):
     facts = {"x": Fact("scalar", (2,)), "y": Fact("scalar", (2,))}
     node = Node("relu", ("x",), ("y",))
     return Graph("g", ("x",), ("y",), (node,), facts).with_(**changes)
 
 
-def test_names_that_are_no_identifiers_are_changed(tmp_path: Path) -> None:
+def test_names_that_are_no_identifiers_are_changed(tmp_path):
     big = np.arange(300, dtype=np.float32)
     graph = small(
         inputs=("a/b:0",),
@@ -238,7 +233,7 @@ def test_names_that_are_no_identifiers_are_changed(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "weights__.dat").is_file()
 
 
-def test_constants_that_text_cannot_hold_become_files(tmp_path: Path) -> None:
+def test_constants_that_text_cannot_hold_become_files(tmp_path):
     graph = small(
         nodes=(Node("add", ("x", "nan"), ("y",)),),
         constants={"nan": np.array(np.nan, np.float32)},
@@ -264,7 +259,7 @@ def test_constants_that_text_cannot_hold_become_files(tmp_path: Path) -> None:
         (small(constants={"a": np.zeros(2, np.float32)}, labels={"a": "../a"}), "has '..' in it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written(graph: Graph, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written(graph, message, tmp_path):
     with pytest.raises(CmlError) as error:
         nnef.save(graph, tmp_path / "out")
     assert message in str(error.value)

@@ -1,10 +1,7 @@
 """ONNX models, against ONNX Runtime and the ``onnx`` package's own reading of the files."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +18,14 @@ from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  
 Array = np.ndarray[Any, Any]
 
 
-def reference(made: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+def reference(made, inputs):
     session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
 @pytest.fixture
-def cnn(rng: np.random.Generator, tmp_path: Path) -> Any:
+def cnn(rng, tmp_path):
     return saved(exported_cnn(rng), tmp_path / "cnn.onnx")
 
 
@@ -338,7 +335,7 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []
-    most: dict[Any, int] = {}
+    most = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain or schema.deprecated or not find_schemas("", schema.name):
             continue
@@ -381,7 +378,7 @@ EXCEPTIONS = {
 }  # fmt: skip
 
 
-def _same(ours: Any, theirs: Any) -> bool:
+def _same(ours, theirs):
     theirs = theirs.decode() if isinstance(theirs, bytes) else theirs
     if isinstance(theirs, float):
         return bool(np.float32(ours) == np.float32(theirs))

@@ -1,7 +1,5 @@
 """Parts around the import of an ONNX model: placeholders, random weights, names of nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 

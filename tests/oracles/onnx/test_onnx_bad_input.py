@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ LIMIT = 32 * 2**20
 
 
 @contextmanager
-def little_memory() -> Iterator[None]:
+def little_memory():
     tracemalloc.start()
     try:
         yield
@@ -36,7 +34,7 @@ def little_memory() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def refused(made: Any, match: str, kind: type[CmlError] = CmlError, **more: Any) -> str:
+def refused(made, match, kind=CmlError, **more):
     """Returns the message with which a model is refused."""
     data = made if isinstance(made, bytes) else made.SerializeToString()
     more.setdefault("limits", cml.LoadLimits(memory=LIMIT, nodes=2_000))
@@ -45,7 +43,7 @@ def refused(made: Any, match: str, kind: type[CmlError] = CmlError, **more: Any)
     return str(caught.value)
 
 
-def one(op: str, inputs: str = "x", weights: Any = None, opset: int = 17, **attrs: Any) -> Any:
+def one(op, inputs="x", weights=None, opset=17, **attrs):
     return model(
         [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
     )
@@ -55,11 +53,11 @@ def one(op: str, inputs: str = "x", weights: Any = None, opset: int = 17, **attr
 
 
 @pytest.fixture(scope="module")
-def data() -> bytes:
+def data():
     return bytes(exported_cnn(np.random.default_rng(1)).SerializeToString())
 
 
-def loads_or_refuses(data: bytes) -> bool:
+def loads_or_refuses(data):
     """Returns True if the model loads, False after an error of the engine; other errors fail the
     test."""
     try:
@@ -211,7 +209,7 @@ def test_data_dependent_shapes_are_refused():
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def tensor_of(dims: list[int], name: str = "w") -> Any:
+def tensor_of(dims, name="w"):
     tensor = TensorProto(name=name, data_type=TensorProto.FLOAT)
     tensor.dims.extend(dims)
     return tensor
@@ -305,7 +303,7 @@ def test_functions_that_double():
     refused(made, "with its functions written out, needs 3,298,534,883,327 nodes")
 
 
-def field(number: int, payload: bytes) -> bytes:
+def field(number, payload):
     """Returns a length-delimited protobuf field."""
     size, length = len(payload), b""
     while True:
@@ -315,7 +313,7 @@ def field(number: int, payload: bytes) -> bytes:
             return bytes([number << 3 | 2]) + length + payload
 
 
-def nested(depth: int) -> bytes:
+def nested(depth):
     """Returns nested Ifs, deeper than the package can write."""
     leaf = helper.make_graph([node("y = Identity(x)")], "g", [], [Y]).SerializeToString()
     output, kind = field(12, Y.SerializeToString()), b"\xa0\x01\x05"
@@ -338,7 +336,7 @@ def test_nested_without_end():
 # -- external data ---------------------------------------------------------------------------------
 
 
-def external(location: str, **more: str) -> Any:
+def external(location, **more):
     made = one("Add", "x w")
     tensor = tensor_of([1, 4])
     tensor.data_location = TensorProto.EXTERNAL
@@ -375,15 +373,15 @@ class Pak:
 
     name, graph = "pak:net", "net.onnx"
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files):
         self.files = files
         self.asked: set[str] = set()
 
-    def size(self, file: str) -> int | None:
+    def size(self, file):
         self.asked.add(file)
         return len(self.files[file]) if file in self.files else None
 
-    def read(self, file: str, offset: int, count: int) -> bytes:
+    def read(self, file, offset, count):
         return self.files[file][offset : offset + count]
 
 

@@ -1,10 +1,6 @@
 """Small ONNX files that require much memory or work."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,7 @@ ONE, MIB = value("x", [1, 1]), 2**20
 SECONDS = 20.0
 
 
-def called(functions: dict[str, list[Any]], calls: list[Any]) -> Any:
+def called(functions, calls):
     """Returns a model whose functions lead from ``a`` to ``c``."""
     opsets = [helper.make_opsetid("my", 1), helper.make_opsetid("", 17)]
     made = [
@@ -33,36 +29,36 @@ def called(functions: dict[str, list[Any]], calls: list[Any]) -> Any:
     return model(calls, [X], [Y], domains={"my": 1}, functions=made)
 
 
-def call(name: str, from_: str, to: str) -> Any:
+def call(name, from_, to):
     return helper.make_node(name, [from_], [to], domain="my")
 
 
-def doubling_functions() -> Any:
+def doubling_functions():
     functions = {f"F{i}": [call(f"F{i + 1}", *names) for names in ("ab", "bc")] for i in range(40)}
     return called({**functions, "F40": [node("c = Relu(a)")]}, [call("F0", "x", "y")])
 
 
-def dead_nodes_in_functions() -> Any:
+def dead_nodes_in_functions():
     dead = [helper.make_node("Relu", ["a"], [f"d{i}"]) for i in range(5000)]
     calls = [call("F", f"t{i}", f"t{i + 1}") for i in range(1000)]
     ends = [node("t0 = Relu(x)"), node("y = Relu(t1000)")]
     return called({"F": [*dead, node("c = Relu(a)")]}, [ends[0], *calls, ends[1]])
 
 
-def many_zeros(count: int, size: int) -> Any:
+def many_zeros(count, size):
     zeros = [node(f"c{i} = ConstantOfShape(n)") for i in range(count)]
     sums = [node(f"s{i + 1} = Add(s{i}, c{i})") for i in range(count)]
     ends = [node("s0 = Relu(x)"), node(f"y = Relu(s{count})")]
     return model([ends[0], *zeros, *sums, ends[1]], [ONE], [Y], {"n": np.array([size])})
 
 
-def doubling_concat() -> Any:
+def doubling_concat():
     doubled = [node(f"c{i + 1} = Concat(c{i}, c{i}, axis=0)") for i in range(40)]
     weights = {"c0": np.ones(1000, np.float32)}
     return model([*doubled, node("y = Add(x, c40)")], [value("x", [1])], [Y], weights)
 
 
-def endless_loop() -> Any:
+def endless_loop():
     body = helper.make_graph(
         [node("more = Identity(go)"), node("b = Relu(a)")],
         "body",
@@ -73,13 +69,13 @@ def endless_loop() -> Any:
     return model([node("y = Loop(n, true, x)", body=body)], [X], [Y], weights)
 
 
-def one(op: str, inputs: str, weights: Any, opset: int = 18, **attrs: Any) -> Any:
+def one(op, inputs, weights, opset=18, **attrs):
     return model(
         [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
     )
 
 
-def long_attribute(field: str, kind: int, item: Any) -> Any:
+def long_attribute(field, kind, item):
     """Returns an attribute of 4 million numbers, which the onnx package writes as a field for
     each."""
     made = model([node("y = Relu(x)")], [X], [Y])
@@ -89,7 +85,7 @@ def long_attribute(field: str, kind: int, item: Any) -> Any:
     return made
 
 
-HOSTILE: dict[str, tuple[Callable[[], Any], cml.LoadLimits, str]] = {
+HOSTILE = {
     "Split into 2^30": (
         lambda: one("Split", "x", {}, num_outputs=2**30),
         cml.LoadLimits(),
@@ -131,7 +127,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], cml.LoadLimits, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused_at_once(name: str) -> None:
+def test_hostile_files_are_refused_at_once(name):
     make, limits, said = HOSTILE[name]
     data, start = bytes(make().SerializeToString()), time.process_time()
     with pytest.raises(OverBudget, match=said) as caught:
@@ -140,7 +136,7 @@ def test_hostile_files_are_refused_at_once(name: str) -> None:
     assert "raise the limit: --load-limits" in str(caught.value)
 
 
-def test_what_a_stranger_could_make_slow_takes_linear_time() -> None:
+def test_what_a_stranger_could_make_slow_takes_linear_time():
     """One tensor that is added 20 000 times makes 20 000 names; functions have dead nodes."""
     sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])
     for made in (sums, dead_nodes_in_functions()):
@@ -149,7 +145,7 @@ def test_what_a_stranger_could_make_slow_takes_linear_time() -> None:
         assert time.process_time() - start < SECONDS
 
 
-def test_constants_as_large_as_a_real_network_s_weights() -> None:
+def test_constants_as_large_as_a_real_network_s_weights():
     """AlexNet of the ONNX model zoo makes 37 M weights with one ConstantOfShape."""
     graph = cml.load(many_zeros(1, 37_748_736).SerializeToString())
     assert max(array.size for array in graph.constants.values()) == 37_748_736
@@ -159,7 +155,7 @@ def test_constants_as_large_as_a_real_network_s_weights() -> None:
 @pytest.mark.parametrize(
     "element", ["int64", "int32", "uint64", "uint8", "bool", "float", "double"]
 )
-def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None:
+def test_numbers_in_fields_of_their_own(values, element):
     """Packed and unpacked numbers are read as the onnx package reads them."""
     from onnx import TensorProto, numpy_helper
 
@@ -174,7 +170,7 @@ def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None
                for v in values]  # fmt: skip
     tensor = TensorProto(data_type=kind, dims=[len(values)])
     getattr(tensor, field).extend(fitting)
-    packed: bytes = tensor.SerializeToString()
+    packed = tensor.SerializeToString()
     number = tensor.DESCRIPTOR.fields_by_name[field].number
     wire = {"float": 5, "double": 1}.get(element, 0)
     key = bytes([number << 3 | wire])
@@ -186,13 +182,13 @@ def test_numbers_in_fields_of_their_own(values: list[int], element: str) -> None
         np.testing.assert_array_equal(found, numpy_helper.to_array(TensorProto.FromString(data)))
 
 
-def _packed_size(packed: bytes, head: bytes) -> int:
+def _packed_size(packed, head):
     """Returns the payload length of the only packed field, without its key and length."""
     rest = len(packed) - len(head) - 1
     return next(n for n in range(rest, -1, -1) if len(_varint(n)) + n == rest)
 
 
-def _varint(n: int) -> bytes:
+def _varint(n):
     found = b""
     while n > 0x7F:
         found += bytes([n & 0x7F | 0x80])
@@ -200,7 +196,7 @@ def _varint(n: int) -> bytes:
     return found + bytes([n])
 
 
-def _items(payload: bytes, wire: int) -> list[bytes]:
+def _items(payload, wire):
     if wire:
         size = {5: 4, 1: 8}[wire]
         return [payload[i : i + size] for i in range(0, len(payload), size)]

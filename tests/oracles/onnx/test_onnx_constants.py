@@ -1,10 +1,5 @@
 """Inputs that are constant in every run: ``--constant``, ``constants=`` and files that decide."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,12 +14,12 @@ from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 Y = value("y", None)
 
 
-def branch(op: str, name: str) -> Any:
+def branch(op, name):
     return helper.make_graph([node(f"{name} = {op}(x)")], name, [], [value(name, [1, 4])])
 
 
 @pytest.fixture
-def rates(tmp_path: Path) -> Path:
+def rates(tmp_path):
     """A network that computes -x at a rate of 16000 and the magnitude of x at other rates."""
     inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
     nodes = [
@@ -39,7 +34,7 @@ def rates(tmp_path: Path) -> Path:
     return path
 
 
-def run_with(rates: Path, *more: str) -> list[float]:
+def run_with(rates, *more):
     folder = rates.parent
     files = ["-i", f"x={folder}/x.npy", "-o", f"y={folder}/y.npy", "--backend", "cpu"]
     assert main(["run", str(rates), *files, *more]) == 0
@@ -49,13 +44,13 @@ def run_with(rates: Path, *more: str) -> list[float]:
 NEG, ABS = [2.0, 1.0, 0.0, -1.0], [2.0, 1.0, 0.0, 1.0]
 
 
-def test_constants_of_the_command_line(rates: Path) -> None:
+def test_constants_of_the_command_line(rates):
     folder = rates.parent
     for rate, found in (("16000", NEG), ("[8000]", ABS), (f"{folder}/rate.npy", NEG)):
         assert run_with(rates, "--constant", "wanted=16000", "--constant", f"rate={rate}") == found
 
 
-def test_files_of_inputs_decide_a_condition(rates: Path) -> None:
+def test_files_of_inputs_decide_a_condition(rates):
     folder = rates.parent
     for file, found in (("rate", NEG), ("other", ABS)):
         inputs = ["-i", f"rate={folder}/{file}.npy", "-i", f"wanted={folder}/rate.npy"]
@@ -68,9 +63,7 @@ def test_files_of_inputs_decide_a_condition(rates: Path) -> None:
     ["info", "rank --backend cpu --runs 1", "validate", "convert - out", "simulate",
      "export - out.onnx", "report -o report"],
 )  # fmt: skip
-def test_every_command_that_loads_takes_constants(
-    rates: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_loads_takes_constants(rates, command, monkeypatch, capsys):
     monkeypatch.chdir(rates.parent)
     name, *more = command.split()
     more = [part for part in more if part != "-"]
@@ -96,13 +89,11 @@ def test_every_command_that_loads_takes_constants(
         ("speed=1", "speed"),
     ],
 )
-def test_constants_that_do_not_fit(
-    rates: Path, given: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_constants_that_do_not_fit(rates, given, said, capsys):
     assert main(["info", str(rates), "--constant", "wanted=1", "--constant", given]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_constants_of_other_formats_are_refused(tmp_path: Path) -> None:
+def test_constants_of_other_formats_are_refused(tmp_path):
     with pytest.raises(cml.InputError, match="constants are for .onnx"):
         cml.load(cml.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})

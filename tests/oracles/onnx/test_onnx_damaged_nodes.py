@@ -1,10 +1,7 @@
 """Every operator with every attribute of every wrong type or value, and without each input."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -19,7 +16,7 @@ from onnx import helper
 import cml_engine as cml
 from cml_engine.errors import CmlError
 from cml_engine.formats.onnx import operators
-from cml_engine.formats.onnx.op_schemas import OnnxOpSchema, all_schemas, find_schema
+from cml_engine.formats.onnx.op_schemas import all_schemas, find_schema
 from tests import onnx_nodes
 from tests.fixtures.onnx_models import model as onnx_model
 from tests.fixtures.onnx_models import node, value
@@ -27,7 +24,7 @@ from tests.fixtures.onnx_models import node, value
 Array = np.ndarray[Any, Any]
 _TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
 _GRAPH = helper.make_graph([node("y = Relu(x)")], "g", [], [])
-WRONG: tuple[Any, ...] = (
+WRONG = (
     -(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 7, 2**31, 2**63 - 1, float("nan"), float("inf"), -1e38,
     0.0, "", "no such word", b"\xff\xfe", [], [0], [-1], [1, 1], [2**40], [1, 2, 3],
     [-1, 2**62, 0, 0], [0.5], ["", "Tanh"], _TENSOR, _GRAPH,
@@ -35,9 +32,9 @@ WRONG: tuple[Any, ...] = (
 
 
 @cache
-def smallest() -> dict[tuple[str, str, int], Any]:
+def smallest():
     """Returns ONNX's own case with the smallest inputs for each row."""
-    found: dict[tuple[str, str, int], Any] = {}
+    found = {}
     for case in onnx_nodes.cases().values():
         model = onnx_nodes.model_of(case)
         if len(model.graph.node) != 1:
@@ -52,11 +49,11 @@ def smallest() -> dict[tuple[str, str, int], Any]:
     return found
 
 
-def key_of(row: OnnxOpSchema) -> tuple[str, str, int]:
+def key_of(row):
     return row.domain, row.name, row.since
 
 
-def survives(model: Any, inputs: list[Array], what: str) -> None:
+def survives(model, inputs, what):
     """Fails if loading or running raises anything but an error of the engine; also with known
     inputs."""
     names = [info.name for info in model.graph.input]
@@ -72,7 +69,7 @@ def survives(model: Any, inputs: list[Array], what: str) -> None:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def undamaged(row: OnnxOpSchema) -> tuple[Any, list[Array]]:
+def undamaged(row):
     """Returns a model of one node of the row, which is valid if ONNX has a case of it."""
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
@@ -84,7 +81,7 @@ def undamaged(row: OnnxOpSchema) -> tuple[Any, list[Array]]:
     return network, [np.ones((2, 4, 8), np.float32) for _ in names]
 
 
-def damaged(row: OnnxOpSchema) -> Iterator[tuple[Any, list[Array], str]]:
+def damaged(row):
     model, inputs = undamaged(row)
     for name in row.attrs:
         for wrong in WRONG:

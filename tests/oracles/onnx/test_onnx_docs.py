@@ -1,7 +1,5 @@
 """The examples without PyTorch in docs/your_model.md run; the one with PyTorch compiles."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models exported to ONNX: every operator's declared cases and whole networks, in ONNX Runtime."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An operator of constants and the same operator at run time have one result, which is ONNX's."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -19,7 +17,7 @@ ODD = (1 << 24) + 1  # not representable as a 32-bit float
 INF, NAN = np.inf, np.nan
 
 
-def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
+def both(op, *arrays, opset=18, **attrs):
     """Returns the result, which must be the same for constants and for an input."""
     given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
     made = node(f"y = {op}({', '.join(given)})", **attrs)
@@ -40,7 +38,7 @@ def both(op: str, *arrays: Any, opset: int = 18, **attrs: Any) -> Array:
     return run
 
 
-def floats(*numbers: float) -> Array:
+def floats(*numbers):
     return np.array(numbers, np.float32)
 
 

@@ -1,8 +1,5 @@
 """Operators in files optimized by ONNX Runtime, against ONNX Runtime."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 
 
-def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
+def ms(op, inputs, outputs="y", **attrs):
     return node(
         f"{', '.join(outputs.split())} = {op}({', '.join(inputs.split())})",
         domain=MICROSOFT,
@@ -28,7 +25,7 @@ def ms(op: str, inputs: str, outputs: str = "y", **attrs: Any) -> Any:
 
 SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
 #: node, the shape of x, the compared results
-CALLS: list[tuple[Any, tuple[int, ...], str]] = [
+CALLS = [
     (ms("Gelu", "x"), SEQUENCE, "y"),
     (ms("FastGelu", "x"), SEQUENCE, "y"),
     (ms("FastGelu", "x v8"), SEQUENCE, "y"),
@@ -65,8 +62,8 @@ CALLS: list[tuple[Any, tuple[int, ...], str]] = [
 ]  # fmt: skip
 
 
-def weights(rng: np.random.Generator) -> dict[str, Array]:
-    def random(*shape: int) -> Array:
+def weights(rng):
+    def random(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
     int32 = ("mask", "lengths", "n4", "n5", "n7", "n8")
@@ -88,9 +85,9 @@ def weights(rng: np.random.Generator) -> dict[str, Array]:
     return made | {name: np.asarray(made[name], np.int32) for name in int32}
 
 
-def results(network: Any, x: Array, names: list[str]) -> list[Array]:
+def results(network, x, names):
     session = ort.InferenceSession(network.SerializeToString())
-    found: list[Array] = session.run(names, {"x": x})
+    found = session.run(names, {"x": x})
     return found
 
 
@@ -124,7 +121,7 @@ def test_group_norm(rng):
     np.testing.assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_that_onnx_runtime_optimised(rng, tmp_path: Path):
+def test_a_file_that_onnx_runtime_optimised(rng, tmp_path):
     made = exported_cnn(rng)
     for dim, extent in zip(
         made.graph.input[0].type.tensor_type.shape.dim, (1, 3, 8, 8), strict=True

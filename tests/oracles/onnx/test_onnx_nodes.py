@@ -3,10 +3,7 @@
 An unsupported case is refused by name, and docs/onnx_operators.md lists it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ ON_GPU = (
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> list[onnx_nodes.Verdict]:
+def verdicts():
     return onnx_nodes.run("cpu")
 
 
@@ -89,9 +86,9 @@ def test_a_sample_through_nnef_and_back():
 
 def test_a_wrong_answer_is_a_failure(monkeypatch):
     case = onnx_nodes.cases()["test_add_bcast"]
-    real: Any = onnx_nodes.data_sets
+    real = onnx_nodes.data_sets
 
-    def changed(case: Any) -> Any:
+    def changed(case):
         for inputs, outputs in real(case):
             yield inputs, [np.asarray(y) + 1e-2 for y in outputs]
 

@@ -1,7 +1,5 @@
 """Operators whose attributes, inputs or meaning changed: each version against ONNX Runtime."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -16,17 +14,17 @@ from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 Array = np.ndarray[Any, Any]
 
 
-def ints(*numbers: int) -> Array:
+def ints(*numbers):
     return np.array(numbers, np.int64)
 
 
-def floats(*numbers: float) -> Array:
+def floats(*numbers):
     return np.array(numbers, np.float32)
 
 
 IMAGE, MATRIX = (1, 4, 6, 6), (3, 4)
 #: opset, node, outputs' number, the input's shape, weights
-FORMS: list[tuple[int, Any, tuple[int, ...], dict[str, Array]]] = [
+FORMS = [
     (7, node("y = Softmax(x)"), IMAGE, {}),
     (11, node("y = Softmax(x, axis=2)"), IMAGE, {}),
     (13, node("y = Softmax(x)"), IMAGE, {}),
@@ -135,8 +133,8 @@ FORMS: list[tuple[int, Any, tuple[int, ...], dict[str, Array]]] = [
 ]  # fmt: skip
 
 
-def shared_weights(rng: np.random.Generator) -> dict[str, Array]:
-    def random(*shape: int) -> Array:
+def shared_weights(rng):
+    def random(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
     return {

@@ -1,10 +1,5 @@
 """A network from ONNX has the same plan as from NNEF, so the same kernels run."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("onnx")
@@ -13,7 +8,6 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.choose_layout import choose_layout
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from tests.fixtures.graphs import (
     Net,
@@ -25,7 +19,7 @@ from tests.fixtures.graphs import (
 )
 
 
-def attention(length: int = 16, width: int = 8) -> Net:
+def attention(length=16, width=8):
     net = Net(1, 2, length, width)
     logits = net(f"matmul(x, random(1, 2, {length}, {width}), transposeB=True)")
     weights = net(f"softmax(mul({logits}, constant(0.35)), axes=[3])")
@@ -33,7 +27,7 @@ def attention(length: int = 16, width: int = 8) -> Net:
     return net
 
 
-def groups(size: int = 12, channels: int = 8) -> Net:
+def groups(size=12, channels=8):
     net = Net(1, channels, size, size)
     net.conv(net(f"relu(group_norm(conv(x, {2 * channels}), 4))"), channels)
     return net
@@ -50,7 +44,7 @@ NETS = {
 }
 
 
-def steps(graph: Graph, software: bool) -> list[tuple[Any, ...]]:
+def steps(graph, software):
     """Returns each dispatch of the plan: its kernel, variant, workgroups and parameters."""
     optimized = optimize(graph)
     plan = lower(optimized, Limits(software=software), choose_layout(optimized))
@@ -66,7 +60,7 @@ WRITTEN_OUT = ("styled", "groups")
 
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("name", NETS)
-def test_the_same_steps(name, software, tmp_path: Path):
+def test_the_same_steps(name, software, tmp_path):
     made = NETS[name]()
     graph = made.graph(made.nodes[-1].outputs[0])
     cml.save(graph, tmp_path / "m.onnx")

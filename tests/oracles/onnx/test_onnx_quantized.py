@@ -1,10 +1,5 @@
 """Quantized models as integer networks, against ONNX Runtime."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -23,7 +18,7 @@ from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn
 from tests.fixtures.onnx_models import model, node, saved, value
 
 SYMMETRIC = {"extra_options": {"ActivationSymmetric": True}}
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "symmetric": {**SYMMETRIC, "per_channel": True},
     "asymmetric": {"activation_type": QuantType.QUInt8},
     "of 16 bits": {**SYMMETRIC, "activation_type": QuantType.QInt16},
@@ -32,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_at_most_lies_between(way: str, tmp_path: Path) -> None:
+def test_a_step_at_most_lies_between(way, tmp_path):
     """Results may differ by one step.
 
     The engine rounds halves up with 15-bit multipliers, ONNX Runtime to even.
@@ -53,7 +48,7 @@ def test_a_step_at_most_lies_between(way: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
-def test_no_bit_differs_on_the_gpu(way: str, tmp_path: Path, gpu: cml.Gpu) -> None:
+def test_no_bit_differs_on_the_gpu(way, tmp_path, gpu):
     graph = cml.load(quantized(tmp_path, small_cnn(), **WAYS[way]))
     found = check_bits(graph, gpu, random_words(graph, 3))
     assert found.ok, found
@@ -68,7 +63,7 @@ _SCALES = {
 }  # fmt: skip
 
 
-def by_operators(*changed: Any, **arrays: Any) -> onnx.ModelProto:
+def by_operators(*changed, **arrays):
     """Returns QLinearConv, a move of integers and QLinearMatMul; ``changed`` replaces nodes."""
     rng = np.random.default_rng(5)
     weights = {
@@ -92,7 +87,7 @@ def by_operators(*changed: Any, **arrays: Any) -> onnx.ModelProto:
     )  # fmt: skip
 
 
-def test_operators_of_integers(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_operators_of_integers(tmp_path, rng):
     path = saved(by_operators(), tmp_path / "m.onnx")
     graph = cml.load(path)
     assert graph.integer and graph.constants["w"].dtype == np.int8
@@ -104,7 +99,7 @@ def test_operators_of_integers(tmp_path: Path, rng: np.random.Generator) -> None
     assert np.abs(off).max() < 1.01 and np.abs(off).mean() < 0.1
 
 
-def test_it_is_an_integer_network_in_all(tmp_path: Path, capsys: Any) -> None:
+def test_it_is_an_integer_network_in_all(tmp_path, capsys):
     path = saved(by_operators(), tmp_path / "m.onnx")
     graph = cml.load(path)
     inputs = random_words(graph, 3)
@@ -121,7 +116,7 @@ def test_it_is_an_integer_network_in_all(tmp_path: Path, capsys: Any) -> None:
 
 
 #: models without an integer version: replaced nodes, replaced arrays, and the warning
-FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+FLOATS = {
     "two scales": (
         [node("y = DequantizeLinear(k, sm, zo)")], {},
         "DequantizeLinear 'y': reads integers by another scale"),
@@ -155,7 +150,7 @@ FLOATS: dict[str, tuple[list[Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FLOATS)
-def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> None:
+def test_what_has_no_integer_form_is_of_floats(case, tmp_path):
     """The model runs as a float network, and a warning names the node and the reason."""
     nodes, arrays, why = FLOATS[case]
     made = [node("q = QuantizeLinear(x, sx, zx)"), *nodes]
@@ -185,7 +180,7 @@ def test_what_has_no_integer_form_is_of_floats(case: str, tmp_path: Path) -> Non
 # -- floats as integers of few bits, at run time --------------------------------------------------
 
 
-def ranges(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def ranges(kind, rng):
     """Returns 64 numbers whose quantized range is of that type."""
     x = rng.uniform(-3, 3, 64)
     if kind == "zero":
@@ -202,9 +197,7 @@ def ranges(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("kind", ["any", "zero", "above", "below", "ties"])
-def test_dynamic_quantization(
-    kind: str, on_gpu: bool, rng: np.random.Generator, request: Any, tmp_path: Path
-) -> None:
+def test_dynamic_quantization(kind, on_gpu, rng, request, tmp_path):
     """Integers equal those of ONNX Runtime, which uses the scale 1 for a range of zero."""
     outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
     made = [node("y, s, z = DynamicQuantizeLinear(x)")]
@@ -227,7 +220,7 @@ FLOATS_TO_CAST = np.array(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
-def test_casts_of_floats_that_do_not_fit(dtype: str, gpu: cml.Gpu) -> None:
+def test_casts_of_floats_that_do_not_fit(dtype, gpu):
     """Returns the low bits of the nearest 32-bit integer, for constants, inputs and both
     backends."""
     target = np.dtype(dtype)

@@ -1,7 +1,5 @@
 """ONNX's 64-bit integers are 32-bit here: silently if proven to fit, otherwise with a warning."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

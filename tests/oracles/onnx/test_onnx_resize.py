@@ -6,9 +6,6 @@ is the reference where the evaluator has no implementation: opsets before 11 and
 ``tf_half_pixel_for_nn``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -40,15 +37,13 @@ BEFORE_11 = [
 ]
 
 
-def every(cases: Sequence[Any], step: int) -> list[Any]:
+def every(cases, step):
     """Returns all cases for the long proof, and every ``step``-th for the suite."""
     marks = {False: pytest.mark.long, True: ()}
     return [pytest.param(*case, marks=marks[i % step == 0]) for i, case in enumerate(cases)]
 
 
-def network(
-    opset: int, op: str, attrs: dict[str, Any], scale: float, extents: Sequence[int]
-) -> Any:
+def network(opset, op, attrs, scale, extents):
     """Returns a network with a node for each extent of its last axis."""
     scales = np.array([1, 1, scale], np.float32)
     inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
@@ -69,11 +64,11 @@ def network(
     return made
 
 
-def results(made: Any, inputs: dict[str, Array]) -> dict[str, Array]:
+def results(made, inputs):
     return cml.Session(cml.load(made.SerializeToString()), "cpu").run(inputs)
 
 
-def compare(got: Array, want: Array, what: str) -> None:
+def compare(got, want, what):
     assert got.shape == want.shape, what
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=what)
 
@@ -110,7 +105,7 @@ def test_scales(rng, opset, coordinates, method, scale):
         compare(got[f"y{n}"][..., sure], want[..., sure], f"{n} times {scale}")
 
 
-def _is_sure(places: Array) -> Array:
+def _is_sure(places):
     """Returns False if a 64-bit rounding error decides the result.
 
     The evaluator then takes the neighbours of another position: 15 times 1.7,
@@ -120,11 +115,11 @@ def _is_sure(places: Array) -> Array:
     return (off == 0) | (off > 1e-9)
 
 
-def _nearest(method: str, ratio: float, scale: float) -> Any:
+def _nearest(method, ratio, scale):
     return op_resize._nearest_coeffs(ratio, mode=method)
 
 
-def _first(x: Array) -> Array:
+def _first(x):
     """Returns the first value of an axis, by ONNX's rule ``length_resized > 1 ? … : 0``.
 
     The evaluator takes the position -0.5 and an unrounded extent for ``length_resized``; ONNX
@@ -138,9 +133,7 @@ def test_scales_before_11(rng, opset, op, mode, scale):
     compare_with_runtime(rng, opset, op, {"mode": mode}, scale)
 
 
-def compare_with_runtime(
-    rng: np.random.Generator, opset: int, op: str, attrs: dict[str, Any], scale: float
-) -> None:
+def compare_with_runtime(rng, opset, op, attrs, scale):
     """Compares all extents that change; ONNX Runtime copies a tensor whose extent stays the
     same."""
     sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}

@@ -1,8 +1,6 @@
 """Unique and Det against ONNX Runtime and NumPy: parts of any shape, ties, NaN, on both
 backends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Exceptions of the functions of a game's operator name their type, line and operator."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -85,7 +83,7 @@ def test_a_failing_function_names_its_type_line_and_operator(tmp_path, function)
 class Refused(cml.ModelError):
     """A game's own error, whose constructor differs from that of ``CmlError``."""
 
-    def __init__(self, extent: int) -> None:
+    def __init__(self, extent):
         super().__init__(f"wanted 3 channels, got {extent}")
         self.extent = extent
 

@@ -1,13 +1,9 @@
 """Tests of the assignment of driver threads to cores, with folders like Linux's ``/proc`` tasks."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from demo_game.cores import places
 
 
-def test_each_of_the_drivers_threads_has_its_core(tmp_path: Path) -> None:
+def test_each_of_the_drivers_threads_has_its_core(tmp_path):
     names = {11: "python", 12: "llvmpipe-0", 13: "llvmpipe-1", 14: "llvmpipe-2", 15: "llvmpipe-x"}
     for thread, name in names.items():
         folder = tmp_path / str(thread)

@@ -1,22 +1,20 @@
 """Tests that the drawing effort follows the frame time without oscillation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
-from demo_game.render.pace import EFFORTS, DrawingPace, Effort
+from demo_game.render.pace import EFFORTS, DrawingPace
 
 MOST = 11.7
 
 
-def machine(effort: Effort, fixed_ms: float, full_ms: float) -> float:
+def machine(effort, fixed_ms, full_ms):
     """Returns the milliseconds of a picture: a fixed part and a part proportional to the pixels."""
     return fixed_ms + full_ms * effort.pixels
 
 
-def settle(pace: DrawingPace, fixed_ms: float, full_ms: float, frames: int = 3000) -> list[Effort]:
+def settle(pace, fixed_ms, full_ms, frames=3000):
     """Returns the effort of each of ``frames`` frames on a simulated machine."""
     used = []
     for frame in range(frames):
@@ -28,7 +26,7 @@ def settle(pace: DrawingPace, fixed_ms: float, full_ms: float, frames: int = 300
 
 @pytest.mark.parametrize("first", [0, 4, len(EFFORTS) - 1])
 @pytest.mark.parametrize("full_ms", [2.0, 8.0, 16.0, 30.0])
-def test_it_settles_where_frames_keep_their_time(first: int, full_ms: float) -> None:
+def test_it_settles_where_frames_keep_their_time(first, full_ms):
     pace = DrawingPace(MOST, first)
     used = settle(pace, 5.0, full_ms)
     late = used[-1000:]
@@ -40,7 +38,7 @@ def test_it_settles_where_frames_keep_their_time(first: int, full_ms: float) -> 
     assert not room, "and it is not lazy"
 
 
-def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
+def test_it_follows_a_machine_that_becomes_busy_and_quiet_again():
     pace = DrawingPace(MOST)
     quiet = settle(pace, 2.0, 5.0)[-1]
     busy = settle(pace, 6.0, 20.0, 400)[-1]
@@ -48,7 +46,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_quiet_again() -> None:
     assert settle(pace, 2.0, 5.0, 6000)[-1] == quiet
 
 
-def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
+def test_an_effort_that_does_not_last_is_tried_less_and_less_often():
     """An effort that costs more than its pixels predict is tried at growing intervals."""
     pace, used = DrawingPace(MOST, 1), []
     for _ in range(8000):
@@ -59,7 +57,7 @@ def test_an_effort_that_does_not_last_is_tried_less_and_less_often() -> None:
     assert 2 <= len(tried) < 12 and gaps[-1] > 4 * gaps[0]
 
 
-def test_a_few_long_frames_change_nothing_and_neither_does_nonsense() -> None:
+def test_a_few_long_frames_change_nothing_and_neither_does_nonsense():
     pace = DrawingPace(MOST, 2)
     for frame in range(80):
         pace.took(40.0 if frame % 8 == 0 else 9.0)

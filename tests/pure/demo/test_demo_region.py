@@ -1,7 +1,5 @@
 """Tests of the tiles that a bake of the demo's world computes."""
 
-from __future__ import annotations
-
 import pytest
 
 import cml_engine as cml
@@ -9,7 +7,7 @@ from demo_game.bake.region import Region, region_of
 from demo_game.world.tile import TileId
 
 
-def test_a_region_has_the_tiles_that_cover_it_at_every_level() -> None:
+def test_a_region_has_the_tiles_that_cover_it_at_every_level():
     region = region_of("-3:3,0:2", "0:2")
     assert region == Region(-3, 3, 0, 2, 0, 2)
     assert region.rows(0) == (range(2), range(-3, 3))
@@ -44,6 +42,6 @@ def test_a_region_has_the_tiles_that_cover_it_at_every_level() -> None:
         ("0:1,0:1", "0:7", "none beyond 6"),
     ],
 )
-def test_what_makes_no_sense_is_said(region: str, levels: str, said: str) -> None:
+def test_what_makes_no_sense_is_said(region, levels, said):
     with pytest.raises(cml.InputError, match=said):
         region_of(region, levels)

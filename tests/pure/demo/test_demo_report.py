@@ -1,10 +1,5 @@
 """Tests of a run's report in plain words and of its film."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
@@ -14,8 +9,8 @@ from demo_game.reporting.report import RunReport, plain_table, table
 TIMES = {"p50": 9.0, "p95": 15.0, "p99": 17.0, "max": 22.4}
 
 
-def report(mode: str, **changed: Any) -> RunReport:
-    known: dict[str, Any] = {
+def report(mode, **changed):
+    known = {
         "mode": mode, "device": "d", "driver": "v", "quality": "software", "width": 960,
         "height": 540, "seed": 7, "clock": "real", "target_ms": 16.667, "frames": 600,
         "first_picture_s": 1.0, "ground_s": 2.0, "load_s": 3.0, "frame_ms": TIMES,
@@ -28,7 +23,7 @@ def report(mode: str, **changed: Any) -> RunReport:
     return RunReport(**{**known, **changed})
 
 
-def test_a_table_in_words() -> None:
+def test_a_table_in_words():
     runs = [report("off"), report("sliced", tiles=19, frames_over=12),
             report("unsliced", tiles=51, frames_over=78)]  # fmt: skip
     said = plain_table(runs).splitlines()
@@ -43,7 +38,7 @@ def test_a_table_in_words() -> None:
     assert len(table(runs).splitlines()) == 4
 
 
-def test_a_film_has_all_its_pictures(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_film_has_all_its_pictures(tmp_path, rng):
     pictures = [rng.integers(0, 255, (90, 500, 3)).astype(np.uint8) for _ in range(5)]
     write_film(tmp_path / "film.gif", pictures)
     with Image.open(tmp_path / "film.gif") as film:

@@ -16,67 +16,65 @@ ROOT = TileId(2, 0, 0)
 
 
 class FakeJob:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name, self.state, self.error, self.released = name, "queued", "", False
         self.remaining_ms = 2.0
 
     @property
-    def progress(self) -> float:
+    def progress(self):
         return 1.0 if self.state == "done" else 0.0
 
-    def tensor(self, name: str) -> str:
+    def tensor(self, name):
         assert self.state == "done" and not self.released
         return f"{self.name}.{name}"
 
-    def cancel(self) -> None:
+    def cancel(self):
         if self.state != "done":
             self.state = "cancelled"
 
-    def release(self) -> None:
+    def release(self):
         self.released = True
 
 
 class FakeAgents:
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[tuple[TileId, float, float]] = []
 
-    def submit(
-        self, scheduler: Any, tile: TileId, seed: int, priority: float, within_ms: float
-    ) -> TileJobs:
+    def submit(self, scheduler, tile, seed, priority, within_ms):
         self.asked.append((tile, priority, within_ms))
         return TileJobs(tile, {name: FakeJob(name) for name in CHAIN.sessions_for(tile)})  # type: ignore[misc]
 
 
 class FakePool:
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots):
         self.free = list(range(slots))
         self.filled: dict[int, dict[str, Any]] = {}
 
-    def acquire(self) -> int | None:
+    def acquire(self):
         return self.free.pop() if self.free else None
 
-    def release(self, slot: int) -> None:
+    def release(self, slot):
         assert slot not in self.free
         self.free.append(slot)
 
-    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
+    def write(self, slot, height, shading, colours):
         self.filled[slot] = {"height": height, "colours": colours}
 
-    def fill(self, encoder: Any, slot: int, **tensors: Any) -> None:
+    def fill(self, encoder, slot, **tensors):
         self.filled[slot] = tensors
 
 
-def streaming(slots: int = 8) -> Streaming:
+def streaming(slots=8):
     scheduler = SimpleNamespace(last_report=None)
     return Streaming(FakeAgents(), scheduler, FakePool(slots), 7)  # type: ignore[arg-type]
 
 
-def finish(made: TileJobs) -> None:
+def finish(made):
     for job in made.jobs.values():
         job.state = "done"
 
 
-def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
+def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before():
     world = streaming()
     world.want(Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
     made = world.making[ROOT]
@@ -97,13 +95,13 @@ def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before() -> None:
     assert world.fade(ROOT, 9.01 + FADE_S) == 0.0
 
 
-def test_only_fine_tiles_have_plants() -> None:
+def test_only_fine_tiles_have_plants():
     assert "scatter" not in CHAIN.sessions_for(ROOT) and "scatter" in CHAIN.sessions_for(
         TileId(0, 0, 0)
     )
 
 
-def test_coarse_and_visible_tiles_come_first_and_few_at_a_time() -> None:
+def test_coarse_and_visible_tiles_come_first_and_few_at_a_time():
     world = streaming()
     near, far = TileId(0, 0, 0), TileId(0, 9, 0)
     wanted = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
@@ -114,7 +112,7 @@ def test_coarse_and_visible_tiles_come_first_and_few_at_a_time() -> None:
     assert urgent[near][0] > min(p for p, _ in urgent.values())
 
 
-def test_no_more_tiles_are_under_way_than_frames_have_time_for() -> None:
+def test_no_more_tiles_are_under_way_than_frames_have_time_for():
     world = streaming()
     wanted = {TileId(3, x, 0): 1.0 for x in range(9)}
     a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
@@ -128,7 +126,7 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for() -> None:
     assert len(world.making) == 1, "one always is, or nothing would ever be learned"
 
 
-def test_a_tile_that_came_since_the_look_around_is_not_made_again() -> None:
+def test_a_tile_that_came_since_the_look_around_is_not_made_again():
     world = streaming()
     seen = Selection([], {ROOT: 10.0})
     world.want(seen, {ROOT}, 0.0)
@@ -138,7 +136,7 @@ def test_a_tile_that_came_since_the_look_around_is_not_made_again() -> None:
     assert not world.making and world.counts.asked == 1
 
 
-def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there() -> None:
+def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there():
     world = streaming()
     kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
     world.want(Selection([], {kept: 1.0, dropped: 1.0}), set(), 0.0)
@@ -150,7 +148,7 @@ def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there() -> None:
     assert all(job.state == "cancelled" for job in cancelled.jobs.values())
 
 
-def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn() -> None:
+def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn():
     world = streaming(slots=2)
     a, b, c = (TileId(3, x, 0) for x in range(3))
     for tile in (a, b):
@@ -166,7 +164,7 @@ def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn() -
     assert set(world.shown) == {b, c}
 
 
-def test_the_parents_of_what_is_drawn_stay() -> None:
+def test_the_parents_of_what_is_drawn_stay():
     world = streaming(slots=2)
     child = TileId(0, 1, 1)
     for tile in (child.parent, child):
@@ -179,7 +177,7 @@ def test_the_parents_of_what_is_drawn_stay() -> None:
     assert world.collect(None, 1.0) == 0 and set(world.shown) == {child, child.parent}
 
 
-def test_a_failed_tile_is_said_and_dropped() -> None:
+def test_a_failed_tile_is_said_and_dropped():
     world = streaming()
     world.want(Selection([], {ROOT: 1.0}), set(), 0.0)
     job = world.making[ROOT].jobs["upres"]
@@ -188,7 +186,7 @@ def test_a_failed_tile_is_said_and_dropped() -> None:
     assert world.error == "tile L2 (0, 0): upres: out of GPU memory" and not world.making
 
 
-def test_a_draft_gives_its_slot_to_the_networks_own_tile() -> None:
+def test_a_draft_gives_its_slot_to_the_networks_own_tile():
     world = streaming(slots=3)
     other = TileId(2, 1, 0)
     world.draft([ROOT, other], 0.0)
@@ -203,7 +201,7 @@ def test_a_draft_gives_its_slot_to_the_networks_own_tile() -> None:
     assert not world.drafts and len(world.pool.free) == 2
 
 
-def test_drafts_take_free_slots_only_and_go_before_tiles_do() -> None:
+def test_drafts_take_free_slots_only_and_go_before_tiles_do():
     world = streaming(slots=2)
     tiles = [TileId(2, x, 0) for x in range(4)]
     world.draft(tiles[:3], 0.0)
@@ -214,7 +212,7 @@ def test_drafts_take_free_slots_only_and_go_before_tiles_do() -> None:
     assert set(world.shown) == {tiles[3]} and len(world.drafts) == 1
 
 
-def test_what_is_made_anew_is_drawn_until_then() -> None:
+def test_what_is_made_anew_is_drawn_until_then():
     world = streaming(slots=3)
     tiles = [TileId(2, x, 0) for x in range(4)]
     world.want(Selection([], dict.fromkeys(tiles[:3], 1.0)), set(), 0.0)

@@ -1,8 +1,6 @@
 """Tests of the world's geometry: consistent noise, matching tile edges, no holes in the
 quadtree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ from demo_game.world.tile import CELLS, FINE, TileId
 SEED = 7
 
 
-def cells(first_x: int, first_z: int, count: int = 24) -> tuple[np.ndarray, np.ndarray]:
+def cells(first_x, first_z, count=24):
     z, x = np.meshgrid(
         np.arange(first_z, first_z + count, dtype=np.int32),
         np.arange(first_x, first_x + count, dtype=np.int32),
@@ -25,14 +23,14 @@ def cells(first_x: int, first_z: int, count: int = 24) -> tuple[np.ndarray, np.n
     return x, z
 
 
-def test_levels_agree_on_the_land_but_for_the_octaves_that_one_lacks() -> None:
+def test_levels_agree_on_the_land_but_for_the_octaves_that_one_lacks():
     fine = noise.height(*(4 * c for c in cells(100, 50)), 0, SEED)
     coarse = noise.height(*cells(100, 50), 2, SEED)
     missing = sum(noise.amplitude(octave) for octave in (3, 4)) * 2
     assert np.abs(fine - coarse).max() <= missing
 
 
-def test_children_cover_their_parent() -> None:
+def test_children_cover_their_parent():
     tile = TileId(3, -2, 5)
     children = tile.children
     assert all(child.parent == tile for child in children)
@@ -44,7 +42,7 @@ def test_children_cover_their_parent() -> None:
     assert children[0].first_cell == (2 * tile.first_cell[0], 2 * tile.first_cell[1])
 
 
-def test_bounds_hold_the_land() -> None:
+def test_bounds_hold_the_land():
     for tile in (TileId(0, -3, 9), TileId(3, 4, -4), TileId(6, 0, 0)):
         low, high = bounds(tile, SEED)
         x, z = cells(*tile.first_cell, CELLS)
@@ -52,7 +50,7 @@ def test_bounds_hold_the_land() -> None:
         assert low <= heights.min() and heights.max() <= high
 
 
-def covered(tiles: list[TileId], around: tuple[float, float], reach: float) -> np.ndarray:
+def covered(tiles, around, reach):
     """Returns the number of tiles over each point of a grid around ``around``."""
     steps = np.linspace(-reach, reach, 41)
     count = np.zeros((41, 41), int)
@@ -66,8 +64,8 @@ def covered(tiles: list[TileId], around: tuple[float, float], reach: float) -> n
 
 @pytest.mark.parametrize("eye", [(0.0, 50.0, 0.0), (-5000.3, 900.0, 12_345.6)])
 def test_drawn_tiles_cover_the_land_once_at_every_stage_of_loading(
-    eye: tuple[float, float, float],
-) -> None:
+    eye,
+):
     detail, there = Detail(0, 5, 1.1, 9000.0), set[TileId]()
     reach = 5000.0
     for stage in range(12):
@@ -83,7 +81,7 @@ def test_drawn_tiles_cover_the_land_once_at_every_stage_of_loading(
     assert min(tile.level for tile in found.draw) == (0 if eye[1] < 100 else 1)
 
 
-def test_neighbours_differ_by_one_level_where_all_is_loaded() -> None:
+def test_neighbours_differ_by_one_level_where_all_is_loaded():
     detail = Detail(0, 5, 1.1, 9000.0)
     draw = select((100.0, 30.0, 40.0), SEED, detail, lambda tile: True).draw
     drawn = {(t.level, t.x, t.z) for t in draw}
@@ -93,7 +91,7 @@ def test_neighbours_differ_by_one_level_where_all_is_loaded() -> None:
             assert (above.level, above.x, above.z) not in drawn
 
 
-def test_a_level_has_morphed_before_the_next_one_begins() -> None:
+def test_a_level_has_morphed_before_the_next_one_begins():
     detail = Detail(0, 4, 1.1, 9000.0)
     for level in range(4):
         begins, ends = detail.range_m(level)
@@ -101,7 +99,7 @@ def test_a_level_has_morphed_before_the_next_one_begins() -> None:
         assert ends <= detail.range_m(level + 1)[0] or level == 3
 
 
-def test_the_scripted_flight_is_the_same_for_all_and_stays_above_the_land() -> None:
+def test_the_scripted_flight_is_the_same_for_all_and_stays_above_the_land():
     flight, again = ScriptedFlight(SEED), ScriptedFlight(SEED)
     for seconds in (0.0, 3.7, 59.9, 600.0):
         pose = flight.pose(seconds)
@@ -110,7 +108,7 @@ def test_the_scripted_flight_is_the_same_for_all_and_stays_above_the_land() -> N
         assert y > float(ground(np.array([x]), np.array([z]), SEED)[0]) + 20
 
 
-def test_drafts_are_the_noise_and_meet_their_neighbours() -> None:
+def test_drafts_are_the_noise_and_meet_their_neighbours():
     tiles = [TileId(3, -2, 5), TileId(3, -1, 5), TileId(3, -2, 6), TileId(4, -1, 2)]
     made = {draft.tile: draft for draft in drafts(tiles, SEED)}
     assert set(made) == set(tiles)
@@ -124,7 +122,7 @@ def test_drafts_are_the_noise_and_meet_their_neighbours() -> None:
         assert np.array_equal(grid[CELLS:], below[: FINE - CELLS]), name
 
 
-def test_a_view_of_more_tiles_than_there_is_room_for_is_a_coarser_one() -> None:
+def test_a_view_of_more_tiles_than_there_is_room_for_is_a_coarser_one():
     detail, eye = Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0), (900.0, 150.0, -300.0)
     wanted = len(needed(eye, SEED, detail))
     assert fitting(eye, SEED, detail, wanted + 20) == detail, "what fits is left as it is"

@@ -1,7 +1,5 @@
 """Tests of the integer world's noise against Python's integers, at the ends of its input range."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -17,7 +15,7 @@ SEEDS = (0, 7, 2**31 - 1)
 
 
 @pytest.mark.parametrize("level", range(7))
-def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level: int) -> None:
+def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level):
     rng = random.Random(level)
     places = [(x, z) for x in EDGES for z in rng.sample(EDGES, 3)]
     places += [(rng.randrange(-(2**31), 2**31), rng.randrange(-4000, 4000)) for _ in range(40)]
@@ -29,7 +27,7 @@ def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level: int) 
         assert found.tolist() == wanted, name
 
 
-def test_the_steepest_corners_fit_into_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
     """The sums fit into 32 bits even for extreme gradients that no hash gives together."""
     for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
         turned = iter(range(1 << 30))
@@ -41,7 +39,7 @@ def test_the_steepest_corners_fit_into_32_bits(monkeypatch: pytest.MonkeyPatch) 
             exact_land.detail(x, 8191 - x, 6, 0)
 
 
-def test_it_is_the_float_worlds_land_but_for_a_few_metres() -> None:
+def test_it_is_the_float_worlds_land_but_for_a_few_metres():
     rng = np.random.default_rng(1)
     x, z = rng.integers(-(2**18), 2**18, (2, 500), dtype=np.int32)
     metres = exact_noise.height(x, z, 0, 7) / 2.0**exact_noise.HEIGHT_BITS

@@ -1,10 +1,6 @@
 """Tests that integer inference is bit-identical in Python, in 32-bit arithmetic and in NumPy."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,24 +30,24 @@ TIES = st.builds(
 )
 
 
-def fits(total: int, by: rule.Multiplier) -> bool:
+def fits(total, by):
     return abs(total) << by.before < rule.INT_BOUND
 
 
-def as_arrays(total: int, by: rule.Multiplier, low: int, high: int) -> int:
+def as_arrays(total, by, low, high):
     """Requantizes in NumPy; the sum comes in two parts that a float32 holds exactly."""
     upper, lower = np.float32(total >> 8), np.float32(total & 255)
     found = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
     return int(found)
 
 
-def exactly(total: int, by: rule.Multiplier, low: int, high: int) -> int:
+def exactly(total, by, low, high):
     """Requantizes with rational numbers, as docs/integer.md defines it."""
     value = Fraction(total * by.mantissa, 2**by.exponent) + Fraction(1, 2)
     return max(low, min(high, value.numerator // value.denominator))
 
 
-WAYS: tuple[Callable[[int, rule.Multiplier, int, int], int], ...] = (
+WAYS = (
     rule.requantize,
     rule.requantize_in_32_bits,
     as_arrays,
@@ -60,7 +56,7 @@ WAYS: tuple[Callable[[int, rule.Multiplier, int, int], int], ...] = (
 
 @pytest.mark.parametrize("way", WAYS)
 @given(case=st.tuples(SUMS, MULTIPLIERS) | TIES)
-def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) -> None:
+def test_requantize(way, case):
     total, by = case
     if fits(total, by):
         for low, high in ((-127, 127), (0, 65535), (-(2**31), 2**31)):
@@ -68,7 +64,7 @@ def test_requantize(way: Callable[..., int], case: tuple[int, rule.Multiplier]) 
 
 
 @given(st.fractions(Fraction(1, 2**31), Fraction(4000)))
-def test_a_multiplier_is_the_nearest_of_15_bits(ratio: Fraction) -> None:
+def test_a_multiplier_is_the_nearest_of_15_bits(ratio):
     for sign in (1, -1):
         found = rule.multiplier(sign * ratio)
         assert 1 << 14 <= sign * found.mantissa < 1 << 15
@@ -78,7 +74,7 @@ def test_a_multiplier_is_the_nearest_of_15_bits(ratio: Fraction) -> None:
         assert (code >> 6, code & 63) == (found.mantissa, found.exponent)
 
 
-def test_multipliers_at_the_ends() -> None:
+def test_multipliers_at_the_ends():
     assert rule.multiplier(Fraction(0)).mantissa == 0
     assert rule.multiplier(Fraction(1, 2**60)).mantissa == 0
     # rounds up to the next power of two
@@ -91,7 +87,7 @@ def test_multipliers_at_the_ends() -> None:
 
 
 @given(WORDS, WORDS, st.fractions(Fraction(1, 2**20), 50), st.fractions(-50, 50))
-def test_a_sum_of_two_words(a: int, b: int, first: Fraction, second: Fraction) -> None:
+def test_a_sum_of_two_words(a, b, first, second):
     by = rule.pair(first, second, (32767, 32767))
     largest = 32767 * (abs(by.first) + abs(by.second)) + (1 << (by.shift - 1))
     assert largest < 2**31
@@ -102,13 +98,13 @@ def test_a_sum_of_two_words(a: int, b: int, first: Fraction, second: Fraction) -
     assert arrays.requantize_pair(*given_, -127, 127) == wanted
 
 
-def test_a_sum_that_cannot_fit() -> None:
+def test_a_sum_that_cannot_fit():
     with pytest.raises(RangeError, match="does not fit"):
         rule.pair(Fraction(2**20), Fraction(1), (32767, 127))
 
 
 @given(st.data())
-def test_tables(data: st.DataObject) -> None:
+def test_tables(data):
     wide = data.draw(st.booleans())
     size, most = (1025, 32767) if wide else (256, 127)
     seed = data.draw(st.integers(0, 2**20))
@@ -124,14 +120,14 @@ def test_tables(data: st.DataObject) -> None:
         assert found[0] == table[(word - first) // 64]
 
 
-def test_words_of_real_numbers() -> None:
+def test_words_of_real_numbers():
     values = np.array([0.25, -0.25, 0.75, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42])
     found = arrays.words_of(values, np.float32(2), -127, 127)
     assert found.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
 
 
 @given(st.data())
-def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
+def test_no_partial_sum_passes_its_bound(data):
     """Partial sums stay below 2^24 for any inputs, any order of addition, and byte parts."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
@@ -158,7 +154,7 @@ def test_no_partial_sum_passes_its_bound(data: st.DataObject) -> None:
     assert all(abs(t) <= found.bound for t in totals)
 
 
-def test_carriers() -> None:
+def test_carriers():
     words = Range(-127, 127)
     row = np.array([[127] * 1040])
     assert sum_bounds.plan_exact_sum("c", row, [0], words).carrier == "float32"
@@ -171,7 +167,7 @@ def test_carriers() -> None:
     )
 
 
-def test_what_cannot_be_proven() -> None:
+def test_what_cannot_be_proven():
     with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
         sum_bounds.plan_exact_sum(
             "conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767)
@@ -187,12 +183,12 @@ def test_what_cannot_be_proven() -> None:
 _NORMAL = np.float32(2.0**-126)
 
 
-def flushed(values: Any) -> Any:
+def flushed(values):
     """Returns the values with denormals replaced by zero, as some devices do."""
     return np.where(np.abs(values) < _NORMAL, np.float32(0), values).astype(np.float32)
 
 
-def flushing_words(x: Any, inverse: np.float32) -> Any:
+def flushing_words(x, inverse):
     """Computes ``arrays.words_of`` with the inputs and results of every step flushed to zero."""
     steps = flushed(flushed(x) * flushed(inverse))
     below = np.floor(steps)
@@ -200,7 +196,7 @@ def flushing_words(x: Any, inverse: np.float32) -> Any:
 
 
 @given(st.integers(0, 2**20))
-def test_contraction_cannot_matter(seed: int) -> None:
+def test_contraction_cannot_matter(seed):
     """Float sums are equal with fused multiply-adds, without them, and with a mixture of both.
 
     No intermediate value is a denormal.
@@ -226,7 +222,7 @@ def test_contraction_cannot_matter(seed: int) -> None:
 
 
 @given(st.integers(0, 2**20), st.integers(-40, 40))
-def test_denormals_cannot_matter(seed: int, power: int) -> None:
+def test_denormals_cannot_matter(seed, power):
     """Flushed denormals change no result for scales from 2^-40 to 2^40.
 
     A denormal is negligible next to half a quantization step of these scales.
@@ -240,7 +236,7 @@ def test_denormals_cannot_matter(seed: int, power: int) -> None:
     np.testing.assert_array_equal(flushed(numbers), numbers)
 
 
-def test_denormals_of_other_scales_would_matter() -> None:
+def test_denormals_of_other_scales_would_matter():
     """The test above can fail: flushed denormals change results of scales out of range."""
     x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
     assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0

@@ -1,9 +1,5 @@
 """Tests of the host panel's data, without drawing."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 import pytest
 
 from cml_engine import FrameReport
@@ -15,18 +11,18 @@ from scheduler.reports import SliceReport
 # --- operators
 
 
-def operator(network: str, step: int, total_ms: float, runs: float = 10.0) -> OperatorTime:
+def operator(network, step, total_ms, runs=10.0):
     return OperatorTime(
         network, step, f"conv{step}", "conv", "graph.nnef:1", "conv/conv.hlsl", 4e6, 1e6,
         total_ms, 1.5 * total_ms, 3, runs,
     )  # fmt: skip
 
 
-def keyed(operators: Iterable[OperatorTime]) -> dict[tuple[str, int], OperatorTime]:
+def keyed(operators):
     return {(o.network, o.step): o for o in operators}
 
 
-def test_a_row_says_what_an_operator_costs() -> None:
+def test_a_row_says_what_an_operator_costs():
     found = rows(keyed([operator("upres", 0, 20.0), operator("texture", 1, 60.0)]))
     row = next(r for r in found if r.network == "upres")
     assert row.share == 0.25
@@ -36,12 +32,12 @@ def test_a_row_says_what_an_operator_costs() -> None:
     assert row.gbytes == pytest.approx(0.5)
 
 
-def test_part_of_a_run_has_a_time_but_no_average() -> None:
+def test_part_of_a_run_has_a_time_but_no_average():
     (row,) = rows(keyed([operator("upres", 0, 3.0, 0.0)]))
     assert (row.total_ms, row.average_ms, row.gflops) == (3.0, 0.0, 0.0)
 
 
-def test_rows_sort_by_every_column_both_ways() -> None:
+def test_rows_sort_by_every_column_both_ways():
     found = rows(keyed([operator("upres", s, 5.0 * (s + 1), 7.0 - s) for s in range(5)]))
     keys = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
     for column, key in enumerate(keys):
@@ -50,14 +46,14 @@ def test_rows_sort_by_every_column_both_ways() -> None:
         assert up == sorted(up) and down == sorted(down, reverse=True)
 
 
-def test_the_best_rates_only_rise() -> None:
+def test_the_best_rates_only_rise():
     best = Best().raised(rows(keyed([operator("upres", 0, 10.0)])))
     assert best.gflops == pytest.approx(4.0)
     assert best.raised(rows(keyed([operator("upres", 0, 20.0)]))) == best
     assert best.raised([]) == best
 
 
-def test_last_seconds_are_differences() -> None:
+def test_last_seconds_are_differences():
     recent, one = RecentSums(), operator("upres", 0, 0.0, 0.0)
     operators = keyed([one])
     for tick in range(200):  # 20 s, 1 ms of it in each tenth
@@ -71,7 +67,7 @@ def test_last_seconds_are_differences() -> None:
 # --- slices
 
 
-def report(frame: int, measured: bool) -> FrameReport:
+def report(frame, measured):
     made = FrameReport(frame, 0.0, 4.0, 3.5, "budget")
     for job, ms in ((3, 1.0), (5, 2.0)):
         made.slices.append(SliceReport(job, 0, "conv", "conv", 0, 9, ms, 2 * ms, f"net {job}"))
@@ -83,7 +79,7 @@ def report(frame: int, measured: bool) -> FrameReport:
     return made
 
 
-def test_slices_follow_one_another() -> None:
+def test_slices_follow_one_another():
     found = bars(report(0, True))
     assert [(b.network, b.start_ms, b.ms) for b in found] == [
         ("net 3", 0.0, 2.0),
@@ -92,7 +88,7 @@ def test_slices_follow_one_another() -> None:
     assert [b.ms for b in bars(report(0, False))] == [1.0, 2.0]
 
 
-def test_the_times_of_a_frame_are_in_a_game_programmer_s_words() -> None:
+def test_the_times_of_a_frame_are_in_a_game_programmer_s_words():
     assert times(report(0, True)) == ["measured 6.00", "planned 3.00", "budget 4.00 ms"]
     assert times(report(0, False))[0] == "measured ..."
     idle = FrameReport(0, 0.0, 2.0, 1.8, "nothing to do")

@@ -1,7 +1,5 @@
 """Tests of the frame log behind a panel, and of the panel's layout, without drawing."""
 
-from __future__ import annotations
-
 import pytest
 
 from cml_engine import FrameReport
@@ -18,20 +16,20 @@ from cml_engine.tools.panel.frames import (
 from cml_engine.tools.panel.section import layout_for
 
 
-def sample(number: int, frame_ms: float, render: float | None, inference: float | None = 2.0):
+def sample(number, frame_ms, render, inference=2.0):
     return FrameSample(number, frame_ms, 1.0, render, inference, 4.0)
 
 
 # --- frames
 
 
-def test_frames_are_shown_once_they_are_measured() -> None:
+def test_frames_are_shown_once_they_are_measured():
     frames = [sample(0, 16, 5), sample(1, 16, 5), sample(2, 16, None), sample(3, 0, None)]
     assert [s.number for s in complete(frames)] == [0, 1]
 
 
 @pytest.mark.parametrize("frames", [[], [sample(0, 16, 5)]])
-def test_there_may_be_no_frame_to_show(frames: list[FrameSample]) -> None:
+def test_there_may_be_no_frame_to_show(frames):
     shown = complete(frames)
     assert shown == []
     assert lanes(shown, 16.0).tops.shape == (len(LANES), 0)
@@ -40,7 +38,7 @@ def test_there_may_be_no_frame_to_show(frames: list[FrameSample]) -> None:
     assert mean_overlay_ms(shown) == 0
 
 
-def test_lanes_of_an_overrun_have_no_free_time() -> None:
+def test_lanes_of_an_overrun_have_no_free_time():
     made = lanes([sample(7, 30.0, 6.0, 3.0)], 16.0)
     assert dict(zip(LANES, made.tops[:, 0], strict=True)) == {
         "render": 6.0,
@@ -51,7 +49,7 @@ def test_lanes_of_an_overrun_have_no_free_time() -> None:
     }
 
 
-def test_summary_and_latest_overrun() -> None:
+def test_summary_and_latest_overrun():
     frames = [sample(n, 1.0 + n, 1.0) for n in range(100)]
     found = summary(frames, 90.0)
     assert (found.frames, found.p50, found.p95, found.p99, found.over) == (100, 51, 96, 100, 10)
@@ -66,7 +64,7 @@ SIZES = [(480, 320), (640, 360), (960, 540), (1280, 720), (1920, 1080), (3840, 2
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("em", [12.0, 13.0, 14.0, 18.0, 30.0])
-def test_the_columns_fit_into_the_window(size: tuple[int, int], em: float) -> None:
+def test_the_columns_fit_into_the_window(size, em):
     layout = layout_for(*size, em)
     width = layout.left_width + (layout.right_width if layout.columns == 2 else 0.0)
     assert width + 2 * em <= size[0] or layout.left_width == 1.0
@@ -75,7 +73,7 @@ def test_the_columns_fit_into_the_window(size: tuple[int, int], em: float) -> No
 
 
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (3, 200)])
-def test_a_window_of_nearly_nothing_has_a_layout(size: tuple[int, int]) -> None:
+def test_a_window_of_nearly_nothing_has_a_layout(size):
     layout = layout_for(*size, 13.0)
     assert layout.columns == 1 and layout.left_width >= 1.0
 
@@ -83,7 +81,7 @@ def test_a_window_of_nearly_nothing_has_a_layout(size: tuple[int, int]) -> None:
 # --- causes
 
 
-def report(frame: int) -> FrameReport:
+def report(frame):
     return FrameReport(frame, 0.0, 4.0, 4.0, "nothing to do")
 
 
@@ -95,9 +93,7 @@ def report(frame: int) -> FrameReport:
         (3.0, 2.0, "outside the game"),
     ],
 )
-def test_a_late_frame_is_explained_where_nothing_is_timed(
-    picture_ms: float, cpu_ms: float, said: str
-) -> None:
+def test_a_late_frame_is_explained_where_nothing_is_timed(picture_ms, cpu_ms, said):
     log = FrameLog(10.0, {})
     late = log.begin(report(0), cpu_ms, picture_ms)
     late.frame_ms = 18.0
@@ -108,7 +104,7 @@ def test_a_late_frame_is_explained_where_nothing_is_timed(
     assert late.cause == said and not in_time.cause
 
 
-def test_times_of_its_passes_take_the_place_of_the_wait() -> None:
+def test_times_of_its_passes_take_the_place_of_the_wait():
     log = FrameLog(10.0, {})
     sample = log.begin(report(0), 1.0, 6.0)
     assert sample.render_ms == 6.0
@@ -117,7 +113,7 @@ def test_times_of_its_passes_take_the_place_of_the_wait() -> None:
     assert log.add_passes(99, {"scene": 3.0}) is None
 
 
-def test_the_newest_measured_report_is_shown() -> None:
+def test_the_newest_measured_report_is_shown():
     log = FrameLog(10.0, {})
     assert log.measured_report is None
     first, second = report(0), report(1)

@@ -1,7 +1,5 @@
 """Tests of operator files that are loaded again, and of the API version that they state."""
 
-from __future__ import annotations
-
 import sys
 import types
 

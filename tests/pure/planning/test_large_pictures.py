@@ -4,8 +4,6 @@ No device is needed to plan. A network is refused only if a tensor is larger tha
 largest buffer, and the message states both sizes.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -54,7 +52,7 @@ DEVICES = {
 }
 
 
-def network(body: str, height: int, width: int) -> cml.Graph:
+def network(body, height, width):
     shape = re.search(r"shape = \[([\d,]+)\], label", body)
     weights = {"f": np.ones([int(n) for n in shape[1].split(",")], np.float32)} if shape else {}
     text = f"x = external<scalar>(shape = [1, 16, {height}, {width}]); {body}"

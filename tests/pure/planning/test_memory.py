@@ -1,7 +1,5 @@
 """Tests of free lists, memory accounting and memory maps, without a GPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -32,7 +30,7 @@ ACTIONS = st.lists(
 HEAP = 2048
 
 
-def check(ranges: FreeList, taken: dict[int, int]) -> None:
+def check(ranges, taken):
     """Asserts that taken and free ranges cover the heap without overlap or adjacent free ranges."""
     assert dict(ranges.taken) == taken
     pieces = [(*r, "taken") for r in ranges.taken] + [(*r, "free") for r in ranges.free_ranges]
@@ -47,7 +45,7 @@ def check(ranges: FreeList, taken: dict[int, int]) -> None:
     assert ranges.empty == (not taken)
 
 
-def fits(ranges: FreeList, nbytes: int, alignment: int) -> bool:
+def fits(ranges, nbytes, alignment):
     return any(-(-s // alignment) * alignment + nbytes <= s + n for s, n in ranges.free_ranges)
 
 

@@ -1,17 +1,13 @@
 """Tests that a plan refilled with other weights equals a new plan; other changes are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.compiler.planning.sibling import Sibling, share_constants
-from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
 from cml_engine.runtime.live import refill_weights
@@ -22,7 +18,7 @@ from tests.pure.planning.test_sibling import NETWORKS, plan_of
 load_families()
 
 
-def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
+def changed(graph, seed, of=()):
     """Returns the graph with new values for ``of``, or for about half of its constants."""
     rng = np.random.default_rng(seed)
     constants = dict(graph.constants)
@@ -31,7 +27,7 @@ def changed(graph: Graph, seed: int, of: tuple[str, ...] = ()) -> Graph:
     return graph.with_(constants=constants)
 
 
-def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[Plan | None, Plan]:
+def refilled_plan(graph, other, storage="float"):
     """Returns the plan of ``other`` refilled from that of ``graph``, and its direct plan."""
     limits = Limits(subgroup_size=32)
     before, after = optimize(graph), optimize(other)
@@ -40,7 +36,7 @@ def refilled_plan(graph: Graph, other: Graph, storage: str = "float") -> tuple[P
     return refill_plan(sibling, share_constants(after, before), limits, PlanOptions()), made
 
 
-def assert_equal_plans(got: Plan, wanted: Plan) -> None:
+def assert_equal_plans(got, wanted):
     for one, other in zip(got.steps, wanted.steps, strict=True):
         assert replace(one, params={}) == replace(other, params={})
         np.testing.assert_equal(one.params, other.params)
@@ -53,7 +49,7 @@ def assert_equal_plans(got: Plan, wanted: Plan) -> None:
 
 @pytest.mark.parametrize("storage", ["float", "half"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_other_weights_give_the_plan_that_is_made_of_them(name: str, storage: str) -> None:
+def test_other_weights_give_the_plan_that_is_made_of_them(name, storage):
     graph = NETWORKS[name](24)
     for seed in range(3):
         weights = [name for name, a in graph.constants.items() if a.ndim > 1]
@@ -64,17 +60,17 @@ def test_other_weights_give_the_plan_that_is_made_of_them(name: str, storage: st
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_any_network_it_is_that_plan_or_none(seed: int) -> None:
+def test_of_any_network_it_is_that_plan_or_none(seed):
     graph, _ = random_graph(seed)
     got, made = refilled_plan(graph, changed(graph, seed))
     if got is not None:
         assert_equal_plans(got, made)
 
 
-def test_one_weight_lowers_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered: list[str] = []
+def test_one_weight_lowers_one_operator(monkeypatch):
+    lowered = []
 
-    def counted(draft: object, graph: Graph, node: object, *rest: object) -> None:
+    def counted(draft, graph, node, *rest):
         lowered.append(node.op)  # type: ignore[attr-defined]
         original(draft, graph, node, *rest)  # type: ignore[arg-type]
 
@@ -87,17 +83,17 @@ def test_one_weight_lowers_one_operator(monkeypatch: pytest.MonkeyPatch) -> None
     assert_equal_plans(got, made)
 
 
-def small(op: str = "relu", size: int = 12) -> Graph:
+def small(op="relu", size=12):
     net = Net(1, 8, size, size)
     return net.graph(net(f"{op}(conv(x, 8))"))
 
 
-def clamped() -> Graph:
+def clamped():
     net = mobilenet_block()
     return net.graph(net.nodes[-1].outputs[0])
 
 
-OTHERS: dict[str, tuple[Graph, Graph]] = {
+OTHERS = {
     "an operator": (small(), small("tanh")),
     "a shape": (small(), small(size=16)),
     "a number in a kernel's parameters": (clamped(), changed(clamped(), 0, ("k1",))),
@@ -105,6 +101,6 @@ OTHERS: dict[str, tuple[Graph, Graph]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_differs_otherwise_has_a_plan_of_its_own(name: str) -> None:
+def test_what_differs_otherwise_has_a_plan_of_its_own(name):
     got, _ = refilled_plan(*OTHERS[name])
     assert got is None

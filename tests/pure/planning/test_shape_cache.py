@@ -1,11 +1,8 @@
 """Tests of the cache of networks by input shape: eviction, waiting threads and lifetimes."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 
 import pytest
 
@@ -21,33 +18,33 @@ class Program:
 class Made:
     """The stand-in for a session."""
 
-    def __init__(self, compiled: Compiled[Program], cache: ShapeCache[Program, Made]) -> None:
+    def __init__(self, compiled, cache):
         self.compiled, self.cache = compiled, cache
 
 
-def graph(**shapes: tuple[int, ...]) -> Graph:
+def graph(**shapes):
     facts = {name: Fact("scalar", shape) for name, shape in shapes.items()}
     return Graph("net", tuple(shapes), (), (), facts)
 
 
-def compiled(graph: Graph) -> Compiled[Program]:
+def compiled(graph):
     return Compiled(graph, graph, None, Program())
 
 
-def cache_of(most: int) -> ShapeCache[Program, Made]:
+def cache_of(most):
     return ShapeCache(most, compiled, Made)
 
 
-def asked(cache: ShapeCache[Program, Made], size: int) -> Made:
+def asked(cache, size):
     """Returns the cached session of inputs x of length ``size`` and y of twice that length."""
     return cache.get({"x": (size,)}, lambda: graph(x=(size,), y=(2 * size,)))
 
 
-def refuse() -> Graph:
+def refuse():
     raise AssertionError("it was there")
 
 
-def test_the_last_ones_stay() -> None:
+def test_the_last_ones_stay():
     cache = cache_of(2)
     programs = {n: weakref.ref(asked(cache, n).compiled.program) for n in (1, 2)}
     assert asked(cache, 1).compiled.program is programs[1]()
@@ -55,7 +52,7 @@ def test_the_last_ones_stay() -> None:
     assert [programs[n]() is None for n in (1, 2)] == [False, True]
 
 
-def test_a_session_that_is_alive_is_the_one_that_is_given() -> None:
+def test_a_session_that_is_alive_is_the_one_that_is_given():
     cache = cache_of(0)
     one = asked(cache, 1)
     asked(cache, 2)
@@ -63,7 +60,7 @@ def test_a_session_that_is_alive_is_the_one_that_is_given() -> None:
     assert cache.get({"x": (1,), "y": (2,)}, refuse) is one
 
 
-def test_the_first_session_is_found_and_not_kept() -> None:
+def test_the_first_session_is_found_and_not_kept():
     cache = cache_of(4)
     first = Made(compiled(graph(x=(1,), y=(2,))), cache)
     cache.add(first.compiled.source, first)
@@ -74,7 +71,7 @@ def test_the_first_session_is_found_and_not_kept() -> None:
     assert asked(cache, 1) is not None
 
 
-def test_nothing_is_held_in_a_circle() -> None:
+def test_nothing_is_held_in_a_circle():
     gc.disable()
     try:
         cache = cache_of(4)
@@ -86,23 +83,23 @@ def test_nothing_is_held_in_a_circle() -> None:
         gc.enable()
 
 
-def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
+def in_threads(*works):
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()
     return threads
 
 
-def test_who_asks_for_another_shape_does_not_wait() -> None:
+def test_who_asks_for_another_shape_does_not_wait():
     going, go_on, found = threading.Event(), threading.Event(), list[Made]()
 
-    def slow(graph: Graph) -> Compiled[Program]:
+    def slow(graph):
         if graph.facts["x"].shape == (9,):
             going.set()
             assert go_on.wait(20)
         return compiled(graph)
 
-    cache: ShapeCache[Program, Made] = ShapeCache(4, slow, Made)
+    cache = ShapeCache(4, slow, Made)
     one = asked(cache, 1)
     threads = in_threads(*[lambda: found.append(asked(cache, 9))] * 3)
     assert going.wait(20)
@@ -113,10 +110,10 @@ def test_who_asks_for_another_shape_does_not_wait() -> None:
     assert len(found) == 3 and len(set(map(id, found))) == 1
 
 
-def test_what_failed_is_tried_again() -> None:
+def test_what_failed_is_tried_again():
     cache = cache_of(4)
 
-    def fails() -> Graph:
+    def fails():
         raise ShapeError("no such shape")
 
     for _ in range(2):

@@ -1,18 +1,13 @@
 """Tests of plans of one network at several shapes, which share the weights that they would pack."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.sibling import Sibling, is_same, share_constants
-from cml_engine.ir.graph import Graph, Node
+from cml_engine.ir.graph import Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
 from tests.fixtures.graphs import Net, mobilenet_block, se_block, unet_block
@@ -20,7 +15,7 @@ from tests.fixtures.graphs import Net, mobilenet_block, se_block, unet_block
 load_families()
 
 
-def wide(size: int) -> Graph:
+def wide(size):
     """Returns a graph of a Winograd conv, a grouped conv and a deconv, with epilogues."""
     net = Net(1, 16, size, size)
     h = net("prelu(conv(x, 16), random(1, 16))")
@@ -28,22 +23,22 @@ def wide(size: int) -> Graph:
     return net.graph(net(f"relu(deconv({h}, 8))"))
 
 
-def products(rows: int) -> Graph:
+def products(rows):
     """Returns a graph of a product with a constant matrix and a linear layer."""
     net = Net(1, rows, 64)
     h = net("matmul(x, random(1, 64, 48))")
     return net.graph(net(f"matmul({h}, random(1, 40, 48), transposeB=True)"))
 
 
-def of(make: Callable[[int], Net]) -> Callable[[int], Graph]:
-    def graph(size: int) -> Graph:
+def of(make):
+    def graph(size):
         net = make(size)
         return net.graph(net.nodes[-1].outputs[0])
 
     return graph
 
 
-NETWORKS: dict[str, Callable[[int], Graph]] = {
+NETWORKS = {
     "mobilenet": of(mobilenet_block),
     "unet": of(unet_block),
     "squeeze": of(se_block),
@@ -53,7 +48,7 @@ NETWORKS: dict[str, Callable[[int], Graph]] = {
 SOFTWARE, HARDWARE = Limits(software=True), Limits(subgroup_size=32)
 
 
-def plan_of(graph: Graph, limits: Limits, storage: str, sibling: Sibling | None = None) -> Plan:
+def plan_of(graph, limits, storage, sibling=None):
     layouts = layouts_for(graph, "half" if storage == "half" else "float")
     return lower(graph, limits, layouts, sibling=sibling)
 
@@ -62,8 +57,8 @@ def plan_of(graph: Graph, limits: Limits, storage: str, sibling: Sibling | None 
 @pytest.mark.parametrize("limits", [SOFTWARE, HARDWARE], ids=["software", "hardware"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
-    name: str, limits: Limits, storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, limits, storage, monkeypatch
+):
     first = optimize(NETWORKS[name](8))
     sibling = Sibling(first, plan_of(first, limits, storage))
     for size in (12, 40):
@@ -81,7 +76,7 @@ def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
             assert not (same and plan.own)
 
 
-def test_other_numbers_under_a_name_are_not_shared() -> None:
+def test_other_numbers_under_a_name_are_not_shared():
     first = optimize(wide(8))
     sibling = Sibling(first, plan_of(first, SOFTWARE, "float"))
     graph = optimize(wide(8))
@@ -96,7 +91,7 @@ def test_other_numbers_under_a_name_are_not_shared() -> None:
     assert plan_of(share_constants(graph, first), SOFTWARE, "float", sibling).own == {}
 
 
-def test_a_node_keeps_its_kernel_where_it_may() -> None:
+def test_a_node_keeps_its_kernel_where_it_may():
     first = optimize(wide(8))
     before = plan_of(first, SOFTWARE, "float")
     graph = share_constants(optimize(wide(64)), first)
@@ -109,7 +104,7 @@ def test_a_node_keeps_its_kernel_where_it_may() -> None:
     assert Sibling(first, before).chosen(node) == []
 
 
-def test_sameness_is_of_bits() -> None:
+def test_sameness_is_of_bits():
     zero = np.zeros((2, 3), np.float32)
     assert is_same(zero, zero.copy()) and is_same(zero[:, :2], zero[:, 1:].copy())
     nan = np.full(2, np.nan, np.float32)

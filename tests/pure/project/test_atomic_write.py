@@ -75,7 +75,7 @@ def test_writers_that_race_all_succeed(tmp_path):
     file = tmp_path / "file"
     contents = [bytes([i]) * 5000 for i in range(8)]
 
-    def write(content: bytes) -> None:
+    def write(content):
         for _ in range(20):
             write_atomically(file, content)
             assert file.read_bytes() in contents

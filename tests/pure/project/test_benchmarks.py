@@ -1,7 +1,5 @@
 """Tests of the benchmark's arithmetic: ratios by round and significant differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests that the documents describe the tree and the command line correctly."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

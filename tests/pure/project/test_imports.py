@@ -1,14 +1,11 @@
 """Tests of the import rules, which keep everything but the backends testable without a GPU."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ PACKAGE_ORDER = (
 WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
 
 
-def modules_after(*statements: str) -> dict[str, set[str]]:
+def modules_after(*statements):
     """Returns the top-level modules that a fresh Python has loaded after each of the statements."""
     code = "import json, sys\nfound = {}\n"
     for statement in statements:
@@ -37,12 +34,12 @@ def modules_after(*statements: str) -> dict[str, set[str]]:
     return {statement: set(names) for statement, names in json.loads(done.stdout).items()}
 
 
-def imported(source: str) -> Iterator[tuple[str, int]]:
+def imported(source):
     """Yields every module that the source imports, at any depth, with its line number.
 
     Imports under ``TYPE_CHECKING`` are left out.
     """
-    pending: list[ast.AST] = [ast.parse(source)]
+    pending = [ast.parse(source)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -55,11 +52,11 @@ def imported(source: str) -> Iterator[tuple[str, int]]:
 
 
 @functools.cache
-def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
+def imports_of(path):
     return tuple(imported(path.read_text(encoding="utf-8")))
 
 
-def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[Path, ...] = ()) -> list[str]:
+def offenders(folder, forbidden, allowed=()):
     """Returns a ``file:line`` message for every forbidden import outside ``allowed``."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -72,7 +69,7 @@ def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[Path, ...]
     return found
 
 
-def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
+def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler():
     found = modules_after(
         "import scheduler",
         "import cml_engine",
@@ -85,7 +82,7 @@ def test_neither_imports_nor_public_names_bring_wgpu_or_the_compiler() -> None:
     assert "numpy" in found["import scheduler"], "what is imported is seen"
 
 
-def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
+def test_what_is_installed_apart_is_imported_by_who_uses_it():
     apart = {
         "import cml_engine.tools.panel": {"imgui_bundle", "scheduler"},
         "import cml_engine.tools.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
@@ -97,16 +94,16 @@ def test_what_is_installed_apart_is_imported_by_who_uses_it() -> None:
     assert "wgpu" not in found[next(iter(apart))]
 
 
-def test_slangpy_is_never_imported() -> None:
+def test_slangpy_is_never_imported():
     """No module imports slangpy, which would open a device; only its shared library is used."""
     assert [line for p in PACKAGES for line in offenders(p, ("slangpy",))] == []
 
 
-def test_only_the_gpu_folder_imports_wgpu() -> None:
+def test_only_the_gpu_folder_imports_wgpu():
     assert [line for p in PACKAGES for line in offenders(p, ("wgpu",), WGPU_PLACES)] == []
 
 
-def test_dependencies_run_one_way() -> None:
+def test_dependencies_run_one_way():
     # some commands run frames; the package re-exports the scheduler's names
     above = (Path("cml_engine/tools/cli/commands"), Path("cml_engine/__init__.py"))
     assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
@@ -114,13 +111,13 @@ def test_dependencies_run_one_way() -> None:
     assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []
 
 
-def test_graph_and_plan_know_no_gpu() -> None:
+def test_graph_and_plan_know_no_gpu():
     """The packages from parsing to planning need no device and do not import the GPU backend."""
     for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
         assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
 
 
-def test_packages_import_only_packages_before_them() -> None:
+def test_packages_import_only_packages_before_them():
     """No package imports a package that the table in docs/architecture.md lists after it."""
     for index, part in enumerate(PACKAGE_ORDER):
         later = tuple(f"cml_engine.{name}" for name in PACKAGE_ORDER[index + 1 :])
@@ -130,12 +127,12 @@ def test_packages_import_only_packages_before_them() -> None:
     assert tuple(row.rstrip("/") for row in rows[: len(PACKAGE_ORDER)]) == PACKAGE_ORDER
 
 
-def test_the_engine_has_at_most_fourteen_entries() -> None:
+def test_the_engine_has_at_most_fourteen_entries():
     entries = {p.name for p in (ROOT / "cml_engine").iterdir()} - {"__pycache__", "py.typed"}
     assert entries - {"__init__.py", "__main__.py"} == set(PACKAGE_ORDER)
 
 
-def test_the_game_uses_public_names_only() -> None:
+def test_the_game_uses_public_names_only():
     """The demo game imports public modules only, so that any game can do the same."""
     modules = "distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
     modules += " errors.arguments tools.panel tools.panel.drawing tools.panel.palette"
@@ -154,7 +151,7 @@ TYPED = {"numpy", "PIL", "platformdirs", "rich"}
 OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
 
 
-def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
+def test_the_type_checker_needs_nothing_that_an_extra_installs():
     """Mypy's overrides list every package that the dev extra does not install."""
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
@@ -175,7 +172,7 @@ def test_the_type_checker_needs_nothing_that_an_extra_installs() -> None:
 WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
 
 
-def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
+def module_graph(folder, package):
     """Returns the modules of the package that each module imports, at any depth.
 
     Imports under ``TYPE_CHECKING`` count too.
@@ -191,9 +188,7 @@ def module_graph(folder: Path, package: str) -> dict[str, set[str]]:
     }
 
 
-def named_modules(
-    path: Path, module: str, is_package: bool, known: Container[str]
-) -> Iterator[str]:
+def named_modules(path, module, is_package, known):
     """Yields the modules in ``known`` that the file imports, or from which it imports a name."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -206,11 +201,11 @@ def named_modules(
                 yield from (name for name in (inner if inner in known else base,) if name in known)
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+def circles(graph):
     """Returns the import cycles: sorted lists of modules that import each other."""
 
-    def reached(start: str) -> set[str]:
-        found: set[str] = set()
+    def reached(start):
+        found = set()
         pending = list(graph[start])
         while pending:
             node = pending.pop()
@@ -229,11 +224,11 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("package", WITHOUT_CIRCLES)
-def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+def test_no_modules_import_each_other_in_a_circle(package):
     assert circles(module_graph(ROOT / package, package)) == []
 
 
-def test_a_circle_is_found_wherever_it_hides(tmp_path: Path) -> None:
+def test_a_circle_is_found_wherever_it_hides(tmp_path):
     texts = {
         "__init__.py": "from p.a import x",
         "a.py": "if TYPE_CHECKING:\n    from p.room.b import B\n",
@@ -250,9 +245,9 @@ def test_a_circle_is_found_wherever_it_hides(tmp_path: Path) -> None:
     assert circles(module_graph(tmp_path, "p")) == []
 
 
-def classes_of(*folders: Path) -> dict[str, list[str]]:
+def classes_of(*folders):
     """Returns the files that define each public class name of a folder."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -260,7 +255,7 @@ def classes_of(*folders: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_the_name_of_a_class_has_one_meaning() -> None:
+def test_the_name_of_a_class_has_one_meaning():
     found = classes_of(*(ROOT / name for name in PACKAGES))
     assert found["Plan"] == ["plan.py"]
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
@@ -275,5 +270,5 @@ def test_the_name_of_a_class_has_one_meaning() -> None:
         ("from . import wgpu", []),
     ],
 )
-def test_the_rule_can_fail(source: str, expected: list[str]) -> None:
+def test_the_rule_can_fail(source, expected):
     assert [name for name, _ in imported(source)] == expected

@@ -1,7 +1,5 @@
 """Tests of ``Once``, a value that a process creates once and threads share."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +10,16 @@ import pytest
 from cml_engine.ops.common.once import Once
 
 
-def test_threads_that_come_at_once_get_the_same() -> None:
+def test_threads_that_come_at_once_get_the_same():
     made, start = [], Barrier(4)
 
     @Once
-    def thing() -> object:
+    def thing():
         made.append(1)
         time.sleep(0.02)  # the other threads arrive meanwhile
         return object()
 
-    def ask(_: int) -> object:
+    def ask(_):
         start.wait(10)
         return thing()
 
@@ -32,11 +30,11 @@ def test_threads_that_come_at_once_get_the_same() -> None:
     assert thing() not in found and len(made) == 2
 
 
-def test_what_could_not_be_made_is_tried_again() -> None:
+def test_what_could_not_be_made_is_tried_again():
     asked = []
 
     @Once
-    def thing() -> int:
+    def thing():
         asked.append(1)
         return 6 // (len(asked) - 1)
 
@@ -45,7 +43,7 @@ def test_what_could_not_be_made_is_tried_again() -> None:
     assert thing() == 6
 
 
-def test_a_forked_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_has_its_own(monkeypatch):
     thing = Once(object)
     before = thing()
     monkeypatch.setattr(os, "getpid", lambda: -1)

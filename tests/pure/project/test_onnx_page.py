@@ -1,7 +1,5 @@
 """Tests that docs/onnx_operators.md lists the operators that the importer has."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests import onnx_export, onnx_nodes

@@ -1,7 +1,5 @@
 """The figures of the documents are drawn from reports as the commands write them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

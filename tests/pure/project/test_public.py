@@ -1,17 +1,12 @@
 """Tests of the public names: docs/api.md lists them, and examples and the demo use no others."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -21,7 +16,7 @@ NAMES = {module: set(importlib.import_module(module).__all__) for module in MODU
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def programs() -> Iterator[tuple[str, str]]:
+def programs():
     """Yields the path and the source of every program in examples, demo and documents."""
     for folder in ("examples", "demo_game"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -31,7 +26,7 @@ def programs() -> Iterator[tuple[str, str]]:
             yield path.relative_to(ROOT).as_posix(), textwrap.dedent(block)
 
 
-def used(source: str) -> Iterator[tuple[str, str]]:
+def used(source):
     """Yields ``(module, name)`` for every name of the engine that the source imports or reads."""
     tree = ast.parse(source)
     modules = {}
@@ -57,7 +52,7 @@ def used(source: str) -> Iterator[tuple[str, str]]:
                 yield module, node.attr
 
 
-def private(source: str) -> list[str]:
+def private(source):
     """Returns the names of the engine that the source uses and that are not public."""
     dunders = ("__version__", "__file__")
     return [
@@ -67,7 +62,7 @@ def private(source: str) -> list[str]:
     ]
 
 
-def public_callables(module: ModuleType) -> Iterator[str]:
+def public_callables(module):
     """Yields the classes and functions that a module exports, and their public methods."""
     for name in module.__all__:
         value = getattr(module, name)
@@ -79,13 +74,13 @@ def public_callables(module: ModuleType) -> Iterator[str]:
                 yield f"{module.__name__}:{name}.{member}"
 
 
-def callable_of(name: str) -> Any:
+def callable_of(name):
     module, _, path = name.partition(":")
     return attrgetter(path)(importlib.import_module(module))
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_public_name_exists_and_says_what_it_is(module: str) -> None:
+def test_a_public_name_exists_and_says_what_it_is(module):
     found = importlib.import_module(module)
     assert found.__doc__
     if module == "cml_engine.tools.panel.drawing":
@@ -93,12 +88,12 @@ def test_a_public_name_exists_and_says_what_it_is(module: str) -> None:
     assert [name for name in public_callables(found) if not inspect.getdoc(callable_of(name))] == []
 
 
-def test_examples_the_demo_and_the_pages_use_public_names_only() -> None:
+def test_examples_the_demo_and_the_pages_use_public_names_only():
     found = [f"{place}: {name}" for place, source in programs() for name in private(source)]
     assert found == []
 
 
-def test_the_programs_are_found() -> None:
+def test_the_programs_are_found():
     places = {place.split("/")[0] for place, _ in programs()}
     assert places == {"examples", "demo_game", "docs", "README.md"}
 
@@ -120,5 +115,5 @@ def test_the_programs_are_found() -> None:
         ),
     ],
 )
-def test_the_rule_can_fail(source: str, expected: list[str]) -> None:
+def test_the_rule_can_fail(source, expected):
     assert private(source) == expected

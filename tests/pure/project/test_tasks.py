@@ -1,7 +1,5 @@
 """Tests of ``tasks.py``: its cached state and its messages about missing tools."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -13,7 +11,7 @@ import tasks
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
     """Makes ``tasks`` use an empty environment and returns the list of recorded commands."""
-    calls: list[list[str]] = []
+    calls = []
     monkeypatch.setattr(tasks, "VENV", tmp_path)
     monkeypatch.setattr(tasks, "PYTHON", tmp_path / "python")
     monkeypatch.setattr(tasks, "STAMP", tmp_path / "stamp.json")

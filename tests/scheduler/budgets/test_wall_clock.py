@@ -105,7 +105,7 @@ def test_an_eta_is_right_in_a_host_that_is_slow_by_itself(clock_source, frame_ms
     clock, gpu = VirtualClock(), SimGpu(clock_source=clock_source)
     scheduler = FrameScheduler(gpu, FRAME, 4.0, clock=clock, cost_model=CostModel())
     job = scheduler.submit(network, {})
-    etas: list[tuple[float, float]] = []
+    etas = []
     for frame in range(4000):
         network.ready = frame >= loading
         scheduler.encode(None)

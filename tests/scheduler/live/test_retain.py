@@ -4,8 +4,6 @@ Such jobs run in the order of their submission and run only the steps whose inpu
 cost and their ETA count only these steps.
 """
 
-from __future__ import annotations
-
 from cml_engine import FrameScheduler
 from scheduler.clock import VirtualClock
 from scheduler.tools.replay import replay

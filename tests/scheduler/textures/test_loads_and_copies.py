@@ -12,17 +12,17 @@ TEXTURE = SimStep("load", 1000, 0.005, "load_texture", "load_texture 'x'")
 TARGET = SimStep("pack", 1, 0.8, "pack_texture", "pack_texture 'y'")
 
 
-def network(name: str = "net") -> SimNetwork:
+def network(name="net"):
     return SimNetwork(name, [SimStep(f"{name}{i}", 100, 0.01) for i in range(3)])
 
 
 class Loop:
-    def __init__(self) -> None:
+    def __init__(self):
         self.device, self.clock = SimGpu(), VirtualClock()
         self.scheduler = FrameScheduler(self.device, 16.0, BUDGET_MS, clock=self.clock)
         self.reports = []
 
-    def frame(self, copy: bool = False) -> float:
+    def frame(self, copy=False):
         """Runs one frame and returns the milliseconds that inference and copies took in it."""
         self.reports.append(self.scheduler.encode(None))
         done = [job for job in self.jobs if job.state == "done"] if copy else []
@@ -37,7 +37,7 @@ class Loop:
     jobs: list
 
 
-def warm(loop: Loop, net: SimNetwork) -> None:
+def warm(loop, net):
     """Runs jobs until the costs of all steps, loads and copies are known."""
     loop.jobs = []
     for _ in range(12):
@@ -49,7 +49,7 @@ def warm(loop: Loop, net: SimNetwork) -> None:
     loop.reports.clear()
 
 
-def test_loads_are_slices_of_the_job_within_the_budget() -> None:
+def test_loads_are_slices_of_the_job_within_the_budget():
     loop, net = Loop(), network()
     warm(loop, net)
     job = loop.scheduler.submit(net, {"x": TEXTURE})
@@ -66,7 +66,7 @@ def test_loads_are_slices_of_the_job_within_the_budget() -> None:
     assert own == {0, 1, 2} and job.progress == plain.progress == 1.0
 
 
-def test_a_copy_is_paid_for_by_the_next_frame() -> None:
+def test_a_copy_is_paid_for_by_the_next_frame():
     loop, net = Loop(), network()
     warm(loop, net)
     spent = []
@@ -80,7 +80,7 @@ def test_a_copy_is_paid_for_by_the_next_frame() -> None:
     assert sum(spent) / len(spent) <= BUDGET_MS
 
 
-def test_a_recording_with_textures_replays() -> None:
+def test_a_recording_with_textures_replays():
     loop, net = Loop(), network()
     recording = loop.scheduler.record()
     loop.jobs = []
