@@ -29,7 +29,7 @@ from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rul
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
 from cml_engine.ops.declaration.game_functions import game_line, short
-from cml_engine.ops.declaration.registry import put
+from cml_engine.ops.declaration.registry import replace
 from cml_engine.ops.registration import registering
 
 __all__ = [
@@ -67,7 +67,7 @@ class _Registration:
     def put_back(self) -> None:
         for spec in self.operators.values():
             unregister(spec.name)  # the engine's operator that this one replaced
-            put(spec)
+            replace(spec)
         for rule in reversed(self.rules):
             register_rule(rule)
 
@@ -121,17 +121,17 @@ def _registered_by(file: Path) -> _Registration:
         )
 
     try:
-        _check_version(_stated_in(file))
+        _check_version(_read_registration(file))
         _execute(file)
     except BaseException as error:
         new().take_back()
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise OperatorError(_described(error, file)) from error
+        raise OperatorError(_describe(error, file)) from error
     return new()
 
 
-def _stated_in(file: Path) -> Any:
+def _read_registration(file: Path) -> Any:
     """Returns the version that a file states, without running it, or None if it states none."""
     for line in ast.parse(file.read_bytes(), str(file)).body:
         if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
@@ -215,7 +215,7 @@ def _importable(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _described(error: BaseException, file: Path) -> str:
+def _describe(error: BaseException, file: Path) -> str:
     """Returns ``file:line: message`` for the last line of the game's code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {error.msg}"

@@ -74,8 +74,11 @@ class Record:
         """Returns the record of a JSON object from :meth:`to_json`; raises ``ValueError`` if it
         is invalid."""
         try:
-            ms = {_renamed(name): finite(value, 0) for name, value in data["ms"].items()}
-            default, chosen = _renamed(str(data["default"])), _renamed(str(data["chosen"]))
+            ms = {_current_name(name): finite(value, 0) for name, value in data["ms"].items()}
+            default, chosen = (
+                _current_name(str(data["default"])),
+                _current_name(str(data["chosen"])),
+            )
             ratio, rounds = finite(data["ratio"], 0), int(finite(data["rounds"], 0))
             source = str(data["source"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -153,7 +156,7 @@ def records_in(text: str) -> dict[str, Record]:
     return _records_of(parse_json(text))
 
 
-def _renamed(option: str) -> str:
+def _current_name(option: str) -> str:
     """Returns the current name of an option."""
     kernel, space, tile = option.partition(" ")
     return _RENAMED.get(kernel, kernel) + space + tile
@@ -177,11 +180,11 @@ def _read_or_warn(file: Path, device: str) -> dict[str, Record]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        return _ignored(file, str(error))
+        return _warn_ignored(file, str(error))
     return records
 
 
-def _ignored(file: Path, why: str) -> dict[str, Record]:
+def _warn_ignored(file: Path, why: str) -> dict[str, Record]:
     warnings.warn(
         f"the tuning table '{file}' is ignored: {why}. `cml tune MODEL` writes a new one",
         RuntimeWarning,

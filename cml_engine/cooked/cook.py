@@ -156,7 +156,7 @@ def _meta(
         "model": _model_digest(graph),
         "profiles": [profile.name for profile in profiles],
         "half": storage == "half",
-        "custom": sorted(op for op in ops if lookup(op).from_game),
+        "custom": sorted(op for op in ops if lookup(op).is_custom),
         "without_wgsl": [kernel.label for kernel in kernels if not kernel.wgsl],
         "tuned": {
             profile.name: {c.node: c.chosen for c in plan.choices if c.tuned}

@@ -19,7 +19,7 @@ from cml_engine.cooked.schema import (
     aligned,
 )
 from cml_engine.cooked.writer import Sections
-from cml_engine.cpu.cpu_program import CpuProgram, as_stated, last_uses, run_node
+from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, last_uses, run_node
 from cml_engine.errors import CmlError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.ops.declaration.registry import lookup
@@ -174,7 +174,7 @@ def _run_with_noise(graph: Graph, inputs: Mapping[str, Array], noise: float) -> 
     for node, unused in zip(graph.nodes, last_uses(graph, ()), strict=True):
         results = run_node(node, [values[name] for name in node.reads])
         for name, result in zip(node.outputs, results, strict=True):
-            value = as_stated(node, graph.facts[name], result)
+            value = convert_to_fact(node, graph.facts[name], result)
             if value.dtype == np.float32 and name not in graph.words:
                 value = _moved(value, noise, generator)
             values[name] = value

@@ -17,7 +17,7 @@ from cml_engine.cooked.values import read_values
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import CmlError, InputError, Source
 from cml_engine.io.json_files import parse_json
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Epilogue, Fact, Graph, Node
 
 #: types of constants, by their names in the file
@@ -259,7 +259,7 @@ def _constant(
         raise ValueError(f"{what} has other values than true and false")
     if found.dtype == dtype:
         return found.view(kind).reshape(extents)
-    current().charge_bytes(kind.itemsize * found.size, what)
+    current_budget().charge_bytes(kind.itemsize * found.size, what)
     return found.astype(kind).reshape(extents)
 
 

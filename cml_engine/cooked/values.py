@@ -25,7 +25,7 @@ from cml_engine.cooked.schema import (
 )
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
-from cml_engine.ops.declaration.packing import PackedArray, Packing, as_it_is
+from cml_engine.ops.declaration.packing import PackedArray, Packing, pack_unchanged
 
 #: stored types by their number in the file: raw bits of 1, 2 and 4 bytes, then integers that are
 #: converted to 32-bit floats or integers
@@ -99,7 +99,7 @@ def _packing_of(array: Array) -> Packing:
         array = array.astype(np.uint32)
     if array.itemsize not in (2, 4):
         raise InputError(f"a constant of {array.dtype} cannot be cooked")
-    return as_it_is(array)
+    return pack_unchanged(array)
 
 
 def _narrow(array: Array) -> str | None:

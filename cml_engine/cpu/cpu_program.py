@@ -51,7 +51,9 @@ def run_node(
             others = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
             step = find(epilogue.op)
-            alone = epilogue.position == 0 and not needed and _is_unseen(spec, results[0], arrays)
+            alone = (
+                epilogue.position == 0 and not needed and _has_unread_nan(spec, results[0], arrays)
+            )
             formula = step.formula if alone else None
             if formula and apply_in_place(formula, epilogue.attrs, results[0], others):
                 continue
@@ -61,12 +63,12 @@ def run_node(
     return results
 
 
-def _is_unseen(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
+def _has_unread_nan(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
     """Returns True if the operator's result can be overwritten without any effect elsewhere.
 
     A game's function may retain its result, so its results are never overwritten.
     """
-    if spec.from_game or not isinstance(result, np.ndarray):
+    if spec.is_custom or not isinstance(result, np.ndarray):
         return False
     return result.flags.writeable and not any(np.may_share_memory(result, a) for a in arrays)
 
@@ -77,11 +79,11 @@ def _call(
     function = prepared or spec.cpu
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
-    if spec.from_game:
+    if spec.is_custom:
         # built-in operators may return other memory orders; game functions get C order
         arrays = [np.asarray(a, order="C") for a in arrays]
     try:
-        with calling(spec.from_game, "cpu", node_fault(node)):
+        with calling(spec.is_custom, "cpu", node_fault(node)):
             results: Any = function(attrs, *arrays)
     except CmlError as error:
         error.locate(node.title, node.source)
@@ -92,7 +94,7 @@ def _call(
         found: list[Any] = [results]
     else:
         found = list(results) if isinstance(results, Iterable) else [results]
-    if spec.from_game:
+    if spec.is_custom:
         _check_results(node, found)
     return found
 
@@ -110,11 +112,11 @@ def _check_results(node: Node, results: Sequence[Any]) -> None:
         )
 
 
-def as_stated(node: Node, fact: Fact, value: Any) -> Array:
+def convert_to_fact(node: Node, fact: Fact, value: Any) -> Array:
     """Converts a result to the dtype that ``infer`` stated; raises an error if its shape
     differs."""
     if np.shape(value) != fact.shape:
-        kind = OperatorError if lookup(node.op).from_game else InternalError
+        kind = OperatorError if lookup(node.op).is_custom else InternalError
         raise kind(
             f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
             f"infer said {list(fact.shape)}",
@@ -149,7 +151,7 @@ class CpuProgram:
         self._last_use = last_uses(graph, self._held_names)
         # looked up once, so that later registrations do not change this program
         self._operators = _operators(graph)
-        self._functions = _prepared(graph, self.scratch)
+        self._functions = _prepare_nodes(graph, self.scratch)
         self._state: dict[str, Array] = {}
         #: outputs and kept tensors of the last run
         self._results: dict[str, Array] = {}
@@ -202,7 +204,7 @@ class CpuProgram:
             arrays = [values[name] for name in node.reads]
             results = run_node(node, arrays, self._functions[index], self._operators.__getitem__)
             for name, value in zip(node.outputs, results, strict=True):
-                values[name] = as_stated(node, self.graph.facts[name], value)
+                values[name] = convert_to_fact(node, self.graph.facts[name], value)
             if watch is not None:
                 watch(node, [values[name] for name in node.outputs])
             for name in self._last_use[index]:
@@ -239,7 +241,7 @@ def _operators(graph: Graph) -> dict[str, OpSpec]:
     return {name: lookup(name) for name in names}
 
 
-def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
+def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
     """Returns the function that each node's operator prepared for it, or None."""
     functions: list[Cpu | None] = []
     for node in graph.nodes:
@@ -253,7 +255,7 @@ def _prepared(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
 def _prepare(
     node: Node, prepare: Prepare, facts: list[Fact], values: list[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    with calling(lookup(node.op).from_game, "prepare", node_fault(node)):
+    with calling(lookup(node.op).is_custom, "prepare", node_fault(node)):
         made: Any = prepare(node.attrs, facts, values, scratch)
     if made is not None and not callable(made):
         said = f"{node.title}: its prepare function gave {made!r}; wanted a function or None"

@@ -14,7 +14,7 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
 
 
-def propagated(node: Node, arrays: Sequence[Array]) -> Array:
+def propagated_error(node: Node, arrays: Sequence[Array]) -> Array:
     """Returns the error of a fused node's result that stems from rounding in its earlier operators.
 
     For example, ``exp`` amplifies an error in the last digit of its operand. Each operator's
@@ -29,7 +29,7 @@ def propagated(node: Node, arrays: Sequence[Array]) -> Array:
     return np.where(np.isfinite(off), off, 0.0)
 
 
-def cancelled(node: Node, arrays: Sequence[Array]) -> Array:
+def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
     """Returns the error of a sum whose terms cancel: the rounding errors of the terms remain."""
     with np.errstate(all="ignore"):
         added = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)

@@ -37,7 +37,7 @@ class Pace:
     def __init__(self) -> None:
         self._unit_s = 0.0
 
-    def saw(self, units: int, seconds: float) -> None:
+    def record(self, units: int, seconds: float) -> None:
         """Records that a task of ``units`` units took ``seconds``."""
         latest = seconds / units
         was = self._unit_s or latest

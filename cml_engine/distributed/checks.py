@@ -75,7 +75,7 @@ def check_chunk(array: Any, at: Sequence[int]) -> None:
         return
     data = memoryview(found.to_bytes())
     if shard:
-        data = _inner(data, shard, inside, [i % n for i, n in zip(at, inside, strict=True)])
+        data = _shard_chunk(data, shard, inside, [i % n for i, n in zip(at, inside, strict=True)])
     names = list(_codec_names({**metadata, "codecs": codecs}))
     limit = prod(array.chunks) * np.dtype(array.dtype).itemsize + _SLACK
     packing = next((name for name in names if name in _PACKING), None)
@@ -86,7 +86,7 @@ def check_chunk(array: Any, at: Sequence[int]) -> None:
         )
 
 
-def _inner(
+def _shard_chunk(
     data: memoryview, shard: Mapping[str, Any], inside: Sequence[int], at: Sequence[int]
 ) -> memoryview:
     """Returns the bytes of one chunk in a shard."""

@@ -124,7 +124,7 @@ def _has_gpu() -> bool:
 def _client_at(address: str) -> Iterator[Any]:
     from distributed import Client
 
-    with _quiet():
+    with _silence_logs():
         try:
             client = Client(address, timeout=_ANSWER_S, set_as_default=False)
         except (OSError, ValueError, ImportError) as error:
@@ -146,7 +146,7 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     WORKERS.check(workers, "workers")
-    with _quiet(), dask.config.set(_OWN):
+    with _silence_logs(), dask.config.set(_OWN):
         cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=THREADS,
@@ -168,7 +168,7 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_logs() -> Iterator[None]:
     """Silences Dask's warnings and logs; the engine reports failures in a single message of its
     own."""
     names = ("distributed", "distributed.client", "distributed.core", "distributed.nanny",

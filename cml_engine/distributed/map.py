@@ -123,7 +123,7 @@ class NetworkProducer:
         """
         seconds: dict[int, float] = {}
         for count in self.work.graphs:
-            session = self._at_once(count)
+            session = self._batched_session(count)
             if session is None:
                 break
             inputs = random_inputs(session.inputs)
@@ -133,7 +133,7 @@ class NetworkProducer:
                 break
         return BatchTiming(seconds)
 
-    def _at_once(self, count: int) -> Session | None:
+    def _batched_session(self, count: int) -> Session | None:
         """Returns a session for a batch of ``count`` inputs.
 
         Returns None if the network has no such shape, or if the batch is not bit-identical to
@@ -142,11 +142,11 @@ class NetworkProducer:
         if count not in self._batched:
             graph, backend = self.work.graphs.get(count), self.session.gpu or "cpu"
             session = graph and Session(graph, backend, self.work.options)
-            good = session if session and self._same_bits(session, count) else None
+            good = session if session and self._is_bit_identical(session, count) else None
             self._batched[count] = good
         return self._batched[count]
 
-    def _same_bits(self, session: Session, count: int) -> bool:
+    def _is_bit_identical(self, session: Session, count: int) -> bool:
         inputs = random_inputs(session.inputs, seed=count)
         together = session.run(inputs)
         for row in {0, count - 1}:
@@ -184,7 +184,7 @@ class NetworkProducer:
         made: dict[str, Array],
         watch: Watch | None,
     ) -> None:
-        session = self._at_once(batch) if len(ready) == batch else None
+        session = self._batched_session(batch) if len(ready) == batch else None
         if session is None or batch == 1:
             for row, inputs in ready:
                 for name, value in self.session.run(inputs, watch=watch).items():
@@ -275,7 +275,7 @@ def map_network(
     for count, what in ((batch, "batch"), (per_task, "per_task")):
         if count is not None:
             BATCH.check(count, what)
-    there = _there(place)
+    there = _read_manifest(place)
     batch, per_task = batch or there.get("batch"), per_task or there.get("per_task")
     manifest = {
         "kind": "map",
@@ -348,7 +348,7 @@ def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
     return ""
 
 
-def _there(place: str) -> dict[str, Any]:
+def _read_manifest(place: str) -> dict[str, Any]:
     """Returns the manifest of an existing map store; {} if there is none."""
     if "://" not in place and not (Path(place) / "zarr.json").is_file():
         return {}

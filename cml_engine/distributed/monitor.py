@@ -40,7 +40,7 @@ class ClusterMonitor:
         self._alive = time.monotonic()
         self._remembered = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Checks the cluster if the last check is at least ``LOOK_S`` seconds old.
 
         Raises :class:`InputError` if the scheduler is gone, or if there has been no worker for
@@ -63,11 +63,11 @@ class ClusterMonitor:
                 with contextlib.suppress(Exception):  # a scheduler may refuse to run functions
                     self.client.run_on_scheduler(forget_names)
         if self.client.status == "closed":
-            raise self.vanished()
+            raise self.vanished_error()
         if now - self._alive > PATIENCE_S:
             if self.client.status != "running":
-                raise self.vanished()
-            raise InputError(f"no worker for {PATIENCE_S:g} s. {self.so_far()}")
+                raise self.vanished_error()
+            raise InputError(f"no worker for {PATIENCE_S:g} s. {self.describe_progress()}")
 
     def count_time(self) -> None:
         """Adds the workers' time since the last check to the report."""
@@ -75,13 +75,14 @@ class ClusterMonitor:
         self.report.worker_s += self._workers * (now - self._looked) if self._looked else 0.0
         self._looked = now
 
-    def vanished(self) -> InputError:
+    def vanished_error(self) -> InputError:
         """Returns the error to raise if the scheduler is gone."""
         return InputError(
-            f"the cluster is gone: its scheduler does not answer any more. {self.so_far()}"
+            "the cluster is gone: its scheduler does not answer any more. "
+            + self.describe_progress()
         )
 
-    def so_far(self) -> str:
+    def describe_progress(self) -> str:
         """Returns a sentence that says how many cells are in the store."""
         report = self.report
         if not report.total:

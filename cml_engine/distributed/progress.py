@@ -26,7 +26,7 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
     """
     stream = stream or sys.stderr
     if not stream.isatty():
-        yield _Lines(stream)
+        yield _ProgressLines(stream)
         return
     from rich.console import Console
     from rich.progress import (
@@ -53,7 +53,7 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
         def show(report: Report) -> None:
             bar.update(
                 task,
-                description=_described(report),
+                description=_describe(report),
                 total=report.total,
                 completed=report.done,
                 rate=f"{report.rate:.1f}/s",
@@ -62,7 +62,7 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
         yield show
 
 
-class _Lines:
+class _ProgressLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._said = time.monotonic()
@@ -74,14 +74,14 @@ class _Lines:
         self._said = now
         left = (report.total - report.done) / report.rate
         print(
-            f"{_described(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
+            f"{_describe(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
             f"{_duration(left)} left",
             file=self._stream,
             flush=True,
         )
 
 
-def _described(report: Report) -> str:
+def _describe(report: Report) -> str:
     parts = [report.what, f"on {len(report.workers)} workers"]
     if report.dashboard:
         parts.append(report.dashboard)

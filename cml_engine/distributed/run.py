@@ -128,7 +128,7 @@ class _Run:
             versions = check_versions(self.client)
             report.device = self._set_up(versions=versions)
             if not isinstance(plan, StorePlan):
-                plan = plan(self._measured())
+                plan = plan(self._measure())
             layers = plan.layers
             report.total = sum(prod(layer.cells) for layer in layers)
             manifest = {**plan.manifest, "device": report.device}
@@ -139,18 +139,18 @@ class _Run:
             units: Iterable[Unit] = (unit for layer in layers for unit in layer.units())
             count = sum(layer.count for layer in layers)
             if was_there and not verify:
-                recorded = self._recorded(layers)
+                recorded = self._recorded_units(layers)
                 units = (unit for unit in units if unit not in recorded)
                 count -= len(recorded)
             window = TaskWindow(self.client, self.name, layers, watch, progress, trace)
             window.run(iter(units), count)
         except (CommClosedError, CancelledError, TimeoutError) as error:
-            raise watch.vanished() from error
+            raise watch.vanished_error() from error
         finally:
             self._close(window)
         return report
 
-    def _recorded(self, layers: Sequence[Layer]) -> set[Unit]:
+    def _recorded_units(self, layers: Sequence[Layer]) -> set[Unit]:
         """Returns the units that have a record and counts them as kept, without reading them."""
         recorded = Store(self.report.store, layers).recorded()
         sizes = {layer.name: layer for layer in layers}
@@ -168,13 +168,13 @@ class _Run:
 
     def _set_up(self, **more: Any) -> str:
         """Sends the work to every current and future worker; returns the device of all workers."""
-        from cml_engine.distributed.worker import WorkerSetup, state
+        from cml_engine.distributed.worker import WorkerSetup, worker_state
 
         setup = WorkerSetup(self.name, self.work, embedded=self.embedded, **more)
         self.client.register_plugin(setup, name=self.name)
-        return check_devices(self.client.run(state, self.name))
+        return check_devices(self.client.run(worker_state, self.name))
 
-    def _measured(self) -> Any:
+    def _measure(self) -> Any:
         from cml_engine.distributed.worker import measure
 
         future = self.client.submit(measure, self.name, pure=False, key=f"measure-{self.name}")

@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.distributed.checks import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.runtime.session import check_inputs
 
@@ -97,7 +97,7 @@ class ZarrSource:
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
         ((name, fact),) = facts.items()
         places = zip(self._at(number), self.chunks, strict=True)
-        array = _opened(self.place)
+        array = _open_array(self.place)
         check_array(array, self.place)  # the array may have changed since ``open_source``
         _charge_chunk(array, self.place, self.chunks)
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
@@ -139,7 +139,7 @@ def open_source(given: Any, facts: Facts) -> InputSource:
     suit the network's inputs.
     """
     if isinstance(given, str | Path):
-        source = _of_pattern(str(given), facts)
+        source = _open_pattern(str(given), facts)
     elif isinstance(given, Sequence) and given and all(isinstance(p, str | Path) for p in given):
         source = FileSource(tuple(str(Path(p).absolute()) for p in given))
     elif all(hasattr(given, part) for part in ("name", "read", "__len__")):
@@ -147,7 +147,7 @@ def open_source(given: Any, facts: Facts) -> InputSource:
     elif isinstance(given, Sequence | np.ndarray):
         source = ItemSource(given)  # type: ignore[arg-type]
     elif type(given).__module__.startswith("zarr"):
-        source = _of_zarr(str(given.store_path), given, facts)
+        source = _zarr_source(str(given.store_path), given, facts)
     else:
         raise InputError(
             f"cannot take inputs from {type(given).__name__}: wanted a pattern such as "
@@ -160,13 +160,13 @@ def open_source(given: Any, facts: Facts) -> InputSource:
     return source
 
 
-def _of_pattern(pattern: str, facts: Facts) -> InputSource:
+def _open_pattern(pattern: str, facts: Facts) -> InputSource:
     if _zarr_at(pattern):
-        return _of_zarr_place(pattern, facts)
-    return FileSource(tuple(str(Path(path).absolute()) for path in _matching(pattern)))
+        return _open_zarr(pattern, facts)
+    return FileSource(tuple(str(Path(path).absolute()) for path in _match_pattern(pattern)))
 
 
-def _matching(pattern: str) -> list[str]:
+def _match_pattern(pattern: str) -> list[str]:
     anchor = Path(pattern).anchor
     found = sorted(map(str, Path(anchor).glob(str(Path(pattern).relative_to(anchor)))))
     if not found:
@@ -182,7 +182,9 @@ def first_shape(pattern: str, name: str, known: array_files.Known) -> array_file
 
     ``known`` gives the extents that the model fixes. Returns None for a Zarr array.
     """
-    return None if _zarr_at(pattern) else array_files.shape_of(_matching(pattern)[0], name, known)
+    return (
+        None if _zarr_at(pattern) else array_files.shape_of(_match_pattern(pattern)[0], name, known)
+    )
 
 
 def _zarr_at(place: str) -> bool:
@@ -192,8 +194,8 @@ def _zarr_at(place: str) -> bool:
     return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
-def _of_zarr_place(place: str, facts: Facts) -> InputSource:
-    found = _opened(place)
+def _open_zarr(place: str, facts: Facts) -> InputSource:
+    found = _open_array(place)
     if not hasattr(found, "chunks"):
         arrays = sorted(name for name, _ in found.arrays())
         wanted = f"{place.rstrip('/')}/NAME"
@@ -201,10 +203,10 @@ def _of_zarr_place(place: str, facts: Facts) -> InputSource:
             f"--inputs '{place}' is a Zarr group: name one of its arrays, {wanted}: "
             f"{', '.join(arrays) or '(none)'}"
         )
-    return _of_zarr(place, found, facts)
+    return _zarr_source(place, found, facts)
 
 
-def _opened(place: str) -> Any:
+def _open_array(place: str) -> Any:
     """Opens a Zarr array or group; raises :class:`InputError` if it cannot be read."""
     import zarr
 
@@ -214,7 +216,7 @@ def _opened(place: str) -> Any:
         raise InputError(f"'{place}': no Zarr array that can be read: {error}") from None
 
 
-def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrSource:
+def _zarr_source(place: str, array: Any, facts: Facts) -> ZarrSource:
     if len(facts) != 1:
         raise InputError(
             f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
@@ -223,7 +225,7 @@ def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrSource:
     check_array(array, place)
     ((name, fact),) = facts.items()
     chunks, shape = tuple(array.chunks), tuple(array.shape)
-    if _without_ones(chunks) != _without_ones(fact.shape):
+    if _squeezed_shape(chunks) != _squeezed_shape(fact.shape):
         raise InputError(
             f"'{place}' has chunks of {list(chunks)}, the model's input '{name}' is {fact}: "
             "wanted chunks of that shape"
@@ -239,10 +241,10 @@ def _of_zarr(place: str, array: Any, facts: Facts) -> ZarrSource:
 def _charge_chunk(array: Any, place: str, chunks: Sequence[int]) -> None:
     """Charges a chunk's unpacked size to the memory budget: a few kilobytes can unpack to
     gigabytes."""
-    current().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
+    current_budget().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
 
 
-def _without_ones(shape: Sequence[int]) -> list[int]:
+def _squeezed_shape(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 

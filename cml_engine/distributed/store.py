@@ -45,7 +45,7 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
     if not data.any():
         file.unlink(missing_ok=True)
         return
-    content = _encoded(data, packed)
+    content = _encode(data, packed)
     try:
         replace_file(file, content)
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = Tr
     return values.astype(dtype, copy=False)
 
 
-def _encoded(data: Array, packed: bool) -> bytes:
+def _encode(data: Array, packed: bool) -> bytes:
     from numcodecs import Zstd
 
     found = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
@@ -185,12 +185,13 @@ def _check_same(place: str, found: dict[str, Any], wanted: Mapping[str, Any]) ->
         was, now = found.get(key), wanted.get(key)
         if was != now and key not in _FREE:
             raise InputError(
-                f"'{place}' was made with another {key}: {_short(was)} there, {_short(now)} here. "
-                "The two are never mixed: name another store, or delete that one"
+                f"'{place}' was made with another {key}: {_shorten(was)} there, "
+                f"{_shorten(now)} here. The two are never mixed: name another store, or delete "
+                "that one"
             )
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -296,7 +297,9 @@ class Store:
         layer, digest = self.layers[unit.layer], np.frombuffer(digest_of(arrays), np.uint8)
         if self._folder is None:
             stored, span = self._arrays[unit.layer], layer.span(unit)
-            _together(stored[name].async_array.setitem(span, arrays[name]) for name in layer.arrays)
+            _gather_calls(
+                stored[name].async_array.setitem(span, arrays[name]) for name in layer.arrays
+            )
             if record:
                 stored[RECORD][unit.at] = digest
         else:
@@ -315,7 +318,7 @@ class Store:
             inside = tuple(map(slice, layer.extent(unit)))
             return {name: self._chunk(unit, name)[inside] for name in wanted}
         span = layer.span(unit)
-        found = _together(stored[name].async_array.getitem(span) for name in wanted)
+        found = _gather_calls(stored[name].async_array.getitem(span) for name in wanted)
         return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
 
     def _chunk(self, unit: Unit, name: str) -> Array:
@@ -324,13 +327,13 @@ class Store:
 
     def state(self, unit: Unit) -> str:
         """Returns ``"missing"``, ``"damaged"`` or ``"whole"``."""
-        return self._look(unit)[0]
+        return self._inspect(unit)[0]
 
     def whole(self, unit: Unit) -> dict[str, Array] | None:
         """Returns a unit's arrays; None if the unit is missing or damaged."""
-        return self._look(unit)[1]
+        return self._inspect(unit)[1]
 
-    def _look(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
+    def _inspect(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
         if self._has_no_record(unit):
             return "missing", None
         try:
@@ -391,7 +394,7 @@ def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
     return chunk
 
 
-def _together(calls: Iterable[Any]) -> list[Any]:
+def _gather_calls(calls: Iterable[Any]) -> list[Any]:
     """Runs asynchronous Zarr calls concurrently and returns their results in order."""
     from zarr.core.sync import sync
 

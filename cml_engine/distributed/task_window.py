@@ -52,12 +52,12 @@ class TaskWindow:
         client: Any,
         name: str,
         layers: Sequence[Layer],
-        watch: ClusterMonitor,
+        monitor: ClusterMonitor,
         progress: Progress,
         trace: Trace | None = None,
     ) -> None:
-        self.client, self.name, self.watch = client, name, watch
-        self.report = watch.report
+        self.client, self.name, self.monitor = client, name, monitor
+        self.report = monitor.report
         self._layers = {layer.name: layer for layer in layers}
         self._progress, self._trace = progress, trace
         self._sent: dict[_Key, _RunningTask] = {}
@@ -80,16 +80,16 @@ class TaskWindow:
         start, shown = time.monotonic(), 0.0
         try:
             while self._fill(units):
-                self.watch.look()
-                self._take(self._finished())
+                self.monitor.check()
+                self._take_results(self._wait_finished())
                 self.report.seconds = time.monotonic() - start
                 if time.monotonic() - shown > _SHOW_S:
                     shown = time.monotonic()
                     self._progress(self.report)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(self.watch.so_far()) from None
+            raise KeyboardInterrupt(self.monitor.describe_progress()) from None
         finally:
-            self.watch.count_time()
+            self.monitor.count_time()
             self.report.seconds = time.monotonic() - start
             self._progress(self.report)
 
@@ -103,25 +103,25 @@ class TaskWindow:
     def _fill(self, units: Iterator[Unit]) -> bool:
         """Sends several tasks at once if the window has room; returns True if any task is
         running."""
-        room = self.watch.window - len(self._sent)
-        if room >= self.watch.window * _REFILL or not self._sent:
-            self._send(self._tasks(units, room))
+        room = self.monitor.window - len(self._sent)
+        if room >= self.monitor.window * _REFILL or not self._sent:
+            self._send(self._make_tasks(units, room))
         if not self._sent and self._suspects:
             self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
         return bool(self._sent)
 
-    def _tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
+    def _make_tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
         """Returns up to ``room`` groups of units, one per task, plus one where a layer ends."""
-        tries, tasks = self._next(units), list[list[_Try]]()
+        tries, tasks = self._next_tries(units), list[list[_Try]]()
         while len(tasks) < room:
-            found = list(islice(tries, self._pace.units(self._left, self.watch.window)))
+            found = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
             if not found:
                 break
             self._left -= len(found)
             tasks += (list(part) for _, part in groupby(found, key=_layer_of))
         return tasks
 
-    def _next(self, units: Iterator[Unit]) -> Iterator[_Try]:
+    def _next_tries(self, units: Iterator[Unit]) -> Iterator[_Try]:
         while self._again:
             yield self._again.pop()
         for unit in units:
@@ -134,19 +134,19 @@ class TaskWindow:
         for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
             sent = list(part)
             label = f"{self.report.what} {layer}".strip()
-            keys = [self._key(label, tries[0][0]) for tries in sent]
+            keys = [self._make_key(label, tries[0][0]) for tries in sent]
             self._enter_span(label)
-            batches = [self._batch(layer, tries) for tries in sent]
+            batches = [self._make_batch(layer, tries) for tries in sent]
             futures = self.client.map(run_batch, batches, key=keys, pure=False)
             for key, tries, future in zip(keys, sent, futures, strict=True):
                 self._sent[key] = _RunningTask(tries, future)
-                future.add_done_callback(partial(_tell, self._done, key))
+                future.add_done_callback(partial(_put_key, self._done, key))
 
-    def _batch(self, layer: str, tries: list[_Try]) -> Batch:
+    def _make_batch(self, layer: str, tries: list[_Try]) -> Batch:
         traced = self._trace is not None and self._trace.take(len(tries))
         return Batch(self.name, layer, tuple(unit.at for unit, _ in tries), traced)
 
-    def _key(self, label: str, unit: Unit) -> _Key:
+    def _make_key(self, label: str, unit: Unit) -> _Key:
         self._number += 1
         return (label, *unit.at, self._number, self.name)
 
@@ -165,7 +165,7 @@ class TaskWindow:
         entered.enter_context(span(f"cml {self.report.store}", label))
         self._span = label, entered
 
-    def _finished(self) -> list[_RunningTask]:
+    def _wait_finished(self) -> list[_RunningTask]:
         """Returns the tasks that have finished; an empty list after ``LOOK_S`` seconds without
         any."""
         found: list[_RunningTask] = []
@@ -179,20 +179,20 @@ class TaskWindow:
         except queue.Empty:
             return found
 
-    def _take(self, finished: list[_RunningTask]) -> None:
-        for sent, done in self._results(finished):
+    def _take_results(self, finished: list[_RunningTask]) -> None:
+        for sent, done in self._gather_results(finished):
             if done.refused:
-                self._unfit(done.worker, sent, done.refused)
+                self._retire_worker(done.worker, sent, done.refused)
                 continue
             begun = len(done.outcomes)
-            self._pace.saw(begun, done.elapsed)
+            self._pace.record(begun, done.elapsed)
             self.report.workers.setdefault(done.worker, WorkerShare()).add(done.seconds)
             self._put_back(sent.tries[begun:])
             for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
                 self._count(done.worker, tried, outcome)
         for sent in finished:
             if sent.future.status == "error":
-                self._lost(sent, sent.future.exception())
+                self._handle_lost(sent, sent.future.exception())
             elif sent.future.status != "finished":  # the scheduler restarted or dropped the task
                 self._put_back(sent.tries)
             sent.future.release()
@@ -202,7 +202,7 @@ class TaskWindow:
         self._again += reversed(tries)
         self._left += len(tries)
 
-    def _results(self, finished: list[_RunningTask]) -> list[tuple[_RunningTask, Any]]:
+    def _gather_results(self, finished: list[_RunningTask]) -> list[tuple[_RunningTask, Any]]:
         """Returns the results of finished tasks.
 
         All results are gathered in one call, which is faster. If that fails because a worker
@@ -222,7 +222,9 @@ class TaskWindow:
     def _count(self, worker: str, tried: _Try, outcome: Any) -> None:
         report, size = self.report, self._size(outcome.unit)
         if outcome.kind == "stop":
-            raise InputError(f"'{report.store}': {outcome.message}. {self.watch.so_far()}")
+            raise InputError(
+                f"'{report.store}': {outcome.message}. {self.monitor.describe_progress()}"
+            )
         report.damaged += size * outcome.damaged
         if self._trace is not None:
             self._trace.add(worker, outcome.moments)
@@ -237,9 +239,9 @@ class TaskWindow:
         elif outcome.kind == "aside":
             self._set_aside(outcome.unit, outcome.message)
         else:
-            self._failed(tried, outcome.message)
+            self._handle_failed(tried, outcome.message)
 
-    def _failed(self, tried: _Try, message: str) -> None:
+    def _handle_failed(self, tried: _Try, message: str) -> None:
         unit, attempts = tried
         if attempts + 1 < ATTEMPTS:
             self.report.retried += 1
@@ -247,7 +249,7 @@ class TaskWindow:
         else:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
-    def _lost(self, sent: _RunningTask, error: Any) -> None:
+    def _handle_lost(self, sent: _RunningTask, error: Any) -> None:
         """Handles a task that returned no result.
 
         If its worker died, each of its units is retried alone, because Dask suspects every task
@@ -257,14 +259,14 @@ class TaskWindow:
 
         for unit, attempts in sent.tries:
             if not isinstance(error, KilledWorker):
-                self._failed((unit, attempts), f"{type(error).__name__}: {error}")
+                self._handle_failed((unit, attempts), f"{type(error).__name__}: {error}")
             elif attempts + 1 < ATTEMPTS:
                 self.report.retried += 1
                 self._suspects.append(unit)
             else:
                 self._set_aside(unit, "the process that makes it ends each time")
 
-    def _unfit(self, worker: str, sent: _RunningTask, message: str) -> None:
+    def _retire_worker(self, worker: str, sent: _RunningTask, message: str) -> None:
         """Retires a worker that joined and cannot take part; raises if no other worker is left."""
         self.report.refused[worker] = message
         self._put_back(sent.tries)
@@ -283,5 +285,5 @@ def _layer_of(tried: _Try) -> str:
     return tried[0].layer
 
 
-def _tell(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:
+def _put_key(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:
     done.put(key)

@@ -66,7 +66,7 @@ class Outcome:
 
     def fail(self, error: Exception) -> None:
         """Records the error that prevented computing or writing the unit."""
-        self.kind, self.message = _kind_of(error), _described(error)
+        self.kind, self.message = _kind_of(error), _describe(error)
 
 
 @dataclass
@@ -107,7 +107,8 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
     """Prepares every current and future worker for a run.
 
     Opens the work's maker and, if ``layers`` are given, the store. ``device`` is the required
-    device; "" accepts any. A worker that cannot take part keeps the reason for :func:`state`.
+    device; "" accepts any. A worker that cannot take part keeps the reason for
+    :func:`worker_state`.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
             if self.layers:
                 opened.store = Store(self.place, self.layers)
         except Exception as error:
-            opened.refused = _described(error)
+            opened.refused = _describe(error)
         _opened[self.name] = opened
 
     def teardown(self, worker: Any) -> None:
@@ -173,7 +174,7 @@ def _maker(key: str, work: bytes) -> UnitProducer:
         return _makers[key]
 
 
-def state(name: str) -> tuple[str, str]:
+def worker_state(name: str) -> tuple[str, str]:
     """Returns the device of a run on this worker, and the reason if the worker was refused."""
     opened = _opened.get(name)
     if opened is None:
@@ -299,7 +300,7 @@ def _kind_of(error: Exception) -> str:
     return "stop" if isinstance(error, OSError) and error.errno in LASTING else "failed"
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, CmlError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, Source
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.extensions import extension_signatures
@@ -94,7 +94,7 @@ class GraphBuilder:
         """Adds weights, which are saved in a file of that label, and returns their name."""
         name = self.name(wanted)
         size = values.size * NUMPY_DTYPE[dtype].itemsize
-        current().charge_bytes(size, f"the constant '{name}'", self.source)
+        current_budget().charge_bytes(size, f"the constant '{name}'", self.source)
         values = np.array(values, NUMPY_DTYPE[dtype], order="C")
         values.flags.writeable = False
         self.constants[name] = values
@@ -140,7 +140,7 @@ class GraphBuilder:
         }
         if declared.needs_dtype:
             given["dtype"] = attrs["dtype"]
-        current().charge_nodes(len(wanted), f"the operator {op}", self.source)
+        current_budget().charge_nodes(len(wanted), f"the operator {op}", self.source)
         outputs = tuple(self.name(name) for name in wanted)
         node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
         self.nodes.append(node)

@@ -28,7 +28,7 @@ from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
 from cml_engine.ir.sliders import with_sliders
 from cml_engine.nnef import NnefModel
-from cml_engine.nnef.expansion.fake_quantize import fake_quantized
+from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
 from cml_engine.nnef.files.sources import is_archive
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.printer import print_fragment
@@ -186,7 +186,7 @@ def _find_factory(
                 f"{_shown(model)} is an integer network (cml docs integer), which is computed as "
                 "graph.quant says already: leave fake_quantize out"
             )
-        return infer_facts(fake_quantized(graph, _build_text) if fake_quantize else graph)
+        return infer_facts(insert_fake_quantize(graph, _build_text) if fake_quantize else graph)
 
     return limit_gas(gas_limit, _add_sliders(make, sliders))
 

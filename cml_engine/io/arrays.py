@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
-from cml_engine.io.load_limits import OverBudget, current
+from cml_engine.io.load_limits import OverBudget, current_budget
 from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Array, Fact, check_shape
 
@@ -42,8 +42,8 @@ def read(file: File, name: str, fact: Fact) -> Array:
     >>> read(Path("image.npy"), "image", graph.facts["image"]).shape
     (1, 3, 8, 8)
     """
-    found = _found(file, name)
-    with _told(found, name):
+    found = _find_file(file, name)
+    with _naming_input(found, name):
         array = _READERS.get(found.suffix, _read_picture)(found, name, fact)
     return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
 
@@ -51,10 +51,10 @@ def read(file: File, name: str, fact: Fact) -> Array:
 def read_any(file: File, name: str) -> Array:
     """Reads the tensor ``name``, of any shape and numeric type, from a ``.npy`` or ``.npz``
     file."""
-    found = _found(file, name)
+    found = _find_file(file, name)
     if found.suffix not in _READERS:
         raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
-    with _told(found, name), _stream(found, name) as stream:
+    with _naming_input(found, name), _stream(found, name) as stream:
         return _array(stream, name)
 
 
@@ -71,8 +71,8 @@ def shape_of(file: File, name: str, known: Known) -> Shape | None:
     >>> shape_of(Path("image.npy"), "image", (1, 3, None, None))
     (1, 3, 8, 8)
     """
-    found = _found(file, name)
-    with _told(found, name):
+    found = _find_file(file, name)
+    with _naming_input(found, name):
         is_picture = found.suffix in pictures.KINDS
         shape = (_shape_of_picture if is_picture else _shape_of_array)(found, name, known)
     if shape is None or known is None:
@@ -97,7 +97,7 @@ def _shape_of_picture(found: NamedFile, name: str, known: Known) -> Shape | None
     return (*written[:2], *pictures.size(found))
 
 
-def _found(file: File, name: str) -> NamedFile:
+def _find_file(file: File, name: str) -> NamedFile:
     found = named_file(file)
     check_suffix(found)
     if not found.path.is_file():
@@ -106,7 +106,7 @@ def _found(file: File, name: str) -> NamedFile:
 
 
 @contextlib.contextmanager
-def _told(file: NamedFile, name: str) -> Iterator[None]:
+def _naming_input(file: NamedFile, name: str) -> Iterator[None]:
     """Re-raises an exception of the block as :class:`InputError` that names the file."""
     try:
         yield
@@ -201,7 +201,7 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
     """Yields a stream in NumPy's format: the file, or a member of an archive."""
     if found.suffix == ".npy":
-        current().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
+        current_budget().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
         with found.path.open("rb") as file:
             yield file
         return
@@ -221,9 +221,9 @@ def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
 def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
     """Charges an archive member's declared unpacked size to the budget; no more is read later."""
     what = f"'{archive}': '{member.filename}'"
-    current().charge_bytes(member.file_size, what)
+    current_budget().charge_bytes(member.file_size, what)
     if member.compress_type != zipfile.ZIP_STORED:
-        current().charge_unpacking(member.file_size, what)
+        current_budget().charge_unpacking(member.file_size, what)
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
@@ -261,7 +261,7 @@ def _read_picture(found: NamedFile, name: str, fact: Fact) -> Array:
     channels = fact.shape[1]
     shape = (1, channels, *pictures.size(found))
     check_shape(name, fact, shape)
-    current().charge_unpacked(4 * prod(shape), f"input '{name}'")
+    current_budget().charge_unpacked(4 * prod(shape), f"input '{name}'")
     return pictures.read(found, channels)
 
 
@@ -315,7 +315,7 @@ def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
     They are the arrays of a ``.npz``, or the slices of one array along an additional first axis
     (or along the input's own first axis if that has extent 1).
     """
-    found = [s for array in _arrays(path, name) for s in _split(array, path, name, fact)]
+    found = [s for array in _arrays(path, name) for s in _split_samples(array, path, name, fact)]
     if not found:
         raise InputError(f"'{path}': no samples of '{name}' in it")
     return found
@@ -337,7 +337,7 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
     try:
-        current().charge_bytes(path.stat().st_size, f"'{path}'")
+        current_budget().charge_bytes(path.stat().st_size, f"'{path}'")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             yield loaded
@@ -352,7 +352,7 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
         raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None
 
 
-def _split(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:
+def _split_samples(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:
     shape = fact.shape
     if array.shape == shape:
         return [array]

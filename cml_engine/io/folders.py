@@ -37,18 +37,22 @@ def bundled_folder(inside: str, beside: str) -> Path:
 
 def cache_folder() -> Path:
     """Returns the folder of files that can be regenerated at any time, such as compiled shaders."""
-    return _named("CML_CACHE_DIR") or Path(platformdirs.user_cache_dir(SLUG, appauthor=False))
+    return _variable_folder("CML_CACHE_DIR") or Path(
+        platformdirs.user_cache_dir(SLUG, appauthor=False)
+    )
 
 
 def data_folder() -> Path:
     """Returns the folder of data that is learned over time."""
-    return _named("CML_DATA_DIR") or Path(platformdirs.user_data_dir(SLUG, appauthor=False))
+    return _variable_folder("CML_DATA_DIR") or Path(
+        platformdirs.user_data_dir(SLUG, appauthor=False)
+    )
 
 
 def tuning_file(device: str) -> Path:
     """Returns the path of the table of measured kernels for a device and driver (``gpu.name``)."""
     return (
-        _named("CML_TUNING_DIR") or cache_folder() / "tuning"
+        _variable_folder("CML_TUNING_DIR") or cache_folder() / "tuning"
     ) / f"{file_stem(device).lower()}.json"
 
 
@@ -57,6 +61,6 @@ def costs_file(device: str) -> Path:
     return data_folder() / "costs" / f"{file_stem(device).lower()}.json"
 
 
-def _named(variable: str) -> Path | None:
+def _variable_folder(variable: str) -> Path | None:
     value = os.environ.get(variable)
     return Path(value) if value else None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cml_engine.errors import InputError, ModelError, Source
 
-__all__ = ["VARIABLE", "Budget", "LoadLimits", "OverBudget", "current", "load_budget"]
+__all__ = ["VARIABLE", "Budget", "LoadLimits", "OverBudget", "current_budget", "load_budget"]
 
 #: The environment variable that overrides the defaults: ``memory=8G,nodes=500000``.
 VARIABLE = "CML_LOAD_LIMITS"
@@ -105,7 +105,7 @@ class Budget:
         """Raises like ``charge_bytes`` without charging; the caller charges on allocation."""
         total, limit = self.bytes + count, self.limits.memory
         if total > limit:
-            raise _over("memory", "bytes", what, count, total, limit, source)
+            raise _over_error("memory", "bytes", what, count, total, limit, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
         """Charges nodes or tensors that ``what`` creates."""
@@ -116,14 +116,14 @@ class Budget:
         """Raises like ``charge_nodes`` without charging; the caller charges on creation."""
         total, limit = self.nodes + count, self.limits.nodes
         if total > limit:
-            raise _over("nodes", "nodes", what, count, total, limit, source)
+            raise _over_error("nodes", "nodes", what, count, total, limit, source)
 
     def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
         """Charges work for ``what``, in units of about a microsecond."""
         self.steps += count
         if self.steps > self.limits.steps:
             total, limit = self.steps, self.limits.steps
-            raise _over("steps", "steps of work", what, count, total, limit, source)
+            raise _over_error("steps", "steps of work", what, count, total, limit, source)
 
     def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
         """Charges ``count`` unpacked bytes: their memory and the work of unpacking."""
@@ -135,7 +135,7 @@ class Budget:
         self.charge_steps(count >> 9, what, source)
 
 
-def _over(
+def _over_error(
     limit: str, unit: str, what: str, count: int, total: int, allowed: int, source: Source | None
 ) -> OverBudget:
     raised = f"{limit}={_rounded_up(total)}"
@@ -158,7 +158,7 @@ def _rounded_up(total: int) -> str:
 _current: ContextVar[Budget | None] = ContextVar("cml_load_budget", default=None)
 
 
-def current() -> Budget:
+def current_budget() -> Budget:
     """Returns the budget of the current load; outside of a load, a new budget."""
     return _current.get() or Budget()
 
@@ -172,7 +172,7 @@ def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
         return
     token = _current.set(Budget(limits))
     try:
-        yield current()
+        yield current_budget()
     finally:
         _current.reset(token)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from cml_engine.errors import CmlError, ModelError, TensorFileError
 from cml_engine.io.atomic_write import COMPLETE
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -160,7 +160,7 @@ class SourceFile:
             )
         self.size = size
         position = getattr(source, "position", None)
-        with _asking(source, name):
+        with _reading(source, name):
             self.offset = 0 if position is None else int(position(name))
 
     def span(self, offset: int = 0, count: int | None = None) -> memoryview:
@@ -170,8 +170,8 @@ class SourceFile:
             raise TensorFileError(
                 f"'{self.name}' is truncated: {count:,} bytes at {offset:,} of {self.size:,}"
             )
-        current().charge_bytes(count, f"'{self.name}'")
-        with _asking(self._source, self.name):
+        current_budget().charge_bytes(count, f"'{self.name}'")
+        with _reading(self._source, self.name):
             data = memoryview(self._source.read(self.name, offset, count)).cast("B")
         if len(data) != count:
             raise TensorFileError(
@@ -189,7 +189,7 @@ class SourceFile:
 
 def file_size(source: ModelSource, name: str) -> int | None:
     """Returns the size of a source's file in bytes, or None if there is no such file."""
-    with _asking(source, name):
+    with _reading(source, name):
         size: Any = source.size(name)  # a game's own code may return anything
         if size is not None and not (isinstance(size, int) and size >= 0):
             raise ValueError(f"a size of {size!r}, wanted a number of bytes or None")
@@ -202,7 +202,7 @@ def shown(source: ModelSource, file: str) -> str:
 
 
 @contextmanager
-def _asking(source: ModelSource, file: str) -> Iterator[None]:
+def _reading(source: ModelSource, file: str) -> Iterator[None]:
     """Re-raises any exception of a source as :class:`ModelError` that names the source and the
     file."""
     try:

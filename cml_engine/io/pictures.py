@@ -58,8 +58,8 @@ def check(file: NamedFile, name: str, fact: Fact, *, written: bool) -> None:
         verb = "wants" if written else "holds"
         npy = f"Write '{file.path.with_suffix('.npy').name}'" if written else "Give an .npy"
         raise InputError(
-            f"{what} '{name}' is {fact}; {_called(file)} {verb} scalar[1,C,H,W] with 1, 3 or 4 "
-            f"channels. {npy} instead"
+            f"{what} '{name}' is {fact}; {_format_name(file)} {verb} scalar[1,C,H,W] with 1, 3 or "
+            f"4 channels. {npy} instead"
         )
     if kind.NEEDS:
         try:
@@ -74,7 +74,7 @@ def check(file: NamedFile, name: str, fact: Fact, *, written: bool) -> None:
         raise InputError(f"{what} '{name}': {file.suffix} has samples of {known} bits")
 
 
-def _called(file: NamedFile) -> str:
+def _format_name(file: NamedFile) -> str:
     kind = file.suffix[1:].upper()
     return f"an {kind}" if kind == "EXR" else f"a {kind}"
 
@@ -93,14 +93,14 @@ def read(file: NamedFile, channels: int) -> Array:
     colours, alpha = (planes[..., :-1], planes[..., -1:]) if has_alpha else (planes, None)
     if channels == 4:
         alpha = np.ones_like(colours[..., :1]) if alpha is None else alpha
-        colours = np.concatenate([_in_colour(colours), alpha], 2)
+        colours = np.concatenate([_to_colour(colours), alpha], 2)
     elif alpha is not None and file.alpha != "drop" and not (alpha >= 1).all():
         raise ValueError(
             f"it has transparent pixels and the model takes {channels} channels: put it on a "
             f"background first, or leave alpha out: {file.path.name}:alpha=drop"
         )
     else:
-        colours = _in_colour(colours) if channels == 3 else _in_grey(colours)
+        colours = _to_colour(colours) if channels == 3 else _to_grey(colours)
     return np.ascontiguousarray(colours.transpose(2, 0, 1)[None])
 
 
@@ -110,9 +110,9 @@ def write(array: Array, file: NamedFile, stream: BinaryIO) -> None:
     kind.write(array[0].transpose(1, 2, 0), stream, file.bits or kind.BITS[0])
 
 
-def _in_colour(planes: Array) -> Array:
+def _to_colour(planes: Array) -> Array:
     return np.repeat(planes, 3, 2) if planes.shape[2] == 1 else planes
 
 
-def _in_grey(planes: Array) -> Array:
+def _to_grey(planes: Array) -> Array:
     return planes if planes.shape[2] == 1 else planes @ _LUMA[:, None]

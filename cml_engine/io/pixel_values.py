@@ -7,7 +7,7 @@ import numpy as np
 from cml_engine.ir.graph import Array
 
 
-def steps_of(planes: Array, bits: int) -> Array:
+def quantize_pixels(planes: Array, bits: int) -> Array:
     """Converts floats to integers of ``bits`` bits; values are clipped to [0, 1], NaN becomes 0."""
     most = (1 << bits) - 1
     clean = np.nan_to_num(np.clip(planes, 0, 1), nan=0.0).astype(np.float64)
@@ -15,7 +15,7 @@ def steps_of(planes: Array, bits: int) -> Array:
     return found
 
 
-def numbers_of(samples: Array) -> Array:
+def dequantize_pixels(samples: Array) -> Array:
     """Converts unsigned integers to floats in [0, 1]; floats keep their values."""
     if samples.dtype.kind == "f":
         return samples.astype(np.float32)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cml_engine.io.pixel_values import steps_of
+from cml_engine.io.pixel_values import quantize_pixels
 from cml_engine.ir.graph import Array
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -45,11 +45,11 @@ def read(path: Path) -> Array:
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
     """Writes height x width x channels; values are clipped to [0, 1], NaN becomes 0."""
     if bits == 16:  # Pillow writes 16 bits for grey only
-        _write_wide(steps_of(planes, 16), file)
+        _write_wide(quantize_pixels(planes, 16), file)
         return
     from PIL import Image
 
-    pixels = steps_of(planes, 8)
+    pixels = quantize_pixels(planes, 8)
     Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, format="PNG")
 
 
@@ -101,13 +101,13 @@ def _samples(data: bytes) -> Array:
         pass
     _, _, depth, colour = _head(data)
     if depth == 16:
-        wide, key = _wide(data, colour)
+        wide, key = _unfilter_wide(data, colour)
         planes = wide.astype(np.float32) / np.float32(65535)
         if key is not None:
             alpha = np.any(wide != np.asarray(key), 2, keepdims=True)
             planes = np.concatenate([planes, alpha.astype(np.float32)], 2)
         return planes
-    with _opened(data) as image:
+    with _decompress(data) as image:
         has_alpha = "A" in image.getbands() or "transparency" in image.info
         is_grey = image.mode in ("1", "L", "LA", "I", "I;16")
         mode = ("L" if is_grey else "RGB") + ("A" if has_alpha else "")
@@ -115,9 +115,9 @@ def _samples(data: bytes) -> Array:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _wide(data: bytes, colour: int) -> tuple[Array, Any]:
+def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, Any]:
     """Returns 16-bit samples, and the sample that marks transparent pixels if there is one."""
-    with _opened(data) as image:
+    with _decompress(data) as image:
         key = image.info.get("transparency")
         if colour == _GREY:
             return np.asarray(image).astype(np.uint16)[..., None], key
@@ -129,12 +129,12 @@ def _wide(data: bytes, colour: int) -> tuple[Array, Any]:
 
 
 def _raw(data: bytes, mode: str) -> Array:
-    with _opened(data) as image:
+    with _decompress(data) as image:
         image.tile = [(*tile[:3], mode) for tile in image.tile]
         return np.asarray(image).astype(np.uint16)
 
 
-def _opened(data: bytes) -> Any:
+def _decompress(data: bytes) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(data), formats=["PNG"])

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cml_engine.io.pixel_values import numbers_of, steps_of
+from cml_engine.io.pixel_values import dequantize_pixels, quantize_pixels
 from cml_engine.ir.graph import Array
 
 NEEDS = "tifffile"
@@ -37,14 +37,14 @@ def read(path: Path) -> Array:
         samples = samples[..., None]
     elif apart:
         samples = np.moveaxis(samples, 0, -1)
-    return numbers_of(samples)
+    return dequantize_pixels(samples)
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
     """Writes height x width x channels as a single page."""
     import tifffile
 
-    samples = planes.astype(np.float32) if bits == 32 else steps_of(planes, bits)
+    samples = planes.astype(np.float32) if bits == 32 else quantize_pixels(planes, bits)
     count = samples.shape[2]
     made = io.BytesIO()  # tifffile needs a seekable file
     tifffile.imwrite(

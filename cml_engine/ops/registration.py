@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cml_engine.ops.declaration.checks import checked
-from cml_engine.ops.declaration.registry import own, put
+from cml_engine.ops.declaration.checks import check_spec
+from cml_engine.ops.declaration.registry import find_builtin, replace
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.elementwise.from_expression import expressed
 from cml_engine.ops.families import load_families
@@ -42,10 +42,10 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     >>> cml.unregister("halve")
     """
     load_families()  # so that a name which the engine has is taken already
-    if own(getattr(spec, "name", "")) is spec:
-        return put(spec)
-    spec = checked(spec, Path(file) if file else _place(spec))
-    return put(expressed(spec) if spec.expression else spec)
+    if find_builtin(getattr(spec, "name", "")) is spec:
+        return replace(spec)
+    spec = check_spec(spec, Path(file) if file else _place(spec))
+    return replace(expressed(spec) if spec.expression else spec)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.choose_storage import rounded_weights
-from cml_engine.cpu.cpu_program import as_stated, run_node
+from cml_engine.cpu.cpu_program import convert_to_fact, run_node
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED4, to_half
 from cml_engine.ops.declaration.registry import lookup
@@ -55,10 +55,10 @@ def storage_errors(
         wanted = run_node(node, [exact[name] for name in node.reads])
         got = run_stored(node, graph, layouts, stored)
         for name, value, other in zip(node.outputs, wanted, got, strict=True):
-            exact[name] = as_stated(node, graph.facts[name], value)
+            exact[name] = convert_to_fact(node, graph.facts[name], value)
             stored[name] = other
             if graph.facts[name].dtype == "scalar" and exact[name].size:
-                yield difference(node, name, exact[name], other)
+                yield storage_error(node, name, exact[name], other)
         readers.subtract(node.reads)
         for name in node.reads:
             if not readers[name]:
@@ -71,20 +71,20 @@ def run_stored(
 ) -> list[Array]:
     """Runs a node on stored operands and returns its results rounded as they are stored."""
     weights = rounded_weights(node, graph, layouts)
-    arrays = [rounded(values[n]) if n in weights else values[n] for n in node.reads]
+    arrays = [round_to_half(values[n]) if n in weights else values[n] for n in node.reads]
     results = []
     for name, value in zip(node.outputs, run_node(node, arrays), strict=True):
-        array = as_stated(node, graph.facts[name], value)
-        results.append(rounded(array) if layouts.get(name) == C4H else array)
+        array = convert_to_fact(node, graph.facts[name], value)
+        results.append(round_to_half(array) if layouts.get(name) == C4H else array)
     return results
 
 
-def rounded(array: Array) -> Array:
+def round_to_half(array: Array) -> Array:
     """Returns the array rounded to 16 bits, as float32."""
     return to_half(array).astype(np.float32)
 
 
-def difference(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
+def storage_error(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
     """Returns the error of a tensor in 16 bits, ``got``, against the same tensor in 32 bits."""
     both = np.isfinite(wanted) & np.isfinite(got)
     size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max())
@@ -118,6 +118,6 @@ def stored_tolerance(
     )
 
 
-def counted_in_steps(plan: Plan) -> frozenset[str]:
+def integer_results(plan: Plan) -> frozenset[str]:
     """Returns the titles of the nodes whose weights are stored as fixed-point steps."""
     return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())

@@ -14,8 +14,8 @@ import numpy as np
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.cpu.compare import Comparison, compare
-from cml_engine.cpu.cpu_program import as_stated, run_node
-from cml_engine.cpu.tolerances import cancelled, node_tolerance, propagated
+from cml_engine.cpu.cpu_program import convert_to_fact, run_node
+from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.errors import CmlError, InputError, Source
 from cml_engine.io import png
 from cml_engine.io.output_folder import OutputFolder, file_stem
@@ -88,14 +88,14 @@ class StopAtNan:
     def __call__(self, node: Node, results: Sequence[Array]) -> None:
         for name, array in zip(node.outputs, results, strict=True):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise NotFinite(self._said(node, name, array), node.source)
+                raise NotFinite(self._describe(node, name, array), node.source)
         for name, array in zip(node.outputs, results, strict=True):
             if name in self._read:
                 self._values[name] = array.copy()
         for name in self._last.get(node.outputs[0], ()):
             self._values.pop(name, None)
 
-    def _said(self, node: Node, name: str, array: Array) -> str:
+    def _describe(self, node: Node, name: str, array: Array) -> str:
         numbers = TensorStatistics.of(array)
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         kinds = ((numbers.nan, "NaN"), (numbers.inf, "infinite"))
@@ -278,12 +278,12 @@ def _checks(
 def _results(graph: Graph, node: Node, values: Mapping[str, Array]) -> dict[str, Array]:
     found = run_node(node, [values[name] for name in node.reads])
     named = zip(node.outputs, found, strict=True)
-    return {name: as_stated(node, graph.facts[name], value).copy() for name, value in named}
+    return {name: convert_to_fact(node, graph.facts[name], value).copy() for name, value in named}
 
 
 def _more(node: Node, arrays: list[Array]) -> Array | float:
-    more: Array | float = propagated(node, arrays) if node.epilogues else 0.0
-    return more + cancelled(node, arrays) if lookup(node.op).traits.adds else more
+    more: Array | float = propagated_error(node, arrays) if node.epilogues else 0.0
+    return more + cancellation_error(node, arrays) if lookup(node.op).traits.is_sum else more
 
 
 def _tolerance(

@@ -19,7 +19,7 @@ from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import Comparison, compare
-from cml_engine.cpu.tolerances import cancelled, node_tolerance, propagated
+from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
@@ -29,9 +29,9 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.runtime.half_storage import (
     StorageError,
-    counted_in_steps,
-    difference,
+    integer_results,
     run_stored,
+    storage_error,
     stored_tolerance,
 )
 
@@ -66,7 +66,7 @@ def check_nodes(
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
     plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)
     layouts = plan.layouts
-    in_steps = counted_in_steps(plan)
+    in_steps = integer_results(plan)
     program = GpuProgram(plan, gpu)
     # runs every step but updates no variable, since the checks need the values of this run
     inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
@@ -84,9 +84,13 @@ def check_nodes(
         if nan is not None:
             got = [np.where(nan & np.isnan(got[0]), wanted[0], got[0])]
         check = _check(node, got, wanted, tolerance)
-        if not check.ok and (node.epilogues or lookup(node.op).traits.adds):
+        if not check.ok and (node.epilogues or lookup(node.op).traits.is_sum):
             arrays = [known[name] for name in node.reads]
-            off = propagated(node, arrays) if node.epilogues else cancelled(node, arrays)
+            off = (
+                propagated_error(node, arrays)
+                if node.epilogues
+                else cancellation_error(node, arrays)
+            )
             check = _check(node, got, wanted, tolerance, off)
         yield check
 
@@ -98,7 +102,7 @@ def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Itera
     for node in graph.nodes:
         for name in node.outputs:
             if name in graph.outputs and full[name].dtype.kind == "f" and full[name].size:
-                yield difference(node, name, full[name], half[name])
+                yield storage_error(node, name, full[name], half[name])
 
 
 def _outputs(

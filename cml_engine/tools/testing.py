@@ -31,7 +31,12 @@ from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
 from cml_engine.runtime.ablation import time_interleaved
-from cml_engine.runtime.half_storage import counted_in_steps, rounded, run_stored, stored_tolerance
+from cml_engine.runtime.half_storage import (
+    integer_results,
+    round_to_half,
+    run_stored,
+    stored_tolerance,
+)
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -215,7 +220,7 @@ def check_graph(
     layouts = dict(layouts or {})
     options = PlanOptions(keep=True, guard=_GUARD_BYTES, variants=variants)
     plan = lower(graph, gpu.limits, layouts, options)
-    in_steps = counted_in_steps(plan)
+    in_steps = integer_results(plan)
     program = GpuProgram(plan, gpu)
     whole = [(step.index, 0, step.groups) for step in plan.steps]
     wanted = reference(graph, inputs, layouts)
@@ -245,7 +250,7 @@ def reference(
 
     Tensors that depend on an operator without a CPU function are missing.
     """
-    given = {n: rounded(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
+    given = {n: round_to_half(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
     values: dict[str, Array] = {**graph.constants, **given}
     for node in graph.nodes:
         known = all(name in values for name in node.reads)

@@ -169,11 +169,11 @@ def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
 def test_a_task_has_as_many_units_as_take_half_a_second():
     pace = Pace()
     assert pace.units(left=10_000, tasks=3) == 1, "nothing was seen yet"
-    pace.saw(units=1, seconds=0.05)
+    pace.record(units=1, seconds=0.05)
     assert pace.units(left=10_000, tasks=3) == 10
     assert pace.units(left=12, tasks=3) == 4, "towards the end fewer, for all workers"
     assert pace.units(left=2, tasks=3) == 1
-    pace.saw(units=10, seconds=0.001)
+    pace.record(units=10, seconds=0.001)
     assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
 
 
@@ -182,7 +182,7 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
     monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
     slow = replace(work, seconds=0.6, key=work.key + "slow")
     tasks = []
-    monkeypatch.setattr(Pace, "saw", lambda self, units, seconds: tasks.append(units))
+    monkeypatch.setattr(Pace, "record", lambda self, units, seconds: tasks.append(units))
     assert bake(slow, place, StorePlan([layer(2)], MANIFEST), client=client).complete
     assert max(tasks) <= 2 and sum(tasks) == len(lines(work.log)) == 4
     check_values(place, layer(2))
@@ -252,8 +252,8 @@ def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch)
     setup = worker.WorkerSetup("other", work, embedded=False, device="a GPU")
     setup.setup(None)
     try:
-        assert worker.state("other") == ("paper", "it runs on paper, the others on a GPU: floats "
-                                         "would not be equal bit by bit")  # fmt: skip
+        refused = "it runs on paper, the others on a GPU: floats would not be equal bit by bit"
+        assert worker.worker_state("other") == ("paper", refused)
     finally:
         setup.teardown(None)
 
@@ -327,11 +327,11 @@ def test_a_cluster_that_vanishes_is_one_message() -> None:
     report = Report("out.zarr", total=9, made=4)
     gone = ClusterMonitor(SimpleNamespace(status="closed"), False, report)
     with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):
-        gone.look()
+        gone.check()
     idle = ClusterMonitor(SimpleNamespace(status="running", nthreads=dict), False, report)
     idle._alive -= 2 * PATIENCE_S
     with pytest.raises(InputError, match="no worker for 60 s. 4 of 9 tiles are"):
-        idle.look()
+        idle.check()
 
 
 def test_xarray_reads_it(client, place, work):
@@ -346,9 +346,9 @@ def test_xarray_reads_it(client, place, work):
 @pytest.mark.parametrize("size", [17, 1 << 26])
 def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
     """The damage is found before memory is allocated: two kilobytes may unpack to gigabytes."""
-    from cml_engine.distributed.store import _encoded, read_chunk
+    from cml_engine.distributed.store import _encode, read_chunk
 
-    (tmp_path / "c").write_bytes(_encoded(np.ones(size, np.uint8), packed=True))
+    (tmp_path / "c").write_bytes(_encode(np.ones(size, np.uint8), packed=True))
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, RuntimeError)):

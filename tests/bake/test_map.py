@@ -179,7 +179,7 @@ def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> N
     graphs = _graphs(graph, (1, 2, 4))
     assert sorted(graphs) == [1, 2, 4]
     work = NetworkWork(graphs, ItemSource([]), "cpu", CompileOptions(), "k")
-    assert NetworkProducer(work)._at_once(4) is not None
+    assert NetworkProducer(work)._batched_session(4) is not None
     assert 1 in NetworkProducer(work).measure().seconds
     run = Session.run
 
@@ -189,7 +189,7 @@ def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> N
         return {name: value + (size > 1) for name, value in found.items()}
 
     monkeypatch.setattr(Session, "run", other)
-    assert NetworkProducer(work)._at_once(4) is None
+    assert NetworkProducer(work)._batched_session(4) is None
 
 
 def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path, rng):

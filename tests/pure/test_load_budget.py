@@ -9,7 +9,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.io import arrays, load_limits
 from cml_engine.io.arrays import read_samples
-from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current, load_budget
+from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current_budget, load_budget
 from cml_engine.tools.cli.main import main
 
 
@@ -55,8 +55,8 @@ def test_a_message_says_what_exceeds_which_limit_and_how_to_raise_it(limit):
 
 def test_a_load_within_a_load_shares_its_budget():
     with load_budget(LoadLimits(nodes=2)) as outer, load_budget() as inner:
-        assert inner is outer is current()
-    assert current() is not outer
+        assert inner is outer is current_budget()
+    assert current_budget() is not outer
 
 
 def test_the_command_line_sets_the_limits_of_one_command(

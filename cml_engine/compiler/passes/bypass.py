@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.compiler.passes.rules import Match, Rule, rewrite_own
+from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
 from cml_engine.ir.graph import Attrs, Graph, Node
 
 
 def bypass(graph: Graph) -> Graph:
     """Returns the graph without copies, empty pads, products with 1 and transposes that move
     nothing."""
-    return rewrite_own(graph, RULES)
+    return rewrite_custom(graph, RULES)
 
 
 def _input(match: Match) -> str:

@@ -40,7 +40,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 def _key(node: Node, same: dict[str, str]) -> Hashable | None:
     """Returns a key that is equal for nodes that compute the same, or None if that is unknown."""
     plain = all(_is_plain(value) for value in node.attrs.values())
-    if node.epilogues or not plain or lookup(node.op).from_game:
+    if node.epilogues or not plain or lookup(node.op).is_custom:
         return None
     attrs = tuple(sorted((name, repr(value)) for name, value in node.attrs.items()))
     return node.op, attrs, tuple(same.get(n, n) for n in node.inputs), len(node.outputs)

@@ -18,7 +18,7 @@ from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues, per_channe
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.ir.graph import Array, Attrs, Epilogue, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.epilogue import has_room
-from cml_engine.ops.declaration.registry import is_own, lookup
+from cml_engine.ops.declaration.registry import is_builtin, lookup
 
 _STEPS = ("sub", "mul", "add")
 #: suffixes for the names of the intermediate tensors
@@ -30,27 +30,27 @@ def expand_normalization(graph: Graph) -> Graph:
 
     The expansion is three elementwise operators, and small nodes that compute their factor.
     """
-    chosen = _applicable(graph)
+    chosen = _find_applicable(graph)
     if not chosen:
         return graph
     facts, constants = dict(graph.facts), dict(graph.constants)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.outputs[0] in chosen:
-            nodes += _expanded(node, facts, constants)
+            nodes += _expand(node, facts, constants)
         else:
             nodes.append(node)
     return fold_constants(graph.with_(nodes=tuple(nodes), facts=facts, constants=constants))
 
 
-def _applicable(graph: Graph) -> set[str]:
+def _find_applicable(graph: Graph) -> set[str]:
     """Returns the results of the batch normalizations that their producers can apply.
 
     The epilogues that the producer will have from other passes are taken into account.
     """
     if not any(node.op == "batch_normalization" for node in graph.nodes):
         return set()
-    if not is_own("batch_normalization", "sqrt", "div", *_STEPS):
+    if not is_builtin("batch_normalization", "sqrt", "div", *_STEPS):
         return set()
     fused = fuse_epilogues(graph)
     producers = {node.outputs[0]: node for node in fused.nodes if len(node.outputs) == 1}
@@ -86,7 +86,7 @@ def _takes(graph: Graph, producer: Node, node: Node) -> bool:
     return takes and has_room(graph, producer, (*producer.epilogues, *steps))
 
 
-def _expanded(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
+def _expand(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
     """Returns the nodes that replace a batch normalization, and adds their facts and constants."""
     x, mean, variance, offset, scale = node.inputs
     names = {what: unused_name(f"{node.outputs[0]}.{what}", facts) for what in _TENSORS}

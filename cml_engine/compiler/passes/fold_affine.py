@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cml_engine.compiler.passes.rules import Match, Rule, rewrite_own
+from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ops.declaration.registry import lookup, registered
 
@@ -21,7 +21,7 @@ def fold_affine(graph: Graph) -> Graph:
         for inner in linear
         for outer, operands in _OPERANDS.items()
     ]
-    return rewrite_own(graph, rules)
+    return rewrite_custom(graph, rules)
 
 
 def _fold(match: Match) -> Node | None:

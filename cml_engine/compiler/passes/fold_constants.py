@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cml_engine.cpu.cpu_program import as_stated, run_node
+from cml_engine.cpu.cpu_program import convert_to_fact, run_node
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.registry import lookup
@@ -28,5 +28,5 @@ def fold_constants(graph: Graph) -> Graph:
         yield_to_frame()
         results = run_node(node, [constants[n] for n in node.reads])
         for name, value in zip(node.outputs, results, strict=True):
-            constants[name] = as_stated(node, graph.facts[name], value)
+            constants[name] = convert_to_fact(node, graph.facts[name], value)
     return graph.with_(nodes=tuple(kept), constants=constants)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cml_engine.compiler.passes.rules import Match, Rule, rewrite_own
+from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops.conv.shapes import conv_shape
 
 
 def fold_padding(graph: Graph) -> Graph:
     """Returns the graph without pads that the following conv can apply itself."""
-    return rewrite_own(graph, RULES)
+    return rewrite_custom(graph, RULES)
 
 
 def _fold(match: Match) -> Node | None:

@@ -46,7 +46,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
         fused = node
         if _can_chain(node):
             parts = _parts(graph, _ChainLink(node, index, frozenset(node.outputs)), made, readers)
-            fused = _joined([part.node for part in parts])
+            fused = _join([part.node for part in parts])
             for part in parts[:-1]:
                 del nodes[part.node.outputs[0]], made[part.node.outputs[0]]
             names = frozenset().union(*(part.names for part in parts))
@@ -61,7 +61,11 @@ def _can_chain(node: Node) -> bool:
 
     A node that an operator's own kernel computes cannot pass its first result to other steps.
     """
-    return bool(formula_of(node.op)) and not node.epilogues and not lookup(node.op).traits.enters
+    return (
+        bool(formula_of(node.op))
+        and not node.epilogues
+        and not lookup(node.op).traits.quantizes_input
+    )
 
 
 def _parts(
@@ -94,7 +98,7 @@ def _fit(parts: Sequence[_ChainLink]) -> bool:
     return length <= MAX_CHAIN and len(operands) <= MAX_OPERANDS
 
 
-def _joined(parts: Sequence[Node]) -> Node:
+def _join(parts: Sequence[Node]) -> Node:
     """Returns one node that computes all parts: the first one, with the others as its epilogues."""
     first, *others = parts
     epilogues = list(first.epilogues)

@@ -19,7 +19,7 @@ import numpy as np
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.registry import is_own
+from cml_engine.ops.declaration.registry import is_builtin
 
 _OPS = (
     *("reshape", "moments", "batch_normalization", "mul", "add"),
@@ -30,16 +30,16 @@ _OPS = (
 def normalize_groups(graph: Graph) -> Graph:
     """Returns the graph with every normalization of a reshaped map rewritten to normalize the
     map."""
-    if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_own(*_OPS):
+    if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
     rewriting = _Rewriter(graph)
-    found = {one.last: one for one in rewriting.found()}
+    found = {one.last: one for one in rewriting.find_patterns()}
     if not found:
         return graph
     nodes: list[Node] = []
     for node in graph.nodes:
         one = found.get(node.outputs[0])
-        nodes += rewriting.replaced(one) if one else [node]
+        nodes += rewriting.replace(one) if one else [node]
     changed = graph.with_(nodes=tuple(nodes), facts=rewriting.facts, constants=rewriting.constants)
     return eliminate_dead_code(changed)
 
@@ -70,7 +70,7 @@ class _Rewriter:
 
     # -- matching -------------------------------------------------------------------------------
 
-    def found(self) -> Iterator[_GroupPattern]:
+    def find_patterns(self) -> Iterator[_GroupPattern]:
         for node in self._graph.nodes:
             if node.op == "batch_normalization" and not node.epilogues:
                 one = self._groups(node)
@@ -95,7 +95,7 @@ class _Rewriter:
         numbers = [self._of_groups(name, parts[1], shape[1]) for name in (scale, offset)]
         if numbers[0] is None or numbers[1] is None:
             return None
-        return self._with_what_follows(
+        return self._extend_pattern(
             _GroupPattern(x, parts[1], norm, back.outputs[0], numbers[0], numbers[1])
         )
 
@@ -115,7 +115,7 @@ class _Rewriter:
             return None
         return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
-    def _with_what_follows(self, one: _GroupPattern) -> _GroupPattern:
+    def _extend_pattern(self, one: _GroupPattern) -> _GroupPattern:
         """Merges following products and sums with per-channel constants into the normalization."""
         for op in ("mul", "add"):
             node = self._only_reader(one.last)
@@ -140,20 +140,20 @@ class _Rewriter:
 
     # -- replacement ----------------------------------------------------------------------------
 
-    def replaced(self, one: _GroupPattern) -> list[Node]:
+    def replace(self, one: _GroupPattern) -> list[Node]:
         make = _NewNodes(one, self.facts)
         shape = self.facts[one.x].shape
         channels = shape[1]
         mean, variance = make("moments", one.x, results=2, axes=list(range(2, len(shape))))
         if one.groups < channels:
             parts = [shape[0], one.groups, channels // one.groups]
-            means, variances = (_reshaped(make, name, parts) for name in (mean, variance))
+            means, variances = (_reshape(make, name, parts) for name in (mean, variance))
             (mean,) = make("mean_reduce", means, axes=[2])
             (apart,) = make("sqr", *make("sub", means, mean))
             (variance,) = make("mean_reduce", *make("add", apart, variances), axes=[2])
             each = [shape[0], channels, *[1] * (len(shape) - 2)]
             tiled = [make("tile", name, repeats=[1, 1, parts[2]]) for name in (mean, variance)]
-            mean, variance = (_reshaped(make, name, each) for (name,) in tiled)
+            mean, variance = (_reshape(make, name, each) for (name,) in tiled)
         names = [
             self._constant(one, what, value)
             for what, value in (("offset", one.offset), ("scale", one.scale))
@@ -188,7 +188,7 @@ class _NewNodes:
         return tuple(names)
 
 
-def _reshaped(make: _NewNodes, name: str, shape: list[int]) -> str:
+def _reshape(make: _NewNodes, name: str, shape: list[int]) -> str:
     return make("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
 
 

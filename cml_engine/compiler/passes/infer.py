@@ -99,7 +99,7 @@ def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
 def _call(node: Node, facts: list[Fact]) -> list[Fact]:
     spec = lookup(node.op)
     try:
-        with calling(spec.from_game, "infer", node_fault(node)):
+        with calling(spec.is_custom, "infer", node_fault(node)):
             result = spec.infer(node.attrs, *facts)
     except CmlError as error:
         error.locate(node.title, node.source)
@@ -118,7 +118,7 @@ def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
     found = list(result) if isinstance(result, list | tuple) else [result]
     if all(map(_is_fact, found)):
         return found
-    kind = OperatorError if spec.from_game else InternalError
+    kind = OperatorError if spec.is_custom else InternalError
     raise kind(
         f"{node.title}: its infer function gave {result!r}; wanted a cml.Fact of "
         f"{', '.join(NUMPY_DTYPE)} and a tuple of whole numbers, or a list of them",

@@ -28,7 +28,7 @@ from cml_engine.ir.graph import (
     unused_name,
 )
 from cml_engine.ops.declaration.game_functions import calling
-from cml_engine.ops.declaration.registry import is_own
+from cml_engine.ops.declaration.registry import is_builtin
 
 #: stops rules whose replacements match a rule again and again
 _MAX_SWEEPS = 32
@@ -161,18 +161,18 @@ def apply_registered(graph: Graph) -> Graph:
     return rewrite(graph, tuple(_REGISTERED))
 
 
-def rewrite_own(graph: Graph, rules: Sequence[Rule]) -> Graph:
+def rewrite_custom(graph: Graph, rules: Sequence[Rule]) -> Graph:
     """Returns the graph after rules of the engine, which apply to the engine's own operators only.
 
     A game's operator of the same name is neither matched nor produced.
     """
-    return rewrite(graph, [_of_own(rule) for rule in rules if is_own(*rule.pattern)])
+    return rewrite(graph, [_custom_rule(rule) for rule in rules if is_builtin(*rule.pattern)])
 
 
-def _of_own(rule: Rule) -> Rule:
+def _custom_rule(rule: Rule) -> Rule:
     def replaced(match: Match) -> Node | str | None:
         found = rule.replace(match)
-        return found if not isinstance(found, Node) or is_own(found.op) else None
+        return found if not isinstance(found, Node) or is_builtin(found.op) else None
 
     return replace(rule, replace=replaced)
 
@@ -252,11 +252,11 @@ class _Sweep:
         return None
 
     def _apply(self, rule: Rule, node: Node, position: int) -> Node | str | None:
-        nodes = self._matched(rule, node, position)
+        nodes = self._match(rule, node, position)
         if nodes is None:
             return None
         match = Match(self._graph_now(), nodes, position)
-        found = _replaced(rule, match)
+        found = _replace(rule, match)
         if found is None or (isinstance(found, str) and node.outputs[0] in self._roots):
             return None
         self._check(rule, match, found)
@@ -268,7 +268,7 @@ class _Sweep:
             return self._graph
         return self.result().with_(nodes=self._graph.nodes)
 
-    def _matched(self, rule: Rule, node: Node, position: int) -> tuple[Node, ...] | None:
+    def _match(self, rule: Rule, node: Node, position: int) -> tuple[Node, ...] | None:
         nodes = [node]
         for op in reversed(rule.pattern[:-1]):
             if position >= len(nodes[0].inputs):
@@ -293,28 +293,28 @@ class _Sweep:
         facts = {**match.graph.facts, **_facts_of(match.added)}
         reads = (found,) if isinstance(found, str) else found.reads
         if unknown := [n for n in reads if n not in facts or n in self._to_come]:
-            raise _at_fault(
+            raise _rule_error(
                 rule, match, f"its replacement reads '{unknown[0]}', which is not there yet"
             )
         got = facts[found] if isinstance(found, str) else infer_node(found, facts)[0]
         if got != wanted or (not isinstance(found, str) and found.outputs != match.last.outputs):
-            raise _at_fault(
+            raise _rule_error(
                 rule,
                 match,
                 f"its replacement gives {got}, wanted {wanted} as '{match.last.outputs[0]}'",
             )
 
 
-def _replaced(rule: Rule, match: Match) -> Node | str | None:
+def _replace(rule: Rule, match: Match) -> Node | str | None:
     """Calls the rule's function, which may be a game's, and checks what it returns."""
-    with calling(True, "replace", partial(_at_fault, rule, match)):
+    with calling(True, "replace", partial(_rule_error, rule, match)):
         found = rule.replace(match)
     if found is not None and not isinstance(found, Node | str):
-        raise _at_fault(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
+        raise _rule_error(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
     return found
 
 
-def _at_fault(rule: Rule, match: Match, what: str) -> OperatorError:
+def _rule_error(rule: Rule, match: Match, what: str) -> OperatorError:
     return OperatorError(
         f"rule '{rule.name}' at {match.last.title}: {what}; make it return None where it does not "
         "fit",

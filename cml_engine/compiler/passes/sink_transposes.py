@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.registry import is_own, lookup
+from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.declaration.traits import Order
 
 
@@ -23,7 +23,7 @@ def sink_transposes(graph: Graph) -> Graph:
     The operators are elementwise ones, concat, pads, slices and reductions. All their feature
     maps must share one order, from transposes without other readers.
     """
-    if not is_own("transpose"):
+    if not is_builtin("transpose"):
         return graph
     sinking = _TransposeSinker(graph)
     for node in graph.nodes:

@@ -42,7 +42,7 @@ def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> N
     for name in op.out_names:
         if name not in written and op.fact(name).size:
             raise _wrong(spec, op, f"writes nothing to its result '{name}'")
-    if spec.from_game:
+    if spec.is_custom:
         _check_promises(spec, op, dispatches)
 
 

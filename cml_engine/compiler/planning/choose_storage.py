@@ -166,7 +166,7 @@ def matrices_in_half(graph: Graph) -> set[str]:
 
 def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Returns which of the node's blocked feature maps may be stored in 16 bits."""
-    return "none" if lookup(node.op).traits.whole else _packed_of(node, facts)
+    return "none" if lookup(node.op).traits.is_integer else _packed_of(node, facts)
 
 
 def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
@@ -176,7 +176,7 @@ def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
         return "none"
     if not callable(spec.kernel.half):
         return spec.kernel.half
-    with located(node.source), calling(spec.from_game, "half", node_fault(node)):
+    with located(node.source), calling(spec.is_custom, "half", node_fault(node)):
         return spec.kernel.half(node, facts)
 
 

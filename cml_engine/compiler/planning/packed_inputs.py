@@ -34,7 +34,11 @@ def find_packed_inputs(
     found, readers = {}, graph.consumers()
     for node in graph.nodes:
         source, words = node.inputs[:1], node.outputs[0]
-        if not lookup(node.op).traits.enters or node.epilogues or layouts.get(words) not in WHOLE:
+        if (
+            not lookup(node.op).traits.quantizes_input
+            or node.epilogues
+            or layouts.get(words) not in WHOLE
+        ):
             continue
         (name,) = source
         alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, UnsupportedOp
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 
 MAGIC = "7767517"
@@ -102,7 +102,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     if file_size(source, source.graph) is None:
         raise ModelError(f"cannot read '{path}': there is no such file")
     file = SourceFile(source, source.graph)
-    current().charge_unpacked(file.size, f"the text of '{path}'")
+    current_budget().charge_unpacked(file.size, f"the text of '{path}'")
     try:
         text = bytes(file.span()).decode()
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.node_inputs import NodeInputs, Operand
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Fact
 
 
@@ -116,7 +116,7 @@ class OnnxCall(NodeInputs):
             return Value.known(np.concatenate(arrays, axis))
         if all(v.array is not None for v in full):
             size = sum(v.array.nbytes for v in full if v.array is not None)
-            current().check_bytes(size, "its result", self.emit.source)
+            current_budget().check_bytes(size, "its result", self.emit.source)
             return Value.known(np.concatenate([v.array for v in full if v.array is not None], axis))
         return self.op("concat", *full, axis=axis).typed(full[0].dtype)
 

@@ -16,7 +16,7 @@ from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges.bounds import Intervals
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
 from cml_engine.nnef.expansion.bind import BindError, coerce
 from cml_engine.nnef.expansion.compose import expression
@@ -74,7 +74,7 @@ class Emitter:
 
     def _constant(self, array: Array, kind: str, name: str) -> str:
         size = array.size * NUMPY_DTYPE[kind].itemsize
-        current().check_bytes(size, f"the constant '{name or self.base}'", self.source)
+        current_budget().check_bytes(size, f"the constant '{name or self.base}'", self.source)
         if kind == "integer" and array.size and array.dtype.itemsize >= 4:
             bounds = of_array(array)
             if not bounds.within(INT32):
@@ -177,7 +177,7 @@ class Emitter:
             kind = graph.facts[name].dtype
             new = builder.literal(array, kind) if not array.ndim else ""
             names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
-        current().charge_nodes(len(graph.nodes), "the compound operator", builder.source)
+        current_budget().charge_nodes(len(graph.nodes), "the compound operator", builder.source)
         for node in graph.nodes:
             if node.op == "copy":  # an output that only renames a tensor
                 names[node.outputs[0]] = names[node.inputs[0]]
@@ -204,7 +204,7 @@ class Emitter:
         arrays = ChainMap[str, Array]({}, self.builder.constants)
         for node in nodes:
             size = sum(self.builder.facts[name].size for name in node.outputs)
-            current().check_bytes(4 * size, "its result", self.source)
+            current_budget().check_bytes(4 * size, "its result", self.source)
             results = self._engine.run(node, [arrays[name] for name in node.inputs])
             arrays.update(zip(node.outputs, results, strict=True))
         for node in nodes:

@@ -42,7 +42,7 @@ from cml_engine.formats.onnx.ranges.interval import of_dtype
 from cml_engine.formats.onnx.summary import Summary
 from cml_engine.formats.onnx.tensors import OnnxTensor
 from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, Graph, Shapes
 
 #: Microseconds to import an operator that a loop or a function repeats.
@@ -173,9 +173,9 @@ class Importer:
     def _node(self, node: OnnxNode, needed: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
         source = Source(f"{self._model.file}: {node.title}")
-        current().charge_nodes(1, "the operator", source)
+        current_budget().charge_nodes(1, "the operator", source)
         if scope.chain:
-            current().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
+            current_budget().charge_steps(_NODE_STEPS, "an operator of a loop or function", source)
         self.emit.at(source, scope.prefix + base)
         inputs = [
             self._find(name, scope, f"{node.title}: its input") if name else None
@@ -189,7 +189,7 @@ class Importer:
                 raise ModelError(f"'{name}' is made twice: export the model again", source)
             scope.values[name] = value
             if value.array is not None and value.array.base is None:
-                current().charge_bytes(value.array.nbytes, "its result", source)
+                current_budget().charge_bytes(value.array.nbytes, "its result", source)
             if value.tensor is not None and value.array is None:
                 self.emit.call(value.tensor, scope.prefix + base)
 
@@ -406,7 +406,7 @@ def _check_size(model: OnnxModelFile) -> None:
 
     called = size([node for node, _ in _Needed(model.graph.nodes, _output_names(model)).nodes])
     if sizes:
-        current().check_nodes(called, f"'{model.file}', with its functions written out,")
+        current_budget().check_nodes(called, f"'{model.file}', with its functions written out,")
 
 
 def _output_names(model: OnnxModelFile) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 
 #: an extent: a number, a symbol ("batch"), or None
 Dim = int | str | None
@@ -229,7 +229,7 @@ _EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
 
 def _reals(f: Field) -> list[float]:
     values = f.numbers("<f4")
-    current().charge_steps(values.size, f"'{f.message.file}': a list of numbers")
+    current_budget().charge_steps(values.size, f"'{f.message.file}': a list of numbers")
     return list(values.tolist())
 
 

@@ -11,7 +11,7 @@ from cml_engine.formats.onnx.attributes import Attr, WrongAttribute
 from cml_engine.formats.onnx.model import OnnxNode
 from cml_engine.formats.onnx.op_schemas import OnnxOpSchema
 from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, can_be_shape
 
 if TYPE_CHECKING:
@@ -150,12 +150,12 @@ class NodeInputs:
         """Returns the shape; raises an error if an array of it exceeds the memory budget."""
         checked = self.checked_shape(shape)
         what = f"its tensor of the shape {checked[:8]}"
-        current().check_bytes(prod(checked) * itemsize, what, self.emit.source)
+        current_budget().check_bytes(prod(checked) * itemsize, what, self.emit.source)
         return checked
 
     def check_written_out(self, count: int) -> None:
         """Raises an error before unrolling if the iterations or results exceed the budget."""
-        current().check_nodes(count, "the operator", self.emit.source)
+        current_budget().check_nodes(count, "the operator", self.emit.source)
 
     # -- errors -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from cml_engine.errors import ModelError
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -80,7 +80,7 @@ class Field:
         """Returns a repeated integer as a list, whose length is charged to the load budget."""
         ends = np.count_nonzero(np.frombuffer(self.data, np.uint8) < 0x80)
         count = int(ends) // 2 if self.is_run else int(ends)
-        current().charge_steps(count, f"'{self.message.file}': a list of numbers")
+        current_budget().charge_steps(count, f"'{self.message.file}': a list of numbers")
         return list(self.wholes().tolist())
 
     def numbers(self, dtype: str) -> Array:
@@ -120,7 +120,7 @@ class Message:
 
     def fields(self) -> Iterator[Field]:
         """Yields the fields in the order of the file."""
-        at, view, count, budget = 0, self.data, 0, current()
+        at, view, count, budget = 0, self.data, 0, current_budget()
         while at < len(view):
             count += 1
             if count % _CHARGED == 0:
@@ -204,7 +204,7 @@ def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
 def _unpack(data: Array, message: Message) -> Array:
     """Returns packed varints as int64; decodes them in blocks, because there may be millions."""
     count = int(np.count_nonzero(data < 0x80))
-    current().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
+    current_budget().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
     found, at, done = np.empty(count, np.int64), 0, 0
     while at < data.size:
         block = data[at : at + _BLOCK]

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.nnef.expansion.values import Value, ValueProblem, element_count, kind_of
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -69,7 +69,9 @@ def checked_length(value: Value) -> Value:
 
 
 def _charge(count: int) -> None:
-    current().charge_steps(count, f"an array of {count:,} elements (larger ones belong in a .dat)")
+    current_budget().charge_steps(
+        count, f"an array of {count:,} elements (larger ones belong in a .dat)"
+    )
 
 
 def _string(value: Value) -> str:

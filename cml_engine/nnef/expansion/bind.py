@@ -36,13 +36,15 @@ def bind(
     generic: str | None,
 ) -> BoundArguments:
     """Binds a call's arguments to the parameters of ``sig``."""
-    given = _given(sig, positional, named)
+    given = _match_arguments(sig, positional, named)
     dtype = _dtype(sig, given, generic)
     values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
     return BoundArguments(values, dtype)
 
 
-def _given(sig: Signature, positional: list[Value], named: Mapping[str, Value]) -> dict[str, Value]:
+def _match_arguments(
+    sig: Signature, positional: list[Value], named: Mapping[str, Value]
+) -> dict[str, Value]:
     if len(positional) > len(sig.params):
         raise BindError(
             f"{sig.name} takes at most {len(sig.params)} arguments, got {len(positional)}"
@@ -105,13 +107,13 @@ def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str 
     try:
         return coerce(param.type, value, dtype)
     except BindError as problem:
-        wanted = _wanted(param.type, dtype)
+        wanted = _describe_type(param.type, dtype)
         message = f"{sig.name}: parameter '{param.name}' wants {wanted}, got {describe(value)}"
         detail = f" ({problem})" if problem.args else ""
         raise BindError(message + detail) from None
 
 
-def _wanted(kind: Type, dtype: str | None) -> str:
+def _describe_type(kind: Type, dtype: str | None) -> str:
     return str(kind) if dtype is None else str(kind).replace("?", dtype)
 
 
@@ -127,10 +129,10 @@ def _primitive(kind: Type, value: Value, dtype: str | None) -> Value:
         return value
     if got == "integer" and wanted == "scalar":
         return float(value)
-    raise BindError(_hint(wanted, value))
+    raise BindError(_conversion_hint(wanted, value))
 
 
-def _hint(wanted: str | None, value: Value) -> str:
+def _conversion_hint(wanted: str | None, value: Value) -> str:
     if isinstance(value, TensorRef):
         return "a tensor cannot be an attribute"
     if wanted == "integer" and isinstance(value, float):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.bind import BoundArguments
@@ -107,9 +107,9 @@ class DocumentBuilder:
                 raise self._error(NnefSyntaxError, message, name)
         for name in graph.outputs:
             self._finish_output(name)
-        return DocumentGraph(self._finished(), tuple(self._variables.values()))
+        return DocumentGraph(self._finish(), tuple(self._variables.values()))
 
-    def _finished(self) -> Graph:
+    def _finish(self) -> Graph:
         builder, graph = self._builder, self._graph
         return Graph(
             name=graph.name,
@@ -184,12 +184,14 @@ class DocumentBuilder:
     def _constant(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         fact, values = _fact(bound, site), bound.values["value"]
         what = f"a constant of {fact.size:,} elements"
-        current().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source)
+        current_budget().check_bytes(
+            fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source
+        )
         if len(values) not in (1, fact.size):
             message = f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
             raise site.error(ShapeError, message)
         name = self._builder.tensor_name(site.target, "constant")
-        self._builder.add_constant(name, _filled(fact, values, site), site.source)
+        self._builder.add_constant(name, _fill_constant(fact, values, site), site.source)
         return TensorRef(name, fact.dtype)
 
     def _update(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
@@ -251,7 +253,7 @@ def _datum_type(text: str, site: Site) -> str:
     return kind
 
 
-def _filled(fact: Fact, values: Sequence[Any], site: Site) -> Array:
+def _fill_constant(fact: Fact, values: Sequence[Any], site: Site) -> Array:
     if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
         raise site.error(ShapeError, "a value does not fit in 32 bits")
     with np.errstate(over="ignore"):

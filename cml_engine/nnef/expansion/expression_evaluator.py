@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
-from cml_engine.io.load_limits import OverBudget, current
+from cml_engine.io.load_limits import OverBudget, current_budget
 from cml_engine.nnef.expansion import arithmetic
 from cml_engine.nnef.expansion.values import (
     TensorRef,
@@ -114,7 +114,7 @@ class Evaluator(ABC):
     """An evaluator of all expressions but calls of operators."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
-        self._steps, self._budget = 0, current()
+        self._steps, self._budget = 0, current_budget()
         #: the values of tract's symbols, which fragments can read too
         self._symbols = symbols
         self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {

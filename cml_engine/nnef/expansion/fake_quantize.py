@@ -21,7 +21,7 @@ from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
 BuildText = Callable[[str], Graph]
 
 
-def fake_quantized(graph: Graph, build: BuildText) -> Graph:
+def insert_fake_quantize(graph: Graph, build: BuildText) -> Graph:
     """Returns the graph with operators for the quantisation of its ``graph.quant``.
 
     For a computed tensor the rounded values get its name. An input, constant or variable is
@@ -48,7 +48,7 @@ class _Insertion:
         computed = {name for node in graph.nodes for name in node.outputs}
         for name in named.keys() - computed:
             if self._complete(named[name]) or name not in graph.labels:
-                self.instead[name] = self._free(f"{name}_rounded")
+                self.instead[name] = self._unused_name(f"{name}_rounded")
         for name in sorted(self.instead):
             self.nodes += self._rounding(name, named[name], name, self.instead[name])
         for node in graph.nodes:
@@ -68,7 +68,7 @@ class _Insertion:
         return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
 
     def _add(self, node: Node, named: Mapping[str, Attrs]) -> None:
-        exact = {name: self._free(f"{name}_exact") for name in named}
+        exact = {name: self._unused_name(f"{name}_exact") for name in named}
         inputs = tuple(self.instead.get(name, name) for name in node.inputs)
         outputs = tuple(exact.get(name, name) for name in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
@@ -80,11 +80,11 @@ class _Insertion:
         """Returns the nodes of ``target = op(source)``."""
         fact = self.graph.facts[name]
         with located(place_of(attrs)):
-            made = self._made(name, fact, attrs)
+            made = self._build_rounding(name, fact, attrs)
         names = {"x": source, "y": target}
         for inner in made.facts:
             if inner not in names:
-                names[inner] = inner if _is_literal(inner) else self._free(f"{name}_{inner}")
+                names[inner] = inner if _is_literal(inner) else self._unused_name(f"{name}_{inner}")
             self.facts[names[inner]] = made.facts[inner]
         self.facts[source] = fact
         self.constants |= {names[inner]: value for inner, value in made.constants.items()}
@@ -97,14 +97,16 @@ class _Insertion:
                 self.graph.sources.get(name),
             )
 
-    def _made(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
+    def _build_rounding(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
         """Returns a graph that rounds one tensor."""
         made = self.build(_model(name, fact, attrs))
         if made.facts["y"] != fact:
-            raise _wrong(name, f"it is {fact}, its quantisation gives {made.facts['y']}")
+            raise _quantization_error(
+                name, f"it is {fact}, its quantisation gives {made.facts['y']}"
+            )
         return made
 
-    def _free(self, name: str) -> str:
+    def _unused_name(self, name: str) -> str:
         name = unused_name(name, self.facts)
         self.facts[name] = Fact("scalar", ())  # reserves the name; the node sets its fact
         return name
@@ -119,11 +121,11 @@ def _model(name: str, fact: Fact, attrs: Attrs) -> str:
     """Returns the text of a model that rounds one tensor."""
     sig = standard_signatures().get(attrs["op"])
     if sig is None or not sig.name.endswith("_quantize"):
-        raise _wrong(name, f"{attrs['op']} is unknown")
+        raise _quantization_error(name, f"{attrs['op']} is unknown")
     if fact.dtype != "scalar":
-        raise _wrong(name, f"it is {fact}, and only scalars are quantised")
+        raise _quantization_error(name, f"it is {fact}, and only scalars are quantised")
     if unknown := set(attrs) - {"op"} - {p.name for p in sig.params[1:]}:
-        raise _wrong(name, f"{sig.name} has no parameter '{min(unknown)}'")
+        raise _quantization_error(name, f"{sig.name} has no parameter '{min(unknown)}'")
     lines = [f"x = external<scalar>(shape = {list(fact.shape)});"]
     arguments = []
     for key, value in attrs.items():
@@ -134,7 +136,7 @@ def _model(name: str, fact: Fact, attrs: Attrs) -> str:
     return "version 1.0; graph rounding(x) -> (y) {\n" + "\n".join(lines) + "\n}\n"
 
 
-def _wrong(name: str, what: str) -> ModelError:
+def _quantization_error(name: str, what: str) -> ModelError:
     return ModelError(f"the line of '{name}' in graph.quant: {what}")
 
 
@@ -146,7 +148,7 @@ def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
     try:
         array = np.array(value, np.int64 if kind == "integer" else np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise _wrong(name, f"'{key}' wants numbers in equal rows") from None
+        raise _quantization_error(name, f"'{key}' wants numbers in equal rows") from None
     values = ", ".join(_literal(v) for v in array.ravel().tolist())
     return [f"{key} = constant<{kind}>(shape = {list(array.shape)}, value = [{values}]);"]
 

@@ -115,9 +115,9 @@ class Library:
         if name in standard_fragments():
             return self._standard(name)
         if name in self._declarations:
-            sig, fragment = self._declared(name)
+            sig, fragment = self._parse_declared(name)
             text = SourceText(self._declarations[name], f"<declaration of {name}>")
-            return self._usable(Operator(name, sig, fragment, text, self._native(name), True))
+            return self._check_usable(Operator(name, sig, fragment, text, self._native(name), True))
         if name in extension_fragments():
             return self._extension(name)
         if name in library_fragments(TRACT_FILE):
@@ -128,7 +128,7 @@ class Library:
     def _standard(self, name: str) -> Operator:
         sig, fragment = standard_signatures()[name], standard_fragments()[name]
         text, native = standard_source(), name in GRAPH_LEVEL or self._native(name)
-        return self._usable(Operator(name, sig, fragment, text, native, True))
+        return self._check_usable(Operator(name, sig, fragment, text, native, True))
 
     def _of_model(self, name: str) -> Operator:
         fragment, text = self._own[name]
@@ -147,7 +147,7 @@ class Library:
         if not native and fragment.body is None and name in extension_fragments():
             extension = self._extension(name)  # the model's own defaults apply
             return replace(extension, signature=sig)
-        return self._usable(Operator(name, sig, fragment, text, native, False))
+        return self._check_usable(Operator(name, sig, fragment, text, native, False))
 
     def _is_redefined(self, fragment: Fragment) -> bool:
         """Returns True if a model gives a standard operator or an extension another body."""
@@ -160,24 +160,24 @@ class Library:
         """Returns the engine's or the game's signature of an operator that a model declares; or
         None."""
         if name in self._declarations:
-            return self._declared(name)[0]
+            return self._parse_declared(name)[0]
         return extension_signatures().get(name)
 
     def _extension(self, name: str) -> Operator:
         sig, fragment = extension_signatures()[name], extension_fragments()[name]
         native = name in EXPANDED_BY_RULE or self._native(name)
-        return self._usable(Operator(name, sig, fragment, extension_source(), native, True))
+        return self._check_usable(Operator(name, sig, fragment, extension_source(), native, True))
 
     def _tract(self, name: str) -> Operator:
         sig = library_signatures(TRACT_FILE)[name]
         fragment = library_fragments(TRACT_FILE)[name]
         native, text = name in GRAPH_LEVEL, library_source(TRACT_FILE)
-        return self._usable(Operator(name, sig, fragment, text, native, True))
+        return self._check_usable(Operator(name, sig, fragment, text, native, True))
 
-    def _declared(self, name: str) -> tuple[Signature, Fragment]:
+    def _parse_declared(self, name: str) -> tuple[Signature, Fragment]:
         return declared_signature(self._declarations[name], f"<declaration of {name}>")
 
-    def _usable(self, operator: Operator) -> Operator:
+    def _check_usable(self, operator: Operator) -> Operator:
         if operator.native or operator.fragment.body is not None:
             return operator
         whose = "standard operator" if operator.standard else "fragment without a body"

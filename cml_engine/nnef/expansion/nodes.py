@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.bind import BoundArguments
 from cml_engine.nnef.expansion.expression_evaluator import Exact, Site, Target, spread
@@ -36,7 +36,7 @@ class NodeBuilder:
         self.sources: dict[str, Source] = {}
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
-        self._budget = current()
+        self._budget = current_budget()
 
     # -- names ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cml_engine.errors import ModelError
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.nnef.files.file_names import GRAPH_FILE
 
 BLOCK = 512
@@ -57,7 +57,7 @@ def members(stream: GzipFile, archive: str) -> dict[str, Member]:
     reader = _Reader(stream, archive)
     found: dict[str, Member] = {}
     for member in _members(reader):
-        current().charge_steps(_MEMBER_STEPS, f"'{archive}': a file in it")
+        current_budget().charge_steps(_MEMBER_STEPS, f"'{archive}': a file in it")
         found[member.name] = member
     reader.finish()
     return found
@@ -68,7 +68,7 @@ class _Reader:
 
     def __init__(self, stream: GzipFile, archive: str) -> None:
         self._stream, self._archive = stream, archive
-        self._budget = current()
+        self._budget = current_budget()
         self.at = 0
 
     def take(self, count: int) -> bytes:
@@ -136,7 +136,7 @@ def _extension(reader: _Reader, size: int) -> bytes:
 
 
 def _long_name(body: bytes) -> dict[str, str]:
-    return {"path": _decoded(body.split(b"\0", 1)[0])}
+    return {"path": _decode(body.split(b"\0", 1)[0])}
 
 
 def _pax(body: bytes) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _pax(body: bytes) -> dict[str, str]:
         key, equals, value = body[len(digits) + 1 : length - 1].partition(b"=")
         if not equals or length > len(body) or body[length - 1 : length] != b"\n":
             raise TarError("a header that cannot be read")
-        found[_decoded(key)] = _decoded(value)
+        found[_decode(key)] = _decode(value)
         body = body[length:]
     if any(key.startswith("GNU.sparse.") for key in found):
         raise ArchiveRefusedError("it holds a file with holes: pack plain files only")
@@ -166,10 +166,10 @@ _EXTENSIONS: dict[bytes, Callable[[bytes], dict[str, str]]] = {
 def _name(block: bytes) -> str:
     name = block[:100].split(b"\0", 1)[0]
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
-    return _decoded(prefix + b"/" + name if prefix else name)
+    return _decode(prefix + b"/" + name if prefix else name)
 
 
-def _decoded(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 

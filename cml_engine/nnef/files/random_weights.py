@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node
 from cml_engine.nnef.expansion.document_builder import Variable
 from cml_engine.nnef.expansion.extensions import extension_signatures
@@ -49,7 +49,7 @@ class RandomWeights:
     def array(self, name: str, shape: Sequence[int], dtype: str, use: str | float) -> Array:
         """Returns values for a tensor's use: a fan-in, or its role in an operator."""
         self._made[name] = prod(shape)
-        current().charge_bytes(4 * prod(shape), f"the random weights of '{name}'")
+        current_budget().charge_bytes(4 * prod(shape), f"the random weights of '{name}'")
         if dtype != "scalar":  # zeros are valid as any index or mask
             return np.zeros(shape, NUMPY_DTYPE[dtype])
         rng = np.random.default_rng([self.seed, *name.encode()])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, TensorFileError
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import Bytes, FolderSource, SourceFile
 from cml_engine.ir.graph import is_whole
 from cml_engine.nnef.expansion.document_builder import Variable
@@ -100,7 +100,7 @@ class Weights:
 
     def missing(self, variable: Variable) -> TensorFileError:
         """Returns the error for a variable that the file lacks."""
-        near = _near(variable.label, self._tensors)
+        near = _similar_names(variable.label, self._tensors)
         message = f"'{self._file.name}' has no tensor '{variable.label}'{near}"
         return TensorFileError(f"{message}: tensors have the labels' names", variable.source)
 
@@ -116,7 +116,7 @@ class Weights:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise TensorFileError(
                 f"'{self._file.name}' has '{extra[0]}'{more}, which no variable of the model takes"
-                f"{_near(extra[0], labels)}: take the file of this model"
+                f"{_similar_names(extra[0], labels)}: take the file of this model"
             )
 
 
@@ -135,11 +135,11 @@ def _file(path: str | Path) -> Blob:
 def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
     """Returns every tensor of a file by name, without reading the values."""
     if file.size < _LENGTH:
-        raise _damaged(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
+        raise _damaged_error(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
     length = int.from_bytes(file.head(_LENGTH), "little")
     if length > file.size - _LENGTH:
-        raise _damaged(file, f"a header of {length:,} bytes in a file of {file.size:,}")
-    budget, what = current(), f"the header of '{file.name}'"
+        raise _damaged_error(file, f"a header of {length:,} bytes in a file of {file.size:,}")
+    budget, what = current_budget(), f"the header of '{file.name}'"
     budget.charge_bytes(_HEADER_BYTES * length, what)
     budget.charge_steps(length >> 3, what)
     begin = _LENGTH + length
@@ -150,14 +150,16 @@ def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
     for name, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
         if first != end:
             what = "shares bytes with another tensor" if first < end else "begins behind a hole"
-            raise _damaged(file, f"'{name}' {what}")
+            raise _damaged_error(file, f"'{name}' {what}")
         end = last
         found[name] = SafeTensor(
             file, name, entries[name]["dtype"], tuple(entries[name]["shape"]), begin + first
         )
     if begin + end != file.size:
         word = "truncated" if begin + end > file.size else "too long"
-        raise _damaged(file, f"{word}: its tensors want {begin + end:,} bytes, got {file.size:,}")
+        raise _damaged_error(
+            file, f"{word}: its tensors want {begin + end:,} bytes, got {file.size:,}"
+        )
     return found
 
 
@@ -165,11 +167,11 @@ def _entries(file: Blob, header: bytes) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
-        raise _damaged(file, "its header is nested too deep") from None
+        raise _damaged_error(file, "its header is nested too deep") from None
     except ValueError as error:  # invalid UTF-8 or JSON, or duplicate names
-        raise _damaged(file, f"its header is no JSON ({str(error)[:80]})") from None
+        raise _damaged_error(file, f"its header is no JSON ({str(error)[:80]})") from None
     if not isinstance(found, dict):
-        raise _damaged(file, "its header is no JSON object")
+        raise _damaged_error(file, "its header is no JSON object")
     return {name: entry for name, entry in found.items() if name != _METADATA}
 
 
@@ -186,18 +188,18 @@ def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
     Raises an error if the range does not fit the tensor's type and shape.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
-        raise _damaged(file, f"'{name[:80]}' is no tensor with a dtype")
+        raise _damaged_error(file, f"'{name[:80]}' is no tensor with a dtype")
     shape, offsets = _wholes(entry.get("shape")), _wholes(entry.get("data_offsets"))
     if shape is None or len(shape) > _MAX_RANK:
-        raise _damaged(file, f"'{name[:80]}' has no shape of at most {_MAX_RANK} extents")
+        raise _damaged_error(file, f"'{name[:80]}' has no shape of at most {_MAX_RANK} extents")
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(file, f"'{name[:80]}' has no data_offsets [begin, end]")
+        raise _damaged_error(file, f"'{name[:80]}' has no data_offsets [begin, end]")
     first, last = offsets
     if entry["dtype"] in _TYPES:
         wanted = prod(shape) * np.dtype(_TYPES[entry["dtype"]][1]).itemsize
         if last - first != wanted:
             what = f"{entry['dtype']} {shape[:8]} takes {wanted:,} bytes, it has {last - first:,}"
-            raise _damaged(file, f"'{name[:80]}': {what}")
+            raise _damaged_error(file, f"'{name[:80]}': {what}")
     return first, last
 
 
@@ -207,12 +209,12 @@ def _wholes(values: Any) -> list[int] | None:
     return list(values) if fits else None
 
 
-def _near(name: str, names: Iterable[str]) -> str:
+def _similar_names(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
     return f" (near: '{near[0]}')" if near else ""
 
 
-def _damaged(file: Blob, what: str) -> TensorFileError:
+def _damaged_error(file: Blob, what: str) -> TensorFileError:
     return TensorFileError(
         f"'{file.name}' is damaged or no safetensors file: {what}: save or download it again"
     )

@@ -15,7 +15,7 @@ from cml_engine.errors import (
     TensorFileError,
 )
 from cml_engine.io.atomic_write import COMPLETE
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import (
     Bytes,
     FolderSource,
@@ -53,7 +53,7 @@ def read_text(source: ModelSource, name: str) -> str | None:
     if file_size(source, name) is None:
         return None
     file = SourceFile(source, name)
-    current().charge_unpacked(file.size, f"the text of '{shown(source, name)}'")
+    current_budget().charge_unpacked(file.size, f"the text of '{shown(source, name)}'")
     return decode(bytes(file.span()), shown(source, name))
 
 
@@ -73,11 +73,11 @@ def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
     if isinstance(model, Bytes):
         return ArchiveSource(BytesIO(model), "<bytes>")
     if isinstance(model, str | Path):
-        return _of_path(Path(model))
+        return _open_path(Path(model))
     return _inner_archive(model)
 
 
-def _of_path(path: Path) -> ModelSource:
+def _open_path(path: Path) -> ModelSource:
     try:
         if path.is_dir():
             return _folder(path)

@@ -132,14 +132,14 @@ def read_header(blob: Blob) -> Header:
     """Reads the header and checks it for consistency and against the file's size."""
     head = blob.head(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
-        raise _bad(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
+        raise _file_error(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
     magic, major, minor, length, rank, *rest = _HEADER.unpack(head)
     if magic != MAGIC:
-        raise _bad(blob, f"wanted the magic bytes 4E EF, got {magic.hex(' ').upper()}")
+        raise _file_error(blob, f"wanted the magic bytes 4E EF, got {magic.hex(' ').upper()}")
     if (major, minor) != VERSION:
-        raise _bad(blob, f"version {major}.{minor} is unknown: wanted 1.0")
+        raise _file_error(blob, f"version {major}.{minor} is unknown: wanted 1.0")
     if rank > MAX_RANK:
-        raise _bad(blob, f"rank {rank}: wanted at most {MAX_RANK}")
+        raise _file_error(blob, f"rank {rank}: wanted at most {MAX_RANK}")
     extents, (bits, code, params, _) = rest[:8], rest[8:]
     if code in (_Q4_0, _Q4_0_PAIRS):
         header = Header(length, tuple(extents[:rank]), 32, ItemType.FLOAT, blocks=code)
@@ -209,7 +209,7 @@ def _item(blob: Blob, code: int, params: bytes, bits: int) -> ItemType:
     try:
         item = ItemType(code)
     except ValueError:
-        raise _bad(blob, f"item type {code} is unknown: wanted 0 to 5") from None
+        raise _file_error(blob, f"item type {code} is unknown: wanted 0 to 5") from None
     if item is ItemType.UINT and _SIGNED.unpack_from(params)[0]:
         item = ItemType.INT
     _check_width(f"'{blob.name}' is damaged", item, bits)
@@ -232,15 +232,15 @@ def _check_size(blob: Blob, header: Header) -> None:
     wanted = -(-header.size * header.bits // 8)
     if header.blocks:
         if header.size % _BLOCK:
-            raise _bad(blob, f"{header}: wanted a multiple of {_BLOCK} values")
+            raise _file_error(blob, f"{header}: wanted a multiple of {_BLOCK} values")
         wanted = header.size // _BLOCK * _BLOCK_BYTES
     if header.data_bytes != wanted:
-        raise _bad(blob, f"{header} takes {wanted:,} bytes, but the header says "
+        raise _file_error(blob, f"{header} takes {wanted:,} bytes, but the header says "
                          f"{header.data_bytes:,}")  # fmt: skip
     total = HEADER_SIZE + wanted
     if blob.size != total:
         word = "truncated" if blob.size < total else "too long"
-        raise _bad(blob, f"{word}: {header} wants {total:,} bytes, got {blob.size:,}")
+        raise _file_error(blob, f"{word}: {header} wants {total:,} bytes, got {blob.size:,}")
 
 
 def _items(blob: Blob, header: Header) -> Array:
@@ -296,5 +296,5 @@ def _check_fits(flat: Array, bits: int, signed: bool) -> None:
         raise TensorFileError(f"values {flat.min()} to {flat.max()} do not fit in {bits} bits")
 
 
-def _bad(blob: Blob, message: str) -> TensorFileError:
+def _file_error(blob: Blob, message: str) -> TensorFileError:
     return TensorFileError(f"'{blob.name}' is damaged: {message}: export it again")

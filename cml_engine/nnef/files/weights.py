@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.io.frame_gate import yield_to_frame
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, OutsideModelError, file_size
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.nnef.expansion.document_builder import DocumentGraph, Variable
@@ -194,7 +194,7 @@ def _read(
     try:
         header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)
-        current().charge_bytes(4 * header.size, f"'{blob.name}' as 32-bit values")
+        current_budget().charge_bytes(4 * header.size, f"'{blob.name}' as 32-bit values")
         stored = blob.stored(header)
         if integer and quant is not None and header.item is not ItemType.FLOAT:
             values = stored.values

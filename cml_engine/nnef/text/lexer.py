@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from cml_engine.errors import NnefSyntaxError, Source
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.nnef.text.syntax_tree import Name
 
 #: Words that cannot be identifiers (A.1.1).
@@ -93,7 +93,7 @@ class Tokens:
 def tokenize(source: SourceText) -> Tokens:
     """Returns all tokens of a text."""
     tokens = Tokens([], [], [])
-    text, pos, match_at, budget = source.text, 0, _TOKEN.match, current()
+    text, pos, match_at, budget = source.text, 0, _TOKEN.match, current_budget()
     while True:
         match = match_at(text, pos)
         if match is None:

@@ -95,7 +95,7 @@ def broadcast_strides(shape: Shape) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class StridedWalk:
     """The extents that a kernel iterates over, and each operand's strides along them.
 
     Dimensions are outermost first; there is at least one. ``strides[k]`` belongs to operand k.
@@ -114,7 +114,7 @@ class Walk:
         return len(self.extents) == 1
 
 
-def collapse(extents: Shape, strides: Sequence[Shape]) -> Walk:
+def collapse(extents: Shape, strides: Sequence[Shape]) -> StridedWalk:
     """The fewest dimensions that walk the same elements in the same order: extents of 1 are
     dropped, neighbours are merged where every operand steps evenly over both."""
     dims: list[tuple[int, Shape]] = []
@@ -128,13 +128,13 @@ def collapse(extents: Shape, strides: Sequence[Shape]) -> Walk:
             dims.append((extent, steps))
     if not dims:
         dims = [(1, (0,) * len(strides))]
-    return Walk(
+    return StridedWalk(
         tuple(extent for extent, _ in dims),
         tuple(tuple(steps[k] for _, steps in dims) for k in range(len(strides))),
     )
 
 
-def walk(operands: Sequence[tuple[Fact, str]], out: Fact, out_layout: str) -> Walk:
+def plan_walk(operands: Sequence[tuple[Fact, str]], out: Fact, out_layout: str) -> StridedWalk:
     """The walk of an elementwise operator over ``out``; operands come with their layouts, which
     may differ from the result's: that is only a matter of strides."""
     if all(layout == PLAIN for layout in (out_layout, *(layout for _, layout in operands))):

@@ -24,7 +24,7 @@ def requantize(sums: Array, code: Array, low: float, high: float, out: Out = Non
 
     In this and the following functions, ``out`` receives the words; it may be the first operand.
     """
-    return _rounded(np.multiply, (sums, _factor(code)), low, high, out)
+    return _round(np.multiply, (sums, _factor(code)), low, high, out)
 
 
 def requantize_wide(
@@ -38,7 +38,7 @@ def requantize_by_sign(
     sums: Array, code: Array, negative: Array, low: float, high: float, out: Out = None
 ) -> Array:
     """Requantizes sums, with a separate multiplier for sums below zero."""
-    return _rounded(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
+    return _round(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
 
 
 def requantize_wide_by_sign(
@@ -54,14 +54,14 @@ def requantize_pair(
 ) -> Array:  # fmt: skip
     """Applies ``rule.requantize_pair`` to arrays."""
     factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
-    return _rounded(_both, (a, b, *factors), low, high, out)
+    return _round(_both, (a, b, *factors), low, high, out)
 
 
 def requantize_product(
     a: Array, b: Array, code: Array, low: float, high: float, out: Out = None
 ) -> Array:
     """Requantizes the product of two words."""
-    return _rounded(_product, (a, b, _factor(code)), low, high, out)
+    return _round(_product, (a, b, _factor(code)), low, high, out)
 
 
 def _factor(code: Array) -> Array:
@@ -93,7 +93,7 @@ def _product(a: Array, b: Array, factor: Array, out: Array) -> None:
     out *= factor
 
 
-def _rounded(
+def _round(
     scaled: Callable[..., Any],
     operands: tuple[Array, ...],
     low: float,

@@ -26,7 +26,7 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Ro
     return RowMapping(axis, need)
 
 
-def but_along(*named: str) -> RowsOf:
+def exclude_axes(*named: str) -> RowsOf:
     """Returns :func:`same_rows` restricted to axes that the named attributes do not contain."""
 
     def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
@@ -74,7 +74,7 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
     return (first, last), (before, full - before - (end - begin))
 
 
-def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
+def scale_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
     """Returns the rule of an operator that makes ``factor`` rows from each row of its operand."""
 
     def need(begin: int, end: int) -> OperandRows:
@@ -84,7 +84,7 @@ def scaled(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None)
     return RowMapping(axis if result_axis is None else result_axis, need, factor)
 
 
-def gathered(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
+def gather_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
     """Returns the rule of an operator that makes one row from ``factor`` rows of its operand."""
 
     def need(begin: int, end: int) -> OperandRows:

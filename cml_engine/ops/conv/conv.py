@@ -106,7 +106,7 @@ define(
         cases=CONV_CASES,
         tolerance=TOLERANCE,
         traits=Traits(
-            scaled_weights=_scaled_filter, filter_in_half=takes_half, adds=True, rows=_conv_rows
+            scaled_weights=_scaled_filter, filter_in_half=takes_half, is_sum=True, rows=_conv_rows
         ),
     )
 )
@@ -121,7 +121,7 @@ define(
         cases=DECONV_CASES,
         tolerance=TOLERANCE,
         traits=Traits(
-            scaled_weights=_scaled_deconv, filter_in_half=takes_half, adds=True, rows=_deconv_rows
+            scaled_weights=_scaled_deconv, filter_in_half=takes_half, is_sum=True, rows=_deconv_rows
         ),
     )
 )

@@ -173,7 +173,7 @@ def _conv_by_matmul(
     per_row = prod(shape.narrow[1:])
     for first, count in _stretches(shape.narrow[0], groups * depth * per_row):
         windows = _windows(shape, image, first, count)
-        columns = _copied(windows, scratch).reshape(groups, depth, count * per_row)
+        columns = _copy_windows(windows, scratch).reshape(groups, depth, count * per_row)
         span = slice(first * per_row, (first + count) * per_row)
         multiply(weights, columns, out=flat[:, :, span])
 
@@ -200,7 +200,7 @@ def _conv_by_rows(
             (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
             writeable=False,
         )
-        shifted = _copied(windows, scratch).reshape(shape.groups, -1, length + reach)
+        shifted = _copy_windows(windows, scratch).reshape(shape.groups, -1, length + reach)
         sums, product = (
             scratch.take(name, shape.groups, shape.group_out, length)
             for name in ("sums", "product")
@@ -216,7 +216,7 @@ def _conv_by_rows(
         )
 
 
-def _copied(windows: Array, scratch: Scratch) -> Array:
+def _copy_windows(windows: Array, scratch: Scratch) -> Array:
     """Returns the windows as a contiguous array; copies them only if necessary."""
     if windows.flags.c_contiguous:
         return windows

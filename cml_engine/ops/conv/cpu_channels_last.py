@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply, share
 from cml_engine.ops.conv.cpu import conv_cpu, convolve, pad_border
-from cml_engine.ops.conv.cpu_winograd import Winograd, pays
+from cml_engine.ops.conv.cpu_winograd import Winograd, is_faster
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu
@@ -41,7 +41,7 @@ def prepare_conv(
     if attrs.get("carrier") == "int32":
         return conv_cpu
     if filter is not None and min(facts[0].size, filter.size, prod(shape.narrow)) > 0:
-        if pays(shape) and not attrs.get("exact", False):
+        if is_faster(shape) and not attrs.get("exact", False):
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])

@@ -53,7 +53,7 @@ _MOST_SCRATCH = 1 << 21
 _MOST_FOR_A_ROW = 12 << 20
 
 
-def pays(shape: ConvShape) -> bool:
+def is_faster(shape: ConvShape) -> bool:
     """Returns True if the transforms cost less than the products that they save."""
     if shape.groups != 1 or len(shape.axes) != 2:
         return False

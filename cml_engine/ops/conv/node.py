@@ -173,7 +173,7 @@ def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:
     return any(layouts.get(name) == C4H for name in (node.inputs[0], node.outputs[0]))
 
 
-def usual_group(conv: Conv) -> int:
+def default_group(conv: Conv) -> int:
     """Threads of a workgroup that are right for most kernels."""
     return SOFTWARE_GROUP if conv.op.limits.software else GROUP
 

@@ -16,7 +16,7 @@ from cml_engine.ir.layout import C4, C4I8, C4U8, STORED, VECTOR_TYPE, block_word
 from cml_engine.ops.conv.node import GROUP, Conv, band_of, first_block, is_depthwise
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.packing import Packing, as_it_is
+from cml_engine.ops.declaration.packing import Packing, pack_unchanged
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
 
 _BLOCKS = Kernel(
@@ -76,7 +76,7 @@ def has_beside(conv: Conv) -> bool:
     return bool(conv.op.graph.words) and conv.op.constant(conv.op.in_names[2]) is not None
 
 
-def packed_bias(conv: Conv, beside: Sequence[str] = ()) -> Generator[Dispatch, None, str]:
+def pack_bias(conv: Conv, beside: Sequence[str] = ()) -> Generator[Dispatch, None, str]:
     """The bias for each channel, in whole blocks, and constants ``beside`` it."""
     op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
     value = op.constant(name)
@@ -157,7 +157,7 @@ def pack_filter(conv: Conv, rows: int) -> Packing:
     row_blocks = -(-shape.out_channels // rows)
     in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
     if shape.groups > 1 and not in_own_blocks:
-        return as_it_is(_pack_groups(conv, rows))
+        return pack_unchanged(_pack_groups(conv, rows))
     source, out, inner = conv.filter_source()
     row = (row_blocks, out, rows), (rows, out, 1)
     return Packing(source, (row[0], (shape.taps, 2, 1), (4 * band, inner, 1), row[1]))
@@ -181,7 +181,7 @@ def _pack_bytes(conv: Conv, rows: int) -> Packing:
     packing = pack_filter(conv, rows)
     if len(packing.dims) == 1:
         fours = packing.source.reshape(-1, 4, rows).swapaxes(1, 2)
-        return replace(as_it_is(fours), dtype=STORED[C4I8])
+        return replace(pack_unchanged(fours), dtype=STORED[C4I8])
     *outer, (inputs, axis, _), row = packing.dims
     dims = (*outer, (inputs // 4, axis, 4), row, (4, axis, 1))
     return replace(packing, dims=dims, dtype=STORED[C4I8])

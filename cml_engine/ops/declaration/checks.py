@@ -13,7 +13,15 @@ from cml_engine.errors import CmlError, OperatorError, Source
 from cml_engine.ir.graph import is_whole
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
-from cml_engine.ops.declaration.spec import EXACT, Case, Half, Kernel, OpSpec, Tolerance, not_stated
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Half,
+    Kernel,
+    OpSpec,
+    Tolerance,
+    infer_missing,
+)
 from cml_engine.ops.declaration.traits import NO_TRAITS
 from cml_engine.ops.kernel_files import kernel_file
 
@@ -39,7 +47,7 @@ HLSL_WORDS = frozenset(
 )
 
 
-def checked(spec: OpSpec, file: Path | None) -> OpSpec:
+def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
     """Returns the declaration with absolute paths and a complete signature.
 
     ``file`` is the declaring file, if it is known. Raises :class:`OperatorError` if the
@@ -99,7 +107,7 @@ def signature_of(spec: OpSpec) -> Signature | None:
     """Returns the operator's signature from its declaration or the standard; None if neither has
     one."""
     if spec.signature:
-        return _parsed(spec.signature, spec.name)
+        return _parse_signature(spec.signature, spec.name)
     return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
 
 
@@ -133,7 +141,7 @@ def _complete(signature: str) -> str:
 
 
 @cache
-def _parsed(text: str, name: str) -> Signature:
+def _parse_signature(text: str, name: str) -> Signature:
     return declared_signature(text, f"<signature of {name}>")[0]
 
 
@@ -163,7 +171,7 @@ def _check_expression(spec: OpSpec) -> None:
         raise fault(spec, "it states a formula, which the engine makes of an expression")
     if spec.traits != NO_TRAITS:
         raise fault(spec, "it states traits, which are for the engine's own; leave them out")
-    stated = {"infer": spec.infer is not not_stated, "kernel": spec.kernel, "alias": spec.alias}
+    stated = {"infer": spec.infer is not infer_missing, "kernel": spec.kernel, "alias": spec.alias}
     if not spec.expression:
         if not stated["infer"]:
             raise fault(spec, "infer must be a function: it states neither that nor an expression")
@@ -184,7 +192,7 @@ def _check_names(spec: OpSpec) -> None:
     if not spec.signature:
         return
     try:
-        found = _parsed(spec.signature, spec.name)
+        found = _parse_signature(spec.signature, spec.name)
     except CmlError as error:
         raise fault(spec, f"its signature is not an NNEF declaration: {error}") from None
     if found.name != spec.name:

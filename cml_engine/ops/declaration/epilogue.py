@@ -153,7 +153,7 @@ class _Statements:
         attributes = [self._value(value) for value in formula.values(epilogue.attrs)]
         others = [self._operand(epilogue, name) for name in epilogue.inputs]
         so_far = (self.kind, "v")
-        if self.sums != self.kind and not self.steps and lookup(epilogue.op).traits.rounds:
+        if self.sums != self.kind and not self.steps and lookup(epilogue.op).traits.reads_sums:
             so_far = (self.sums, "sums")
         operands = epilogue.operands(others, [so_far])
         named = list(zip(LETTERS, operands, strict=False))

@@ -119,7 +119,7 @@ class Lowering:
         ``key`` and the node's constants must determine the value: a value with a known key is
         reused, also at other shapes. The constant is bound like any tensor.
         """
-        if lookup(self.node.op).from_game:
+        if lookup(self.node.op).is_custom:
             self._pack_for_game(key, make)
         elif key not in self.packed:
             if (known := self.known.get(key)) is None:

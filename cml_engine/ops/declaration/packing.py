@@ -39,7 +39,7 @@ class Packing:
         """Returns the packed weights; 8-bit and 16-bit integers are viewed as 32-bit words."""
         values = self.source if self.matrix is None else _transformed(self.source, self.matrix)
         with np.errstate(over="ignore"):
-            made = _spread(values.astype(self.dtype), self.dims)
+            made = _scatter(values.astype(self.dtype), self.dims)
         if made.dtype.kind in "iu" and made.nbytes % 4 == 0:
             made = made.view(np.int32)
         found = made.view(PackedArray)
@@ -56,7 +56,7 @@ def _transformed(windows: Array, matrix: Array) -> Array:
     return ((b[0] + b[1]) + b[2]).reshape(*windows.shape[:2], -1).astype(np.float32)
 
 
-def _spread(values: Array, dims: tuple[PackedDim, ...]) -> Array:
+def _scatter(values: Array, dims: tuple[PackedDim, ...]) -> Array:
     """The values in that order, as one axis."""
     reach = list(values.shape)
     for a, extent in enumerate(values.shape):
@@ -69,7 +69,7 @@ def _spread(values: Array, dims: tuple[PackedDim, ...]) -> Array:
     return np.ascontiguousarray(np.lib.stride_tricks.as_strided(padded, shape, strides)).reshape(-1)
 
 
-def as_it_is(array: Array) -> Packing:
+def pack_unchanged(array: Array) -> Packing:
     """Returns a packing without a rule, whose result is its source."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return Packing(flat, ((prod(array.shape), 0, 1),), array.dtype)

@@ -11,16 +11,16 @@ from cml_engine.ops.declaration.spec import OpSpec
 
 _REGISTRY: dict[str, OpSpec] = {}
 #: the operators of this package, whether or not a game has put its own in the place of some
-_OWN: dict[str, OpSpec] = {}
+_BUILTIN: dict[str, OpSpec] = {}
 
 
 def define(spec: OpSpec) -> OpSpec:
     """Registers one of this package's own operators."""
-    _OWN[spec.name] = spec
-    return put(spec)
+    _BUILTIN[spec.name] = spec
+    return replace(spec)
 
 
-def put(spec: OpSpec) -> OpSpec:
+def replace(spec: OpSpec) -> OpSpec:
     """Registers an operator; raises :class:`OperatorError` if the name is already registered."""
     if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
@@ -28,9 +28,9 @@ def put(spec: OpSpec) -> OpSpec:
     return spec
 
 
-def own(name: str) -> OpSpec | None:
+def find_builtin(name: str) -> OpSpec | None:
     """Returns this package's operator of that name, even if a game's operator replaces it."""
-    return _OWN.get(name)
+    return _BUILTIN.get(name)
 
 
 def unregister(name: str) -> None:
@@ -42,8 +42,8 @@ def unregister(name: str) -> None:
     >>> cml.unregister("double")
     """
     found = _REGISTRY.pop(name, None)
-    if found is not None and found.from_game and name in _OWN:
-        _REGISTRY[name] = _OWN[name]
+    if found is not None and found.is_custom and name in _BUILTIN:
+        _REGISTRY[name] = _BUILTIN[name]
 
 
 def lookup(name: str) -> OpSpec:
@@ -64,13 +64,13 @@ def is_registered(name: str) -> bool:
     return name in _REGISTRY
 
 
-def is_own(*names: str) -> bool:
+def is_builtin(*names: str) -> bool:
     """Returns True if all of these are this package's own operators.
 
     Passes rely on properties of the engine's operators. An operator that a game has put in the
     place of one has none of them, so passes leave it alone.
     """
-    return all(name in _REGISTRY and not _REGISTRY[name].from_game for name in names)
+    return all(name in _REGISTRY and not _REGISTRY[name].is_custom for name in names)
 
 
 def formula_of(name: str) -> Formula | None:

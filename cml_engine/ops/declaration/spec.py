@@ -233,7 +233,7 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
     return cost
 
 
-def taken_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
+def selection_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
     """Returns the cost of an operator that reads only the part of its input that it writes."""
     return Cost.moving(0, outputs, outputs)
 
@@ -260,7 +260,7 @@ def same_as(position: int) -> Infer:
     return infer
 
 
-def not_stated(attrs: Attrs, *facts: Fact) -> Fact:
+def infer_missing(attrs: Attrs, *facts: Fact) -> Fact:
     """The shape rule of an operator that has an expression instead; never called."""
     raise NotImplementedError
 
@@ -319,7 +319,7 @@ class OpSpec:
     """
 
     name: str
-    infer: Infer = not_stated
+    infer: Infer = infer_missing
     cpu: Cpu | None = None
     kernel: Kernel | None = None
     cost: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], Cost] = elementwise_cost(1)
@@ -338,6 +338,6 @@ class OpSpec:
     doc: str = ""
 
     @property
-    def from_game(self) -> bool:
+    def is_custom(self) -> bool:
         """Returns True if a game registered the operator, not this package."""
         return self.folder is not None

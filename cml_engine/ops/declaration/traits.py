@@ -77,11 +77,11 @@ class Traits:
         may be stored in 16 bits.
     filter_in_half : ``filter_in_half(node, layouts)`` returns True if the operator's kernels pack
         the second operand, a constant, in 16 bits.
-    rounds : the first operand contains sums, as floats or as integers.
-    enters : it quantizes an input to words; the caller may provide the words instead.
-    whole : it computes integers, which 16-bit floats cannot represent.
-    adds : it adds products of its operands. Applied to their absolute values, it returns the sum of
-        the terms' absolute values.
+    reads_sums : the first operand contains sums, as floats or as integers.
+    quantizes_input : it quantizes an input to words; the caller may provide the words instead.
+    is_integer : it computes integers, which 16-bit floats cannot represent.
+    is_sum : it adds products of its operands. Applied to their absolute values, it returns the sum
+        of the terms' absolute values.
     rows : ``rows(attrs, facts, axis, kernel)`` returns the rows of the operands, along that axis,
         that some rows of the results depend on; None if there is no such relation. ``kernel`` is
         the chosen variant, "" if there was no choice.
@@ -92,10 +92,10 @@ class Traits:
     scaled_weights: Callable[[Attrs, Sequence[Fact], Array, Array], Array] | None = None
     matrix_in_half: Callable[[Node, Mapping[str, Fact]], bool] | None = None
     filter_in_half: Callable[[Node, Mapping[str, str]], bool] | None = None
-    rounds: bool = False
-    enters: bool = False
-    whole: bool = False
-    adds: bool = False
+    reads_sums: bool = False
+    quantizes_input: bool = False
+    is_integer: bool = False
+    is_sum: bool = False
     rows: RowsOf | None = None
 
 

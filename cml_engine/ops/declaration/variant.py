@@ -57,12 +57,12 @@ class KernelVariant(Generic[N, T]):
     about : a short description for ``cml ops --kernels``.
     kernel : its HLSL file and parameters.
     lower : returns the node's dispatches with a tile.
-    usual : returns the default tile.
-    possible : returns True if the variant can compute the node.
-    gains : returns True if the variant should be the fastest possible one. The first variant that
-        returns True is the default; ``before`` names the variants that are asked after it.
+    default_tile : returns the default tile.
+    is_possible : returns True if the variant can compute the node.
+    is_faster : returns True if the variant should be the fastest possible one. The first variant
+        that returns True is the default; ``before`` names the variants that are asked after it.
     tiles : returns further tiles for the tuner to measure.
-    alone : True if the variant is always used where it is possible, and not tuned.
+    always_used : True if the variant is always used where it is possible, and not tuned.
     rows : the number of neighbouring result rows that share inputs; separately computed parts begin
         and end at multiples of it.
     examples : nodes for its tests, ``(operator, case)``; the case's note describes its purpose.
@@ -72,12 +72,12 @@ class KernelVariant(Generic[N, T]):
     about: str
     kernel: Kernel
     lower: Callable[[N, T], Iterator[Dispatch]]
-    usual: Callable[[N], T] = no_tile
-    possible: Callable[[N], bool] = always
-    gains: Callable[[N], bool] = always
+    default_tile: Callable[[N], T] = no_tile
+    is_possible: Callable[[N], bool] = always
+    is_faster: Callable[[N], bool] = always
     before: tuple[str, ...] = ()
     tiles: Callable[[N], Iterable[T]] = no_others
-    alone: bool = False
+    always_used: bool = False
     rows: int = 1
     examples: tuple[tuple[str, Case], ...] = ()
 
@@ -85,10 +85,10 @@ class KernelVariant(Generic[N, T]):
         """The name of the variant with that tile, as tables have it."""
         return self.name if tile is None else f"{self.name} {tile}"
 
-    def worth_a_try(self, node: N) -> list[T]:
+    def find_candidates(self, node: N) -> list[T]:
         """Returns the tiles for the tuner, the default tile first if it is one of them."""
         tiles = list(self.tiles(node))
-        if self.gains(node) and (usual := self.usual(node)) in tiles:
+        if self.is_faster(node) and (usual := self.default_tile(node)) in tiles:
             tiles.sort(key=lambda tile: tile != usual)
         return tiles
 
@@ -131,7 +131,7 @@ class KernelFamily(Generic[N, T]):
                     raise ValueError(f"{self.name}: '{name}' is before '{later}', which is none")
                 order.add(later, name)
         named = [self._added[name] for name in order.static_order()]
-        return tuple(sorted(named, key=lambda variant: not variant.alone))
+        return tuple(sorted(named, key=lambda variant: not variant.always_used))
 
     def rows(self, option: str) -> int:
         """Returns ``rows`` of the variant that an option names; 1 if there was no choice."""
@@ -140,22 +140,22 @@ class KernelFamily(Generic[N, T]):
 
     def lower(self, node: N) -> Iterator[Dispatch]:
         """The node's dispatches: by what was measured to be fastest, else by the rules."""
-        possible = [variant for variant in self.variants if variant.possible(node)]
-        first = next(variant for variant in possible if variant.gains(node))
-        default = (first, first.usual(node))
+        possible = [variant for variant in self.variants if variant.is_possible(node)]
+        first = next(variant for variant in possible if variant.is_faster(node))
+        default = (first, first.default_tile(node))
         name = first.option(default[1])
         options = {name: default}
-        if not first.alone:
+        if not first.always_used:
             for variant in possible:
-                options |= {variant.option(t): (variant, t) for t in variant.worth_a_try(node)}
+                options |= {variant.option(t): (variant, t) for t in variant.find_candidates(node)}
                 if node.op.requested_kernel.startswith(
                     variant.name
                 ):  # whether or not it is worth a try
-                    tile = variant.usual(node)
+                    tile = variant.default_tile(node)
                     options.setdefault(variant.option(tile), (variant, tile))
             named = {option: (option, *found) for option, found in options.items()}
             name, variant, tile = node.op.choose(self.key(node), named, name)
-            if not variant.possible(node):
+            if not variant.is_possible(node):
                 raise node.op.refuse(f"cannot have the kernel '{name}' of the whole")
         else:
             variant, tile = default

@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
-from cml_engine.ops.common.broadcast import Walk, broadcast_shapes, left_views, walk
+from cml_engine.ops.common.broadcast import StridedWalk, broadcast_shapes, left_views, plan_walk
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define, formula_of
@@ -167,7 +167,7 @@ def launch(
 def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
     """Operators one after the other in one kernel. Each rounds as in a kernel of its own, so the
     results have the same bits."""
-    steps = walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
+    steps = plan_walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
     width = 4 if _vectorises(steps) else 1
     splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
     values = [value for link in chain for value in link.values]
@@ -203,7 +203,7 @@ def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
     return links
 
 
-def _vectorises(steps: Walk) -> bool:
+def _vectorises(steps: StridedWalk) -> bool:
     """Returns True if four neighbours of the result are four neighbours, or one element, of each
     operand."""
     return steps.extents[-1] % 4 == 0 and all(
@@ -212,7 +212,7 @@ def _vectorises(steps: Walk) -> bool:
 
 
 def _params(
-    values: Sequence[float], steps: Walk, width: int, splat: Sequence[bool]
+    values: Sequence[float], steps: StridedWalk, width: int, splat: Sequence[bool]
 ) -> dict[str, Any]:
     extents = [*steps.extents[:-1], steps.extents[-1] // width]
     # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk

@@ -126,7 +126,9 @@ def _row(
         attrs=dict.fromkeys(attrs, ()),
         fusable=fusable,
         in_place=partial(_in_place, function, attrs) if name in _CODES else None,
-        traits=Traits(whole=True, rounds=name in _OF_SUMS, enters=name == "integer_words"),
+        traits=Traits(
+            is_integer=True, reads_sums=name in _OF_SUMS, quantizes_input=name == "integer_words"
+        ),
         custom=True,
     )
     declare(row, cases, kernel)
@@ -137,7 +139,7 @@ def _enter(op: Lowering) -> Iterator[Dispatch]:
     map."""
     if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
         entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
-        return shuffle.regrouped(op, words=entry)
+        return shuffle.regroup(op, words=entry)
     plain = kernel_of(ROWS[op.node.op].formula).lower
     assert plain is not None
     return iter(plain(op))

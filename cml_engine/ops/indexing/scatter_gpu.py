@@ -99,14 +99,14 @@ def _scatter(
     segment = max(1, min(updates, -(-x.size // busy), geometry["slots"], MOST_TURNS // 4))
     threads = x.size // geometry["slots"] * -(-geometry["slots"] // segment)
     if constant is not None:
-        yield from _listed(op, places_of, constant, row, kind)
+        yield from _walk_lists(op, places_of, constant, row, kind)
     elif kind == 0 and threads * updates > _LOOKS * (x.size + op.inputs[2].size):
-        yield from _marked(op, row, marks)
+        yield from _mark_updates(op, row, marks)
     else:
-        yield from _looked(op, threads, segment, updates, kind, geometry)
+        yield from _search_updates(op, threads, segment, updates, kind, geometry)
 
 
-def _looked(
+def _search_updates(
     op: Lowering,
     threads: int,
     segment: int,
@@ -133,7 +133,7 @@ def _looked(
         yield for_each(op, threads, params, types="uint int uint uint")
 
 
-def _listed(
+def _walk_lists(
     op: Lowering, places_of: PlacesOf, indices: Array, row: int, kind: int
 ) -> Iterator[Dispatch]:
     """Yields a copy, then a dispatch with a thread for each value of the slots that have
@@ -165,7 +165,7 @@ def _lists(places: Array) -> Array:
     return np.concatenate([[len(slots)], slots, starts, [len(order)], order]).astype(np.int32)
 
 
-def _marked(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispatch]:
+def _mark_updates(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispatch]:
     """Yields dispatches that find the last update of every slot: the greatest number, in any
     order."""
     (x, indices, updates), (y,) = op.in_names, op.out_names

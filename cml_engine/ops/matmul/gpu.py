@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.packing import PackedDim, Packing
 from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, shares_rows, tiles_for
-from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copied, strides
+from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copy_regions, strides
 
 PARAMS = (
     "rows:u columns:u tiles_m:u tiles_n:u k_begin:u k_end:u accumulate:u last:u a_m:u a_k:u "
@@ -191,10 +191,10 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
     extents = (*shape, p.inner, p.columns)
     copy = box(extents, (*walk, p.b.inner, p.b.outer), (*lead, width, 1))
-    return replace(p, b=Matrix(name, 1, width, steps)), [*copied(op, p.b.name, name, copy)]
+    return replace(p, b=Matrix(name, 1, width, steps)), [*copy_regions(op, p.b.name, name, copy)]
 
 
-def usual_tile(p: MatrixProduct) -> MatmulTile:
+def default_tile(p: MatrixProduct) -> MatmulTile:
     return choose_tile(p.rows, p.columns, prod(p.batch), p.op.limits)
 
 
@@ -357,7 +357,7 @@ MATMUL.add(
         about="register tiles: rows by columns of the result",
         kernel=KERNEL,
         lower=lower_tiles,
-        usual=usual_tile,
+        default_tile=default_tile,
         tiles=lambda p: tiles_for(p.op.limits),
         examples=(("matmul", Case(((9, 40), (40, 33)), _PLAIN, "rows")),),
     )
@@ -368,8 +368,8 @@ MATMUL.add(
         about="workgroups that reduce: few results with a long sum",
         kernel=KERNEL,
         lower=_reduce,
-        possible=_may_reduce,
-        gains=_reduces,
+        is_possible=_may_reduce,
+        is_faster=_reduces,
         before=("tile",),
         tiles=lambda p: (None,),
         examples=(("matmul", Case(((1, 512), (512, 10)), _PLAIN, "one row")),),

@@ -113,7 +113,7 @@ define(
         ),
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(matrix_in_half=takes_half_weights, adds=True),
+        traits=Traits(matrix_in_half=takes_half_weights, is_sum=True),
         cases=[
             Case(((5, 7), (7, 3)), _PLAIN, "odd"),
             Case(((64, 64), (64, 64)), _PLAIN, "aligned"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import but_along, gathered, scaled
+from cml_engine.ops.common.row_rules import exclude_axes, gather_rows, scale_rows
 from cml_engine.ops.common.sampling_cpu import prepare_concat
 from cml_engine.ops.common.shapes import (
     check_axes,
@@ -39,7 +39,7 @@ from cml_engine.ops.declaration.traits import (
     along_axis,
     other_axis,
 )
-from cml_engine.ops.movement.strided_copy import box, copied, lying_shape, strides
+from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape, strides
 
 _MOVE = _cost(0)
 
@@ -88,9 +88,9 @@ def _rows_of_size(
     if old % new and new % old:
         return None
     form = (
-        scaled(Attrs(), axis, old // new, to)
+        scale_rows(Attrs(), axis, old // new, to)
         if old >= new
-        else gathered(Attrs(), axis, new // old, to)
+        else gather_rows(Attrs(), axis, new // old, to)
     )
 
     def need(begin: int, end: int) -> OperandRows:
@@ -106,16 +106,16 @@ def _rows_of_size(
 def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     if axis in attrs.axes:
         return None
-    return scaled(attrs, axis, 1, axis - sum(a < axis for a in attrs.axes))
+    return scale_rows(attrs, axis, 1, axis - sum(a < axis for a in attrs.axes))
 
 
 def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     kept = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
-    return scaled(attrs, axis, 1, kept[axis])
+    return scale_rows(attrs, axis, 1, kept[axis])
 
 
 def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    return scaled(attrs, axis, 1, _order(attrs, facts[0].rank).index(axis))
+    return scale_rows(attrs, axis, 1, _order(attrs, facts[0].rank).index(axis))
 
 
 def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
@@ -210,7 +210,9 @@ def _transpose_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
     walk = strides(x.shape)
     src = [walk[a] for a in _order(op.attrs, x.rank)]
-    yield from copied(op, op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape)))
+    yield from copy_regions(
+        op, op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape))
+    )
 
 
 define(
@@ -288,12 +290,12 @@ def _join_lower(op: Lowering) -> Iterator[Dispatch]:
     channels = [f.shape[1] for f in op.inputs if f.rank > 1]
     across = op.attrs.axis == 1 and any(count % 4 for count in channels[:-1])
     if across and op.is_blocked(op.out_names[0]):
-        yield from _joined_in_blocks(op, channels)
+        yield from _join_blocks(op, channels)
     else:
         yield from _parts(op, op.in_names, op.out_names[0], joins=True)
 
 
-def _joined_in_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
+def _join_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
     """Parts that begin within blocks of four channels: one after the other."""
     target, first = op.out_names[0], 0
     batch, total, *spatial = op.outputs[0].shape
@@ -326,17 +328,21 @@ def _part_lower(op: Lowering) -> Iterator[Dispatch]:
 def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Iterator[Dispatch]:
     """The copies between ``whole`` and its parts, which follow each other along the axis."""
     axis = op.attrs.axis
-    walk = strides(lying_shape(op, whole))
+    walk = strides(memory_shape(op, whole))
     step = walk[axis]
     start = 0
     for name in parts:
-        shape = lying_shape(op, name)
+        shape = memory_shape(op, name)
         if len(shape) < len(walk):  # stack: the parts lack the axis
             shape = (*shape[:axis], 1, *shape[axis:])
         if joins:
-            yield from copied(op, name, whole, box(shape, strides(shape), walk, dst_offset=start))
+            yield from copy_regions(
+                op, name, whole, box(shape, strides(shape), walk, dst_offset=start)
+            )
         else:
-            yield from copied(op, whole, name, box(shape, walk, strides(shape), src_offset=start))
+            yield from copy_regions(
+                op, whole, name, box(shape, walk, strides(shape), src_offset=start)
+            )
         start += step * shape[axis]
 
 
@@ -355,7 +361,7 @@ define(
         ),
         cost=_MOVE,
         tolerance=EXACT,
-        traits=Traits(other_axis, Parts(joined=True, place=along_axis), rows=but_along("axis")),
+        traits=Traits(other_axis, Parts(joined=True, place=along_axis), rows=exclude_axes("axis")),
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),
@@ -402,7 +408,7 @@ define(
         ),
         cost=_MOVE,
         tolerance=EXACT,
-        traits=Traits(parts=Parts(joined=False, place=along_axis), rows=but_along("axis")),
+        traits=Traits(parts=Parts(joined=False, place=along_axis), rows=exclude_axes("axis")),
         cases=[
             Case(((2, 12, 3, 5),), {"axis": 1, "ratios": [1, 2, 1]}, "ratios, not sizes"),
             Case(((1, 8, 4, 4),), {"axis": 1, "ratios": [1, 1]}, "aligned halves"),

@@ -91,7 +91,7 @@ class _Dim:
         return self.before == 0 and self.extent == self.out
 
 
-def _merged(
+def _merge_axes(
     x: Sequence[int], y: Sequence[int], padding: Sequence[tuple[int, int]], border: str
 ) -> list[_Dim]:
     """The axes, joined where an inner one is kept whole: rows of it are padded as one. Only with
@@ -110,10 +110,10 @@ def _merged(
 def _lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (source,), (target,), attrs = op.inputs, op.in_names, op.out_names, op.attrs
     value = _word(attrs.value, x.dtype)
-    yield padded(op, source, target, x.shape, attrs.padding, attrs.border, value)
+    yield pad_dispatch(op, source, target, x.shape, attrs.padding, attrs.border, value)
 
 
-def padded(
+def pad_dispatch(
     op: Lowering,
     source: str,
     target: str,
@@ -128,7 +128,7 @@ def padded(
     result = [
         before + extent + after for extent, (before, after) in zip(shape, padding, strict=True)
     ]
-    dims = _merged(shape, result, padding, border)
+    dims = _merge_axes(shape, result, padding, border)
     row = dims[-1]
     width = 4 if all(v % 4 == 0 for v in (row.extent, row.out, row.before)) else 1
     if width == 4 and not (row.kept or border == "constant"):

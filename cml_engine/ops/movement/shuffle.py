@@ -12,7 +12,7 @@ from math import prod
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import scaled
+from cml_engine.ops.common.row_rules import scale_rows
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -39,10 +39,10 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
 
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    return scaled(attrs, 2, int(attrs["factor"])) if axis == 2 else None
+    return scale_rows(attrs, 2, int(attrs["factor"])) if axis == 2 else None
 
 
-def regrouped(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
+def regroup(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
     """The node's operand as its result, each in its layout. ``words``: real numbers become
     words on the way; one over their scale, the least and the largest."""
     (source,), (target,) = op.in_names, op.out_names
@@ -79,7 +79,7 @@ def regrouped(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Ite
 
 
 def _lower(op: Lowering) -> Iterator[Dispatch]:
-    yield from regrouped(op, int(op.attrs["factor"]))
+    yield from regroup(op, int(op.attrs["factor"]))
 
 
 #: of whatever brings a map from one layout to another

@@ -25,7 +25,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     elementwise_cost,
-    taken_cost,
+    selection_cost,
 )
 from cml_engine.ops.declaration.traits import OperandRows, Parts, RowMapping, Traits, other_axes
 from cml_engine.ops.movement.strided_copy import (
@@ -33,8 +33,8 @@ from cml_engine.ops.movement.strided_copy import (
     Dim,
     box,
     collapse,
-    copied,
-    lying_shape,
+    copy_regions,
+    memory_shape,
     strides,
 )
 
@@ -122,8 +122,8 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     if not op.is_blocked(source):
         copies = [_taken(taken, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
     else:
-        copies = list(_blocked(taken, lying_shape(op, source), lying_shape(op, target)))
-    return copied(op, source, target, *copies)
+        copies = list(_blocked(taken, memory_shape(op, source), memory_shape(op, target)))
+    return copy_regions(op, source, target, *copies)
 
 
 def _taken(
@@ -181,7 +181,7 @@ define(
         kernel=Kernel(
             "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
         ),
-        cost=taken_cost,
+        cost=selection_cost,
         tolerance=EXACT,
         traits=Traits(other_axes, Parts(joined=False, place=_place), rows=_slice_rows),
         cases=[
@@ -221,7 +221,7 @@ def _tile_lower(op: Lowering) -> Iterator[Dispatch]:
     for repeat, extent, src, dst in walks:
         # the same source again for every repeat
         dims += [Dim(repeat, 0, extent * dst), Dim(extent, src, dst)]
-    return copied(op, op.in_names[0], op.out_names[0], Copy(collapse(dims)))
+    return copy_regions(op, op.in_names[0], op.out_names[0], Copy(collapse(dims)))
 
 
 define(

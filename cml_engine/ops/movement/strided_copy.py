@@ -61,7 +61,7 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def lying_shape(op: Lowering, name: str) -> tuple[int, ...]:
+def memory_shape(op: Lowering, name: str) -> tuple[int, ...]:
     """Returns the tensor's extents in 32-bit words in memory order.
 
     For blocked feature maps, axis 1 counts blocks, and a last axis the words of a block.
@@ -98,7 +98,7 @@ def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(merged) or (Dim(1, 1, 1),)
 
 
-def copied(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
+def copy_regions(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
     """Returns the dispatches of copies between two tensors; empty copies have none."""
     return (_dispatch(op, source, target, copy) for copy in copies if copy.size)
 

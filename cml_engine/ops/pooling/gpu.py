@@ -238,9 +238,9 @@ POOL.add(
         about="a window that is all there is, and large",
         kernel=_KERNEL,
         lower=_by_reduction,
-        possible=_is_reduction,
+        is_possible=_is_reduction,
         before=("parts", "window"),
-        alone=True,
+        always_used=True,
     )
 )
 POOL.add(
@@ -249,9 +249,9 @@ POOL.add(
         about="a window of more taps than a thread's loop may turn: some in each launch",
         kernel=_KERNEL,
         lower=_in_parts,
-        possible=_is_long,
+        is_possible=_is_long,
         before=("window",),
-        alone=True,
+        always_used=True,
     )
 )
 POOL.add(
@@ -260,7 +260,7 @@ POOL.add(
         about="a thread for each result, or for four channels of it",
         kernel=_KERNEL,
         lower=_whole,
-        alone=True,
+        always_used=True,
     )
 )
 
@@ -324,7 +324,7 @@ def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
 
 def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
     """Returns the parameters for ``[outer, H, W, inner]``; None for windows of another form."""
-    dims = _merged(walk)
+    dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)
     outer, inner = dims[:first], dims[last + 1 :]
@@ -354,7 +354,7 @@ def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
     }
 
 
-def _merged(walk: _Walk) -> list[_Dim]:
+def _merge_dims(walk: _Walk) -> list[_Dim]:
     """Dimensions without a window merged with their neighbours; their axis is then -1."""
     merged: list[_Dim] = []
     for dim in walk.dims:

@@ -202,7 +202,7 @@ def _declare(
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
     wide_to_narrow = infer in (_value, _index, _both)
-    traits = Traits(adds=what == _MEAN, rows=_rows if wide_to_narrow else None)
+    traits = Traits(is_sum=what == _MEAN, rows=_rows if wide_to_narrow else None)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
 
 
@@ -221,7 +221,7 @@ def _register_box(
     name: str, reverse: bool, infer: Callable[..., Any], cpu: Callable[..., Any], cases: list[Case]
 ) -> None:
     kernel = pool_kernel(partial(_lower_box, reverse), "same")
-    cost, traits = partial(_cost, 1), Traits(adds=not reverse, rows=None if reverse else _rows)
+    cost, traits = partial(_cost, 1), Traits(is_sum=not reverse, rows=None if reverse else _rows)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
 
 

@@ -18,7 +18,7 @@ from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
 from cml_engine.ops.common.broadcast import (
     Shape,
-    Walk,
+    StridedWalk,
     broadcast_strides,
     collapse,
     contiguous_strides,
@@ -106,8 +106,8 @@ class _Stage:
     """``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the
     source."""
 
-    kept: Walk
-    reduced: Walk
+    kept: StridedWalk
+    reduced: StridedWalk
     threads: _Threads
 
     @property
@@ -148,7 +148,7 @@ class _Stage:
         """The stage that reduces this one's partial results."""
         strides, step = self.partial_strides()
         kept = collapse(self.kept.extents, [strides, *self.kept.strides[1:]])
-        return _Stage(kept, Walk((self.chunks,), ((step,),)), self.threads)
+        return _Stage(kept, StridedWalk((self.chunks,), ((step,),)), self.threads)
 
     @property
     def width(self) -> int:
@@ -287,7 +287,7 @@ def _first_stage(
     order = places if natural else _order(places, x.layout)
     reduced = [p for p in order if axis_of[p] in axes]
 
-    def along(dims: list[int], count: int) -> Walk:
+    def along(dims: list[int], count: int) -> StridedWalk:
         chosen = [tuple(s[d] for d in dims) for s in strides[:count]]
         return collapse(tuple(extents[d] for d in dims), chosen)
 
@@ -354,7 +354,7 @@ def _by_threads(
         about="so many elements by each thread alone; of more, workgroups reduce by a tree",
         kernel=replace(_KERNEL, path=shader),
         lower=lower,
-        usual=lambda node: node.stage.threads,
+        default_tile=lambda node: node.stage.threads,
         tiles=lambda node: _OPTIONS,
         examples=((example, Case(((3, 40, 9),), {"axes": [1]}, "apart")),),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import but_along
+from cml_engine.ops.common.row_rules import exclude_axes
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
@@ -209,12 +209,12 @@ def _declare(
     traits: Traits = NO_TRAITS,
 ) -> None:  # fmt: skip
     kernel = base_kernel(lower, "none" if name == "softmax" else "reads")
-    traits = replace(traits, rows=but_along("axes"))
+    traits = replace(traits, rows=exclude_axes("axes"))
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, traits=traits))
 
 
 _scalar, _logical = partial(_infer, "scalar"), partial(_infer, "logical")
-_MOVES, _ADDS = Traits(other_axes), Traits(other_axes, adds=True)
+_MOVES, _ADDS = Traits(other_axes), Traits(other_axes, is_sum=True)
 _one, _read_twice, _read_thrice = _cost(1, 1), _cost(4, 2), _cost(20, 3)
 
 _declare(

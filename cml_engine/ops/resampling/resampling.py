@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.common.row_rules import gathered, scaled
+from cml_engine.ops.common.row_rules import gather_rows, scale_rows
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.defines import word
@@ -32,11 +32,18 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
-    taken_cost,
+    selection_cost,
 )
 from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 from cml_engine.ops.elementwise.elementwise_op import Operand
-from cml_engine.ops.movement.strided_copy import Copy, Dim, collapse, copied, lying_shape, strides
+from cml_engine.ops.movement.strided_copy import (
+    Copy,
+    Dim,
+    collapse,
+    copy_regions,
+    memory_shape,
+    strides,
+)
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
 _METHODS = ("symmetric", "asymmetric", "aligned")
@@ -82,11 +89,11 @@ def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    return scaled(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+    return scale_rows(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
 
 
 def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    return gathered(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+    return gather_rows(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
 
 
 def _multilinear_rows(
@@ -174,7 +181,7 @@ def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
 
 def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
-    x, y = lying_shape(op, source), lying_shape(op, target)
+    x, y = memory_shape(op, source), memory_shape(op, target)
     factors = [1, 1, *op.attrs.factor, 1][: len(x)]
     dims = []
     for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):
@@ -182,7 +189,7 @@ def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
             dims += [Dim(x[i], src, factors[i] * dst), Dim(factors[i], 0, dst)]
         else:
             dims.append(Dim(y[i], factors[i] * src, dst))
-    return copied(op, source, target, Copy(collapse(dims)))
+    return copy_regions(op, source, target, Copy(collapse(dims)))
 
 
 def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]:
@@ -328,7 +335,7 @@ define(
         infer=_down_infer,
         cpu=_nearest_down_cpu,
         kernel=_kernel(partial(_nearest_lower, False), "alike", "copies"),
-        cost=taken_cost,
+        cost=selection_cost,
         tolerance=EXACT,
         traits=Traits(rows=_down_rows),
         cases=_DOWN_CASES,

@@ -50,7 +50,7 @@ def refill_plan(
     if not _has_steps(plan, draft):
         return None
     values |= draft.packed
-    weights, own = _filled(plan.weights, values), _filled(plan.own, values)
+    weights, own = _fill(plan.weights, values), _fill(plan.own, values)
     bound_names = {b.tensor for step in plan.steps for b in step.bindings} | {*graph.roots}
     # weights that belong to other shapes cannot be refilled: this graph has no values for them
     stale = plan.weights.keys() - bound_names
@@ -71,7 +71,7 @@ def _is_alike(one: Graph, other: Graph) -> bool:
 
 def _has_steps(plan: Plan, draft: Draft) -> bool:
     """Returns True if the plan contains the draft's dispatches unchanged, in the same memory."""
-    whole = _whole(plan.steps)
+    whole = _scratch_bindings(plan.steps)
     by_title: dict[str, list[Step]] = {}
     for step in plan.steps:
         by_title.setdefault(step.title, []).append(step)
@@ -103,7 +103,7 @@ def _is_step(one: Step, other: Step) -> bool:
     )
 
 
-def _whole(steps: Sequence[Step]) -> dict[str, Binding]:
+def _scratch_bindings(steps: Sequence[Step]) -> dict[str, Binding]:
     """Returns the binding that covers a whole tensor, for each tensor of the steps."""
     found: dict[str, Binding] = {}
     for step in steps:
@@ -114,7 +114,7 @@ def _whole(steps: Sequence[Step]) -> dict[str, Binding]:
     return found
 
 
-def _filled(placed: Placed, values: Mapping[str, Array]) -> dict[str, tuple[int, Array]] | None:
+def _fill(placed: Placed, values: Mapping[str, Array]) -> dict[str, tuple[int, Array]] | None:
     """Returns the same offsets with new values; None if a dtype or shape differs."""
     found = {}
     for name, (offset, array) in placed.items():

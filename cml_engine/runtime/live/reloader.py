@@ -69,7 +69,7 @@ class Reloader:
         self._make = make or (lambda: load(model))
         self._every_s, self._clock = every_s, clock
         self._looked_at = clock()
-        self._known = self._seen = _stamps(self._watched())
+        self._known = self._seen = _stamps(self._watched_files())
         #: the files that are still to be checked, and the stamps of the others
         self._left: list[Path] = []
         self._found: _Stamps = {}
@@ -82,7 +82,7 @@ class Reloader:
         """Checks the files, if it is time; returns the replacement if one has begun."""
         frame_gate.begin_frame()
         self._follow()
-        found = self._look()
+        found = self._changed_stamps()
         if found is None:
             return None
         before, self._seen = self._seen, found
@@ -121,7 +121,7 @@ class Reloader:
         if found.ready:
             self.session.take_replacement()
 
-    def _look(self) -> _Stamps | None:
+    def _changed_stamps(self) -> _Stamps | None:
         """Returns the stamps of all files once they are complete; None before.
 
         Each frame reads the stamps of a few files.
@@ -130,12 +130,12 @@ class Reloader:
             now = self._clock()
             if now - self._looked_at < self._every_s:
                 return None
-            self._looked_at, self._left, self._found = now, self._watched(), {}
+            self._looked_at, self._left, self._found = now, self._watched_files(), {}
         self._found |= _stamps(self._left[:_FILES_A_FRAME])
         del self._left[:_FILES_A_FRAME]
         return None if self._left else self._found
 
-    def _watched(self) -> list[Path]:
+    def _watched_files(self) -> list[Path]:
         found = [self._model, *self._ops, *self._files]
         with suppress(OSError):  # being written, or gone for now
             if self._model.is_dir():

@@ -69,7 +69,7 @@ def compile_graph(
         )
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
-    optimized = _optimized(graph, options)
+    optimized = _optimize(graph, options)
     if gpu is None:
         report("plan", 1, 1)
         if graph.ready is not None:
@@ -80,7 +80,7 @@ def compile_graph(
     specs = _specs(optimized)
     if before is not None and before.plan is not None and before.specs == specs:
         optimized = share_constants(optimized, before.graph)
-        plan = _refilled(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
+        plan = _refill_plan(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
         common = None if plan is None else as_gpu_program(before.program).common_of(plan)
         if plan is not None and common is not None:
             _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
@@ -98,7 +98,7 @@ def _specs(graph: Graph) -> dict[str, OpSpec]:
     return {op: lookup(op) for op in ops if is_registered(op)}
 
 
-def _refilled(
+def _refill_plan(
     graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
 ) -> Plan | None:
     """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
@@ -108,7 +108,7 @@ def _refilled(
     return refill_plan(before, optimized, gpu.limits, _plan_options(gpu, options), overrides)
 
 
-def _optimized(graph: Graph, options: CompileOptions) -> Graph:
+def _optimize(graph: Graph, options: CompileOptions) -> Graph:
     """Runs the passes on a graph, preserving the tensors that the options keep."""
     outputs = set(graph.outputs)
     computed = (name for node in graph.nodes for name in node.outputs)
@@ -119,7 +119,7 @@ def _optimized(graph: Graph, options: CompileOptions) -> Graph:
     return optimize(graph, options.without, retain=options.plan.retain)
 
 
-def recompiler(
+def make_recompiler(
     first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
 ) -> Callable[[Graph], Compiled[Program]]:
     """Returns a function that compiles the network of ``first`` at other shapes.
@@ -132,7 +132,7 @@ def recompiler(
         scratch = first.program.scratch
 
         def on_cpu(graph: Graph) -> Compiled[Program]:
-            optimized = share_constants(_optimized(graph, options), before)
+            optimized = share_constants(_optimize(graph, options), before)
             program = CpuProgram(optimized, scratch, retain=options.plan.retain)
             return Compiled(graph, optimized, None, program)
 
@@ -145,7 +145,7 @@ def recompiler(
     options = replace(options, plan=_plan_options(gpu, options), tuned=False)
 
     def on_gpu(graph: Graph) -> Compiled[Program]:
-        optimized = share_constants(_optimized(graph, options), before)
+        optimized = share_constants(_optimize(graph, options), before)
         plan = make_plan(optimized, gpu, options, sibling, graph)
         program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
         return Compiled(graph, optimized, plan, program, _specs(optimized))

@@ -34,7 +34,7 @@ from cml_engine.runtime.session.compile_graph import (
     Program,
     as_gpu_program,
     compile_graph,
-    recompiler,
+    make_recompiler,
 )
 from cml_engine.runtime.session.inputs import check_inputs, listed, random_inputs, with_defaults
 from cml_engine.runtime.session.options import CompileOptions
@@ -111,7 +111,7 @@ class Session:
         #: the network at other shapes, shared by all sessions that ``reshaped`` returns
         self._shapes: ShapeCache[Program, Session] = ShapeCache(
             self._shapes_kept,
-            recompiler(first, self.gpu, self.options, self._arena),
+            make_recompiler(first, self.gpu, self.options, self._arena),
             partial(_session_of, self.gpu, self.options, self._arena, self._shapes_kept),
         )
         self._shapes.add(first.source, self)
@@ -251,7 +251,7 @@ class Session:
         if watch is not None and not callable(watch):
             raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
         self._take_coming()
-        taken = _taken(self, inputs)
+        taken = _take_inputs(self, inputs)
         if watch is None:
             return self._program.run(taken)
         if self.gpu is None:
@@ -382,7 +382,7 @@ class Session:
         return run
 
 
-def _taken(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _take_inputs(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked inputs of a run."""
     there = isinstance(inputs, Mapping)
     present = {name for name, value in inputs.items() if on_device(value)} if there else ()

@@ -141,7 +141,7 @@ def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
         first = next(iter(by_node.values()))
         node = nodes[first.node]
         layouts = {name: plan.layouts[name] for name in _names(node) if name in plan.layouts}
-        found.append(TrialNode(first, len(by_node), _alone(graph, node), layouts))
+        found.append(TrialNode(first, len(by_node), _isolate_node(graph, node), layouts))
     return found
 
 
@@ -149,7 +149,7 @@ def _names(node: Node) -> dict[str, None]:
     return dict.fromkeys((*node.reads, *node.outputs))
 
 
-def _alone(graph: Graph, node: Node) -> Graph:
+def _isolate_node(graph: Graph, node: Node) -> Graph:
     """Returns a graph of that node only; its operands are inputs or constants."""
     constants: dict[str, Any] = {n: graph.constants[n] for n in node.reads if graph.is_constant(n)}
     return Graph(

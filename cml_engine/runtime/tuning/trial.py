@@ -56,7 +56,7 @@ class PairedTimes:
 class Trial:
     """The paired benchmarks of one choice.
 
-    :meth:`next` returns the pair to time, and :meth:`told` records its times.
+    :meth:`next` returns the pair to time, and :meth:`record` records its times.
 
     >>> trial = Trial("a", ("a", "b"), rounds=4)
     >>> while pair := trial.next():
@@ -82,7 +82,7 @@ class Trial:
         pair = (self.default, option)
         return pair[::-1] if len(paired.rounds) % 2 else pair
 
-    def told(self, ms: Mapping[str, float]) -> None:
+    def record(self, ms: Mapping[str, float]) -> None:
         """Records the times of the pair that :meth:`next` returned.
 
         An option's first times are a warm-up and are ignored, as are times that are not positive.

@@ -64,7 +64,7 @@ def tune(
 def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
     plans = bench.plans(candidate)
     trial = bench.trial(candidate, plans, rounds)
-    watch = _Watch(bench, plans, trial.default)
+    watch = _Stopwatch(bench, plans, trial.default)
     while pair := trial.next():
         times: dict[str, float] = {}
         for option in pair:
@@ -74,11 +74,11 @@ def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
                 trial.drop(option, error.message)
                 break
         else:
-            trial.told(times)
+            trial.record(times)
     return trial
 
 
-class _Watch:
+class _Stopwatch:
     """Times the options of one candidate; the device holds the default and one other at a time."""
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:

@@ -177,10 +177,12 @@ def _one_shape(text: str) -> tuple[int, ...]:
 def compile_options(a: argparse.Namespace) -> CompileOptions:
     """Returns the compile options that the command line sets."""
     limit = arena_limit_of(a)
-    return CompileOptions(storage=storage_of(a), decide=decided(a), arena_limit=limit or None)
+    return CompileOptions(
+        storage=storage_of(a), decide=read_decisions(a), arena_limit=limit or None
+    )
 
 
-def decided(a: argparse.Namespace) -> Decisions:
+def read_decisions(a: argparse.Namespace) -> Decisions:
     """Returns the decisions in the file of ``--decide``; none without that option."""
     file = getattr(a, "decide", None)
     if file is None:
@@ -209,7 +211,7 @@ def write_decisions(
     from cml_engine.tools.report.decision_table import decisions_on
 
     array_files.check_place(Path(a.decisions), a.model)
-    found = decisions_on(device, graph, optimized, plan, decided(a))
+    found = decisions_on(device, graph, optimized, plan, read_decisions(a))
     write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
 
 

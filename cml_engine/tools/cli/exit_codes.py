@@ -74,12 +74,12 @@ def exit_code(command: Callable[[], int]) -> int:
     except Exception as error:
         if os.environ.get("CML_DEBUG") and _is_ours(error):
             raise
-        return _ended(error)
+        return _exit_code_of(error)
 
 
-def _ended(error: Exception) -> int:
+def _exit_code_of(error: Exception) -> int:
     if not _is_ours(error):
-        return _end(2, f"error: {_described(error)}")
+        return _end(2, f"error: {_describe(error)}")
     what = error if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     return _end(1, f"internal error: {what}\n{_REPORT}")
 
@@ -90,7 +90,7 @@ def _is_ours(error: Exception) -> bool:
     return not isinstance(error, (CmlError, OSError, MemoryError))
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
         said = f" ({error})" if str(error) else ""
         return f"not enough memory{said}: close other programs, or take a smaller model"

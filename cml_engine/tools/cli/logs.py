@@ -34,7 +34,7 @@ def add_option(parser: CommandParser) -> None:
 
 
 @contextlib.contextmanager
-def logged(verbose: int) -> Iterator[None]:
+def logging_to_stderr(verbose: int) -> Iterator[None]:
     """Shows the engine's log messages inside the ``with`` block."""
     level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
     handler = _ToStderr()

@@ -17,7 +17,7 @@ from cml_engine.compiler.plugins import load_file
 from cml_engine.io import load_limits
 from cml_engine.tools.cli import commands
 from cml_engine.tools.cli.exit_codes import escaped, exit_code
-from cml_engine.tools.cli.logs import add_option, logged
+from cml_engine.tools.cli.logs import add_option, logging_to_stderr
 from cml_engine.tools.cli.options import GENERAL, CommandParser
 
 _ABOUT = """\
@@ -30,7 +30,7 @@ Neural networks inside the frame of a running game: NNEF, ONNX and ncnn, on the 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code and never raises for bad input."""
     warnings.showwarning = _notice
-    return exit_code(lambda: _started(argv))
+    return exit_code(lambda: _start(argv))
 
 
 def parser() -> CommandParser:
@@ -71,7 +71,7 @@ def _overview(loaded: Mapping[str, ModuleType]) -> str:
     return "\n".join(lines)
 
 
-def _started(argv: Sequence[str] | None) -> int:
+def _start(argv: Sequence[str] | None) -> int:
     made = parser()
     a, unknown = made.parse_known_args(argv)
     if unknown:
@@ -81,7 +81,7 @@ def _started(argv: Sequence[str] | None) -> int:
     if limits is not None:
         load_limits.LoadLimits.parse(limits)
     variables = {load_limits.VARIABLE: limits, "CML_ADAPTER": getattr(a, "adapter", None)}
-    with logged(a.verbose), _environment(variables):
+    with logging_to_stderr(a.verbose), _environment(variables):
         for file in getattr(a, "ops", ()):
             load_file(file)
         return int(a.command(a) or 0)

@@ -126,7 +126,7 @@ def model_info(
     )
 
 
-def plan_for(
+def make_plan(
     graph: Graph,
     storage: Storage = "float",
     decide: Decisions = NO_DECISIONS,

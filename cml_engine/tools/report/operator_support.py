@@ -116,9 +116,9 @@ def operator_doc(name: str) -> str:
         (extension_fragments(), extension_source()),
     )
     for fragments, source in libraries:
-        if name in fragments and not (spec is not None and spec.from_game):
+        if name in fragments and not (spec is not None and spec.is_custom):
             return comment_above(fragments[name], source)
-    if spec is not None and spec.from_game:
+    if spec is not None and spec.is_custom:
         return "not documented: give its cml.OpSpec a doc"
     return "made by the engine's passes; a model does not call it"
 

@@ -36,7 +36,7 @@ def overridden(name, kernel=None):
     cml.unregister(name)
     try:
         made = cml.register(cml.OpSpec(name, ours.infer, cpu=more, kernel=kernel))
-        assert made.from_game
+        assert made.is_custom
         yield
     finally:
         cml.unregister(name)
@@ -142,12 +142,12 @@ cml.register(cml.OpSpec("relu", cml.same_as(0), cpu=lambda attrs, x: x + 1))
 """
     file.write_text(text)
     try:
-        assert load_file(file) == ("relu",) and lookup("relu").from_game
+        assert load_file(file) == ("relu",) and lookup("relu").is_custom
         assert load_file(file) == ("relu",)
         file.write_text(text + "oh no")
         with pytest.raises(cml.CmlError, match="mine.py:5"):
             load_file(file)
-        assert lookup("relu").from_game  # a bad edit keeps the previous operator
+        assert lookup("relu").is_custom  # a bad edit keeps the previous operator
         cml.unregister("relu")
         assert lookup("relu") is ours
     finally:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops import load_families
-from cml_engine.ops.common.broadcast import collapse, left_view, walk
+from cml_engine.ops.common.broadcast import collapse, left_view, plan_walk
 from cml_engine.ops.elementwise.erf import erf
 
 load_families()
@@ -40,7 +40,7 @@ def test_a_walk_meets_every_element_in_order(shape, data):
     array = np.arange(np.prod(operand, dtype=int)).reshape(operand)
     wanted = np.broadcast_to(left_view(array, len(shape)), shape).ravel()
     facts = Fact("scalar", tuple(operand)), Fact("scalar", tuple(shape))
-    steps = walk([(facts[0], PLAIN)], facts[1], PLAIN)
+    steps = plan_walk([(facts[0], PLAIN)], facts[1], PLAIN)
     np.testing.assert_array_equal(array.ravel()[offsets(steps, 0)], wanted)
 
 
@@ -52,7 +52,7 @@ def test_a_walk_over_blocked_layouts(shape, layouts):
     fact = Fact("scalar", shape)
     channel = Fact("scalar", (1, shape[1]))
     operands = [(fact, layouts[0]), (fact, layouts[1]), (channel, PLAIN)]
-    steps = walk(operands, fact, layouts[2])
+    steps = plan_walk(operands, fact, layouts[2])
     wanted = blocked(full) if layouts[2] == C4 else full.ravel()
     for k in (0, 1):
         words = blocked(full) if layouts[k] == C4 else full.ravel()

@@ -21,7 +21,7 @@ from cml_engine.ir.layout import HALF as HALF_WEIGHTS
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.runtime.half_storage import rounded, run_stored
+from cml_engine.runtime.half_storage import round_to_half, run_stored
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import (
@@ -70,7 +70,7 @@ def test_numbers_are_rounded_as_numpy_rounds(gpu, rng):
     wide = (rng.standard_normal(4096) * 10.0 ** rng.uniform(-9, 6, 4096)).astype(np.float32)
     values = np.concatenate([ties, -ties, beside, edges, every_nan, wide])
     x, y = copied(values, C4, C4H, gpu)
-    assert np.array_equal(y, rounded(x), equal_nan=True)
+    assert np.array_equal(y, round_to_half(x), equal_nan=True)
 
 
 #: one node for each kernel of conv and deconv
@@ -107,7 +107,7 @@ def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
     Its filter is stored as int16 steps; float16 would lose three times as much.
     """
     filter = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float32)
-    x = rounded(rng.uniform(-1, 1, (1, 64, 48, 48)).astype(np.float32))
+    x = round_to_half(rng.uniform(-1, 1, (1, 64, 48, 48)).astype(np.float32))
     bias = np.zeros((1, 64), np.float32)
     graph, _ = case_graph("conv", Case((x, filter, bias)), constants=True)
     exact = reference(graph, {"x0": x})["y0"]

@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.cpu.compare import compare
-from cml_engine.cpu.tolerances import node_tolerance, propagated
+from cml_engine.cpu.tolerances import node_tolerance, propagated_error
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import Case, OpSpec, Random
@@ -75,12 +75,12 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
     (node,) = graph.nodes
     (check,) = check_nodes(graph, gpu, inputs)
     assert len(node.epilogues) == 1 and check.ok
-    off = propagated(node, [inputs["x"]])
+    off = propagated_error(node, [inputs["x"]])
     wanted = np.exp(np.exp(inputs["x"].astype(np.float64)))
     assert (off / wanted > 1e-5).all() and (off / wanted < 1e-3).all()
     assert not compare(wanted + 3 * off, wanted, node_tolerance(node), off).ok
     single = graph.with_(nodes=(replace(node, epilogues=()),))
-    assert not propagated(single.nodes[0], [inputs["x"]]).any()
+    assert not propagated_error(single.nodes[0], [inputs["x"]]).any()
 
 
 def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):

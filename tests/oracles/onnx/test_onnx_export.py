@@ -60,7 +60,7 @@ def cases_of(op):
 
 
 #: a game's operators, which other tests may have registered, are refused
-OURS = [name for name, spec in registered().items() if not (spec.from_game or spec.custom)]
+OURS = [name for name, spec in registered().items() if not (spec.is_custom or spec.custom)]
 
 
 @pytest.mark.parametrize("op", OURS)

@@ -139,7 +139,7 @@ def test_a_relative_path_starts_at_the_file_of_the_operator(tmp_path, how):
         with registering(file):
             found = cml.register(declared)
     assert found.kernel.path == tmp_path / "twice.hlsl"
-    assert found.from_game and found.custom
+    assert found.is_custom and found.custom
 
 
 def graph_of(shape, attrs, op="twice", dtype="scalar"):

@@ -52,9 +52,15 @@ def run(family, size=8, table=NO_VARIANTS):
 
 
 def test_the_rules_ask_in_the_order_that_variants_state(family):
-    add(family, "common", usual=lambda n: 4)
-    add(family, "rare", possible=lambda n: n.size > 4, before=("common",), usual=lambda n: 2)
-    add(family, "never", gains=lambda n: False, before=("rare",), tiles=lambda n: (1,))
+    add(family, "common", default_tile=lambda n: 4)
+    add(
+        family,
+        "rare",
+        is_possible=lambda n: n.size > 4,
+        before=("common",),
+        default_tile=lambda n: 2,
+    )
+    add(family, "never", is_faster=lambda n: False, before=("rare",), tiles=lambda n: (1,))
     assert [v.name for v in family.variants] == ["never", "rare", "common"]
     dispatch, (choice,) = run(family)
     assert (dispatch.variant, dispatch.kernel.path, dispatch.groups) == ("rare 2", "rare.hlsl", 2)
@@ -67,8 +73,14 @@ def test_the_rules_ask_in_the_order_that_variants_state(family):
 
 
 def test_a_table_takes_what_is_possible_and_else_nothing(family):
-    add(family, "common", usual=lambda n: 4, tiles=lambda n: (2, 4, 8))
-    add(family, "large", possible=lambda n: n.size > 4, gains=lambda n: False, tiles=lambda n: (1,))
+    add(family, "common", default_tile=lambda n: 4, tiles=lambda n: (2, 4, 8))
+    add(
+        family,
+        "large",
+        is_possible=lambda n: n.size > 4,
+        is_faster=lambda n: False,
+        tiles=lambda n: (1,),
+    )
     _, (choice,) = run(family)
     assert choice.options == ("common 4", "common 2", "common 8", "large 1")
     large = next(v for v in family.variants if v.name == "large")
@@ -79,7 +91,7 @@ def test_a_table_takes_what_is_possible_and_else_nothing(family):
 
 def test_one_that_is_alone_leaves_no_choice(family):
     add(family, "common", tiles=lambda n: (1, 2))
-    add(family, "long", possible=lambda n: n.size > 4, alone=True)
+    add(family, "long", is_possible=lambda n: n.size > 4, always_used=True)
     dispatch, choices = run(family)
     assert (dispatch.variant, choices) == ("long", [])
 

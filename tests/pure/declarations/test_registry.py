@@ -19,7 +19,7 @@ from cml_engine.tools.report.operator_support import (
 
 load_families()
 #: operators of the engine; other tests may have registered a game's
-SPECS = [spec for spec in registered().values() if not spec.from_game]
+SPECS = [spec for spec in registered().values() if not spec.is_custom]
 
 #: the first set that every release must run natively or by expansion on both backends
 FIRST_SET = frozenset(

@@ -18,7 +18,7 @@ def test_a_games_operator_has_no_traits_of_ours():
         assert spec.traits == Traits()
         with pytest.raises(OperatorError, match="states traits, which are for the engine's own"):
             cml.register(
-                cml.OpSpec("mine", infer=cml.same_as(0), cpu=np.abs, traits=Traits(adds=True))
+                cml.OpSpec("mine", infer=cml.same_as(0), cpu=np.abs, traits=Traits(is_sum=True))
             )
     finally:
         cml.unregister("concat")

@@ -75,14 +75,14 @@ def longest_runs(graph):
     chart, runs, first = find_graph_rows(graph, {}, ()), [], 0
     while first < len(graph.nodes):
         ends = range(len(graph.nodes), first, -1)
-        run = next((r for end in ends if (r := OperatorRun(chart, first, end)).possible), None)
-        runs += [run] if run is not None and run.most > 1 else []
+        run = next((r for end in ends if (r := OperatorRun(chart, first, end)).is_possible), None)
+        runs += [run] if run is not None and run.max_bands > 1 else []
         first = run.end if run is not None else first + 1
     return runs
 
 
 def in_counts(graph, count):
-    runs = [(run, min(count, run.most)) for run in longest_runs(graph)]
+    runs = [(run, min(count, run.max_bands)) for run in longest_runs(graph)]
     return rewrite_in_bands(graph, runs).finished() if runs else None
 
 
@@ -150,7 +150,7 @@ def test_runs_that_are_estimated_are_possible(seed):
     for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():
         for i, column in np.argwhere(nbytes < inf):
             run = OperatorRun(facts.chart, begin, begin + 1 + int(i))
-            assert run.possible and run.most >= facts.counts[column]
+            assert run.is_possible and run.max_bands >= facts.counts[column]
 
 
 @pytest.mark.parametrize("share", [0.7, 0.3])

@@ -14,7 +14,7 @@ from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, to_half
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
-from cml_engine.runtime.half_storage import StorageError, rounded, storage_errors
+from cml_engine.runtime.half_storage import StorageError, round_to_half, storage_errors
 from cml_engine.tools.report.storage_report import StorageReport
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net, unet_block
@@ -162,7 +162,7 @@ def test_an_error_is_what_one_rounding_makes_it():
     inputs = net.input()
     (relu, absolute) = storage_errors(graph, {first: C4H}, inputs)
     wanted = np.maximum(inputs["x"], 0)
-    error = (rounded(wanted) - wanted) / wanted.max()
+    error = (round_to_half(wanted) - wanted) / wanted.max()
     for told in (relu, absolute):
         assert np.isclose(told.largest, np.abs(error).max())
         assert np.isclose(told.rms, np.sqrt(np.mean(error**2)))

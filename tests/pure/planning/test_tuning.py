@@ -34,7 +34,7 @@ def decide(true_ms, *, default="a", rounds=9, noise=0.0, seed=0):
     count = 0
     while pair := trial.next():
         count += 1
-        trial.told({name: true_ms[name] * generator.lognormvariate(0, noise) for name in pair})
+        trial.record({name: true_ms[name] * generator.lognormvariate(0, noise) for name in pair})
     return trial, count
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_timed_is_left_out():
     assert trial.next() == ("a", "b")
     trial.drop("b", "no memory")
     while pair := trial.next():
-        trial.told({"a": 2.0, "c": 1.0} if "c" in pair else {})
+        trial.record({"a": 2.0, "c": 1.0} if "c" in pair else {})
     assert trial.winner == "c" and trial.dropped == {"b": "no memory"}
     assert "b" not in trial.ms()
     trial = Trial("a", ("a", "b"))
@@ -78,7 +78,7 @@ def test_what_cannot_be_timed_is_left_out():
 def test_a_time_of_nothing_is_no_time():
     trial = Trial("a", ("a", "b"), rounds=3)
     for ms in (1.0, 0.0, 0.0):
-        trial.told({"a": 1.0, "b": ms})
+        trial.record({"a": 1.0, "b": ms})
     assert trial.pairs["b"].rounds == []
 
 

@@ -128,7 +128,7 @@ def _check_custom_operators(builder: IntegerGraphBuilder, tail: FloatTail) -> No
     """Raises :class:`NoIntegerForm` if a game's operator outside the float tail is not exact."""
     for node in builder.nodes:
         spec = lookup(node.op)
-        if spec.from_game and not spec.exact and tail.floats.isdisjoint(node.outputs):
+        if spec.is_custom and not spec.exact and tail.floats.isdisjoint(node.outputs):
             raise _not_exact_error(node)
 
 
@@ -151,7 +151,7 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         found = elementwise.lower_function(builder, node)
         if found is not None:
             return [found]
-    handler = None if spec.from_game else _HANDLERS.get(node.op)
+    handler = None if spec.is_custom else _HANDLERS.get(node.op)
     elementwise_ = formula_of(node.op) is not None
     pending = any(isinstance(builder.values.get(name), PendingValue) for name in node.inputs)
     as_function = elementwise_ and (handler is None or (pending and node.op not in _TAKES_PENDING))
@@ -160,7 +160,7 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     if handler is None:
         for name in node.inputs:  # an operand that is not rounded is reported first
             builder.words(node, name)
-        if spec.from_game:
+        if spec.is_custom:
             raise _not_exact_error(node)
         raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "

@@ -119,7 +119,7 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     Raises :class:`ModelError` if the node has no integer form.
     """
     spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
-    if spec.from_game:
+    if spec.is_custom:
         return _custom_kind(graph, node, placement, spec)
     pending = [kind for kind in given if kind.pending]
     if given and not pending and node.op in _OF_WORDS:

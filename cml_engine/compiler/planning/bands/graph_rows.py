@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops.common.row_rules import same_rows
-from cml_engine.ops.declaration.registry import is_own, lookup
+from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Span
 
 #: the operators that cut out and join bands
@@ -94,7 +94,7 @@ def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[
     ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never
     computed in bands. No node has a rule if a game overrides the operator that cuts or joins bands.
     """
-    known_way = is_own(CUT, JOIN)
+    known_way = is_builtin(CUT, JOIN)
     axes: dict[str, int] = {}
     rules: list[RowRule | None] = []
     for node in graph.nodes:
@@ -114,7 +114,12 @@ def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:
     results = [graph.facts[name] for name in node.outputs]
     find = spec.traits.rows or (same_rows if spec.formula is not None else None)
     empty = any(0 in fact.shape for fact in (*facts, *results))
-    if find is None or spec.traits.enters or empty or not any(f.rank > axis for f in facts):
+    if (
+        find is None
+        or spec.traits.quantizes_input
+        or empty
+        or not any(f.rank > axis for f in facts)
+    ):
         return None
     rows = find(node.attrs, facts, axis, kernel)
     if rows is None or any(fact.rank <= rows.axis for fact in results):

@@ -240,7 +240,7 @@ class _BandPlanner:
         )
         return BandedOperators(
             tuple(titles), run.results, chosen.count,
-            tuple(str(c) for c in (1, *COUNTS) if c <= run.most or c == chosen.count),
+            tuple(str(c) for c in (1, *COUNTS) if c <= run.max_bands or c == chosen.count),
             max(banded / flops - 1.0, 0.0) if flops else 0.0, self._bytes_of(run.first, run.end),
             min(int(chosen.nbytes), plan.memory.peak),
         )  # fmt: skip
@@ -275,7 +275,7 @@ class _BandPlanner:
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
             name = next(name for name in self.requested if name in node.outputs)
-            most = OperatorRun(self.chart, k, k + 1).most if rule is not None else 0
+            most = OperatorRun(self.chart, k, k + 1).max_bands if rule is not None else 0
             why = "no run of operators that ends with it has these kernels in so many bands"
             if rule is None:
                 why = f"no rows of {node.title} hang on some rows of what it reads alone"

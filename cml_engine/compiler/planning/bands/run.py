@@ -64,7 +64,7 @@ class OperatorRun:
         return tuple(name for name in self.inside if name in later)
 
     @cached_property
-    def possible(self) -> bool:
+    def is_possible(self) -> bool:
         """True if all nodes of the run have rules, and the rules fit together."""
         if not self.results or any(self.chart.rules[k] is None for k in self._banded):
             return False
@@ -80,7 +80,7 @@ class OperatorRun:
         )
 
     @cached_property
-    def most(self) -> int:
+    def max_bands(self) -> int:
         """The largest possible number of bands."""
         return min(-(-self.inside[n].extent // self.inside[n].rows.step) for n in self.results)
 

@@ -55,7 +55,7 @@ def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float
 
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
-    with located(node.source), calling(spec.from_game, "cost", node_fault(node)):
+    with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
         cost: Any = spec.cost(node.attrs, inputs, outputs)
     if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
         raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
@@ -194,7 +194,7 @@ def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
 
 def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
     what = "threads" if kernel.lower is None else "lower"
-    with located(op.node.source), calling(spec.from_game, what, node_fault(op.node)):
+    with located(op.node.source), calling(spec.is_custom, what, node_fault(op.node)):
         given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
         dispatches = list(given)
     check_dispatches(spec, op, dispatches)

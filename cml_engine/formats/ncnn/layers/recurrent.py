@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cml_engine.formats.ncnn.conversion import Conversion
 from cml_engine.formats.ncnn.layer_types import converts
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 _FORWARD, _REVERSE, _BOTH = range(3)
@@ -154,7 +154,7 @@ def _run(
         raise layer.damaged_error(
             f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}"
         )
-    current().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", layer.source)
+    current_budget().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", layer.source)
     rows: list[str] = []
     last: list[_State] = []
     for index, (cell, bias) in enumerate(zip(cells, biases, strict=True)):

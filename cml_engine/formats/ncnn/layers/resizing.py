@@ -7,7 +7,7 @@ import numpy as np
 from cml_engine.formats.ncnn.conversion import Conversion
 from cml_engine.formats.ncnn.layer_types import converts
 from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 _KINDS = {1: "nearest", 2: "linear", 3: "cubic"}
@@ -107,7 +107,7 @@ def _weights(positions: Array, extent: int, cubic: bool) -> Array:
 
     Positions outside read the edge values.
     """
-    current().check_bytes(4 * len(positions) * extent, "the weights of the resize")
+    current_budget().check_bytes(4 * len(positions) * extent, "the weights of the resize")
     found = np.zeros((len(positions), extent), np.float32)
     rows, base = np.arange(len(positions)), np.floor(positions).astype(int)
     for tap in range(-1, 3) if cubic else range(2):

@@ -12,7 +12,7 @@ from cml_engine.formats.onnx.call import OnnxCall
 from cml_engine.formats.onnx.model import OnnxGraph
 from cml_engine.formats.onnx.op_schemas import MANY, op
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 
 
 class GraphImporter(Protocol):
@@ -62,7 +62,7 @@ def loop(call: OnnxCall, importer: GraphImporter, scope: Any) -> Sequence[Value 
     while (trips is None or count < trips) and bool(
         call.known_values(go_on, "the loop's condition").reshape(-1)[0]
     ):
-        current().charge_nodes(1, f"iteration {count:,} of the loop", call.emit.source)
+        current_budget().charge_nodes(1, f"iteration {count:,} of the loop", call.emit.source)
         inputs = [Value.known(np.array(count, np.int64)), go_on, *carried]
         names = [info.name for info in body.inputs]
         values = dict(zip(names, inputs, strict=True))

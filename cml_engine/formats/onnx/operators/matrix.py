@@ -13,7 +13,7 @@ from cml_engine.formats.onnx.op_schemas import MANY, MICROSOFT, op
 from cml_engine.formats.onnx.operators.arithmetic import wrap
 from cml_engine.formats.onnx.operators.reduction import integer_sum
 from cml_engine.formats.onnx.values import Value
-from cml_engine.io.load_limits import current
+from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 
@@ -40,7 +40,7 @@ def _mat_mul_fold(call: OnnxCall, x: Array, y: Array) -> Array:
     rows, columns = x.shape[:-1], y.shape[-1:]
     made = call.allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
     products = prod(made) * x.shape[-1] if x.ndim else 0
-    current().charge_steps(products >> 10, "its product", call.emit.source)
+    current_budget().charge_steps(products >> 10, "its product", call.emit.source)
     return np.asarray(np.matmul(x, y))
 
 

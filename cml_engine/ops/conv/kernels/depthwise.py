@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
-from cml_engine.ops.conv.packing import blocks_of, has_beside, packed_bias, packed_depthwise
+from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_depthwise
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -36,7 +36,7 @@ def is_possible(conv: Conv) -> bool:
     return dense and 1 < shape.taps <= _MOST_TAPS
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take, rows by columns of results for a thread."""
     return ConvTile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
 
@@ -48,7 +48,7 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     tiles_x = -(-shape.narrow[1] // tile.columns)
     threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
     epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, beside=has_beside(conv))
-    bias = yield from packed_bias(conv, epilogue.beside)
+    bias = yield from pack_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=-(-threads // tile.group),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),
@@ -91,8 +91,8 @@ CONV.add(
             trusted=True,
         ),
         lower=lower_depthwise,
-        usual=usual_tile,
-        possible=is_possible,
+        default_tile=default_tile,
+        is_possible=is_possible,
         before=("tile",),
         tiles=lambda conv: [ConvTile(*size, GROUP) for size in _TILES],
         examples=(("conv", conv_case((1, 10, 9, 7), (10, 1, 3, 3), groups=0, note="3x3")),),

@@ -33,14 +33,14 @@ def is_possible(conv: Conv) -> bool:
     return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8
 
 
-def gains(conv: Conv) -> bool:
+def is_faster(conv: Conv) -> bool:
     """Returns True if this kernel is expected to be the fastest."""
     return not conv.op.limits.software or not row_tile.is_possible(conv)
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take; on a software driver more positions share a weight."""
-    found = tile.usual_tile(conv)
+    found = tile.default_tile(conv)
     return replace(found, columns=_SOFTWARE_COLUMNS) if conv.op.limits.software else found
 
 
@@ -54,9 +54,9 @@ CONV.add(
         about="row tiles of bytes, four products at once",
         kernel=Kernel("conv/conv_row_tile.hlsl", tile.PARAMS, group=GROUP, trusted=True),
         lower=_by_bytes(row_tile.lower_row_tile),
-        usual=row_tile.usual_tile,
-        possible=lambda conv: is_possible(conv) and row_tile.is_possible(conv),
-        gains=lambda _: False,
+        default_tile=row_tile.default_tile,
+        is_possible=lambda conv: is_possible(conv) and row_tile.is_possible(conv),
+        is_faster=lambda _: False,
         tiles=row_tile.tiles,
     )
 )
@@ -66,9 +66,9 @@ CONV.add(
         about="register tiles of bytes, four products at once",
         kernel=Kernel("conv/conv.hlsl", tile.PARAMS, group=GROUP, trusted=True),
         lower=_by_bytes(tile.lower_tile),
-        usual=usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("row tile", "tile"),
         tiles=tile.tiles,
     )

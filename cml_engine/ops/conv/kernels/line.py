@@ -8,7 +8,7 @@ from typing import Any
 
 from cml_engine.ops.conv.kernels.tile import product_defines, store_defines
 from cml_engine.ops.conv.node import Conv, ConvTile, band_of, phases_of
-from cml_engine.ops.conv.packing import blocks_of, has_beside, packed_bias, packed_filter
+from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_filter
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch
 
@@ -46,7 +46,7 @@ def lower_line(
     groups, params = line_params(conv, tile, fused)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
     filter = yield from packed_filter(conv, tile.rows)
-    bias = yield from packed_bias(conv, epilogue.beside)
+    bias = yield from pack_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=groups,
         tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),

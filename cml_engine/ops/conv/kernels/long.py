@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from cml_engine.ops.conv.kernels.tile import (
     PARAMS,
+    default_tile,
     store_defines,
     tile_defines,
     tile_params,
-    usual_tile,
 )
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, band_of
-from cml_engine.ops.conv.packing import blocks_of, packed_bias, packed_filter
+from cml_engine.ops.conv.packing import blocks_of, pack_bias, packed_filter
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
@@ -36,7 +36,7 @@ def lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     op, taps = conv.op, conv.shape.taps
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
-    bias = yield from packed_bias(conv)
+    bias = yield from pack_bias(conv)
     groups, params = tile_params(conv, tile)
     defines = tile_defines(conv, tile)
     sums = op.scratch(groups * tile.rows * tile.positions)
@@ -84,8 +84,8 @@ CONV.add(
             trusted=True,
         ),
         lower=lower_long,
-        usual=usual_tile,
-        possible=is_needed,
-        alone=True,
+        default_tile=default_tile,
+        is_possible=is_needed,
+        always_used=True,
     )
 )

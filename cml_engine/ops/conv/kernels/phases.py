@@ -18,8 +18,8 @@ from cml_engine.ops.conv.node import (
     SOFTWARE_GROUP,
     Conv,
     ConvTile,
+    default_group,
     is_depthwise,
-    usual_group,
 )
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
@@ -33,9 +33,9 @@ _MOST_SUMS = 128
 _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42, (4, 1): 0.3}
 
 
-def gains(conv: Conv) -> bool:
+def is_faster(conv: Conv) -> bool:
     """Returns True if this kernel is expected to be faster than ``tile.py`` (see
-    ``row_tile.gains``)."""
+    ``row_tile.is_faster``)."""
     return conv.op.limits.software and bool(_fast_speeds(conv))
 
 
@@ -54,10 +54,10 @@ def is_possible(conv: Conv) -> bool:
 
 def tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles whose kernels a driver builds in reasonable time."""
-    return [_tile(conv, size, usual_group(conv)) for size in _sizes(conv, MOST_BUILT)]
+    return [_tile(conv, size, default_group(conv)) for size in _sizes(conv, MOST_BUILT)]
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """Returns the default tile: the fastest, including the results that it computes in vain."""
     return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
@@ -89,9 +89,9 @@ CONV.add(
         about="phase-fused deconvolution: neighbours of all phases along a line",
         kernel=Kernel("conv/conv_phases.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_phases,
-        usual=usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("tile",),
         tiles=tiles,
         examples=(

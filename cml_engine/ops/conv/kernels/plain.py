@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.line import line_params
-from cml_engine.ops.conv.kernels.row_tile import gains, is_built, tiles, usual_tile
+from cml_engine.ops.conv.kernels.row_tile import default_tile, is_built, is_faster, tiles
 from cml_engine.ops.conv.kernels.tile import PARAMS, product_defines, store_defines
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
-from cml_engine.ops.conv.packing import has_beside, packed_bias
+from cml_engine.ops.conv.packing import has_beside, pack_bias
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
@@ -42,7 +42,7 @@ def lower_plain(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     line = conv.shape.axes3[2]
     groups, params = line_params(conv, tile)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
-    bias = yield from packed_bias(conv, epilogue.beside)
+    bias = yield from pack_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=groups,
         tensors=(
@@ -84,9 +84,9 @@ CONV.add(
         about="a plain input of a few channels, as a network's first layer has it",
         kernel=Kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_plain,
-        usual=usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("dot4 tile", "row tile", "tile"),
         tiles=tiles,
         examples=(("conv", conv_case((2, 3, 9, 7), (10, 3, 3, 4), stride=[1, 2], note="strides")),),

@@ -27,7 +27,7 @@ _SMALLEST = min(_SPEED)
 _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
-def gains(conv: Conv) -> bool:
+def is_faster(conv: Conv) -> bool:
     """Returns True if this kernel is expected to be faster than ``tile.py``: on a software driver
     only.
 
@@ -58,7 +58,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
     return [tile for tile in fitting_tiles(conv, _TILES) if tile.rows * tile.columns <= most]
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """Returns the default tile: the fastest, including the results that it computes in vain."""
     return ConvTile(*fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
@@ -85,9 +85,9 @@ CONV.add(
         about="row tiles: neighbours along a line, which share their inputs",
         kernel=Kernel("conv/conv_row_tile.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_row_tile,
-        usual=usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("tile",),
         tiles=tiles,
         examples=(

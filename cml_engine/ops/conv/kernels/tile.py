@@ -17,11 +17,11 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     band_of,
+    default_group,
     is_depthwise,
     phases_of,
-    usual_group,
 )
-from cml_engine.ops.conv.packing import blocks_of, has_beside, packed_bias, packed_filter
+from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_filter
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
@@ -76,7 +76,7 @@ def _rows_cost(conv: Conv, rows: int) -> float:
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take."""
     steps, phases = phases_of(conv)
     return tile_of(conv, conv.shape.batch * prod(steps), phases)
@@ -85,17 +85,17 @@ def usual_tile(conv: Conv) -> ConvTile:
 def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
     """Returns tiles of these (rows, columns), without tiles that are at least half padding."""
     most = 2 * max(conv.shape.out_channels, 4)
-    group = usual_group(conv)
+    group = default_group(conv)
     return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles worth trying."""
     if is_depthwise(conv):
-        return [ConvTile(4, columns, usual_group(conv)) for columns in (1, 2, 4)]
+        return [ConvTile(4, columns, default_group(conv)) for columns in (1, 2, 4)]
     if conv.op.limits.software:
         return fitting_tiles(conv, _SOFTWARE_TILES)
-    usual = usual_tile(conv)
+    usual = default_tile(conv)
     other = [ConvTile(usual.rows, usual.columns, threads) for threads in _GROUPS]
     return fitting_tiles(conv, _TILES) + other
 
@@ -105,7 +105,7 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     x = yield from blocks_of(conv)
     epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
     filter = yield from packed_filter(conv, tile.rows)
-    bias = yield from packed_bias(conv, epilogue.beside)
+    bias = yield from pack_bias(conv, epilogue.beside)
     groups, params = tile_params(conv, tile)
     yield Dispatch(
         groups=groups,
@@ -178,7 +178,7 @@ CONV.add(
         about="register tiles: output channels by positions, in any order of these",
         kernel=Kernel("conv/conv.hlsl", PARAMS, group=GROUP, trusted=True),
         lower=lower_tile,
-        usual=usual_tile,
+        default_tile=default_tile,
         tiles=tiles,
         examples=(
             ("conv", conv_case((2, 8, 9, 7), (10, 8, 3, 3), stride=[1, 3], note="a stride")),

@@ -16,9 +16,9 @@ from cml_engine.ops.conv.node import Conv
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Cost, Dispatch
 from cml_engine.ops.declaration.variant import KernelVariant
-from cml_engine.ops.matmul.gpu import KERNEL, Matrix, MatrixProduct, lower_tiles, usual_tile
+from cml_engine.ops.matmul.gpu import KERNEL, Matrix, MatrixProduct, default_tile, lower_tiles
 from cml_engine.ops.matmul.tiles import MatmulTile, shares_rows, tiles_for
-from cml_engine.ops.movement.padding import padded
+from cml_engine.ops.movement.padding import pad_dispatch
 
 #: taps from which it is faster than the tiles on llvmpipe
 _LONG_WINDOW = 16
@@ -34,9 +34,9 @@ def is_possible(conv: Conv) -> bool:
     return op.layout(op.in_names[0]) == PLAIN and not conv.out_c4 and not conv.half
 
 
-def gains(conv: Conv) -> bool:
+def is_faster(conv: Conv) -> bool:
     """Returns True if the windows are too long for row tiles. Measured on llvmpipe only."""
-    return shares_rows(conv.op.limits) and not row_tile.gains(conv)
+    return shares_rows(conv.op.limits) and not row_tile.is_faster(conv)
 
 
 def lower_windows(conv: Conv, tile: MatmulTile) -> Iterator[Dispatch]:
@@ -57,7 +57,7 @@ def _input(conv: Conv) -> Generator[Dispatch, None, tuple[str, int]]:
     padding = [(0, 0), (line.before, width - line.wide - line.before)]
     cost = Cost(0, 4 * shape.batch * line.wide, 4 * shape.batch * width)
     rows = (shape.batch, line.wide)
-    yield padded(op, op.in_names[0], copy, rows, padding, shape.border, cost=cost)
+    yield pad_dispatch(op, op.in_names[0], copy, rows, padding, shape.border, cost=cost)
     return copy, width
 
 
@@ -76,8 +76,8 @@ def _product(conv: Conv, x: str, row: int) -> MatrixProduct:
     )
 
 
-def _usual_tile(conv: Conv) -> MatmulTile:
-    return usual_tile(_product(conv, conv.op.in_names[0], 0))
+def _default_tile(conv: Conv) -> MatmulTile:
+    return default_tile(_product(conv, conv.op.in_names[0], 0))
 
 
 def _tiles(conv: Conv) -> Iterable[MatmulTile]:
@@ -90,9 +90,9 @@ CONV.add(
         about="one channel under long windows: a product of matrices, no copy of the windows",
         kernel=KERNEL,
         lower=lower_windows,
-        usual=_usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=_default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("dot4 tile", "plain", "row tile", "tile"),
         tiles=_tiles,
         examples=tuple(

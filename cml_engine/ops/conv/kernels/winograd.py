@@ -23,7 +23,7 @@ from cml_engine.ops.conv.kernels.tile import (
     tile_of,
 )
 from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
-from cml_engine.ops.conv.packing import blocks_of, packed_bias
+from cml_engine.ops.conv.packing import blocks_of, pack_bias
 from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
@@ -63,7 +63,7 @@ def is_possible(conv: Conv) -> bool:
     return all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
 
 
-def gains(conv: Conv) -> bool:
+def is_faster(conv: Conv) -> bool:
     """Returns True if a node that it can compute is expected to be faster by it."""
     shape = conv.shape
     least = _LEAST_CHANNELS
@@ -83,7 +83,7 @@ def _waste(conv: Conv, tile: ConvTile) -> float:
     return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
 
 
-def usual_tile(conv: Conv) -> ConvTile:
+def default_tile(conv: Conv) -> ConvTile:
     """The tile that the rules take for the products."""
     return tile_of(conv, _tiles_of_round(conv), _POINTS)
 
@@ -110,7 +110,7 @@ def _tiles_of_round(conv: Conv) -> int:
 def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     shape = conv.shape
     x = yield from blocks_of(conv)
-    bias = yield from packed_bias(conv)
+    bias = yield from pack_bias(conv)
     in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
     total, round_tiles = _count_tiles(conv), _tiles_of_round(conv)
@@ -232,9 +232,9 @@ CONV.add(
         about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
         kernel=Kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True),
         lower=lower_winograd,
-        usual=usual_tile,
-        possible=is_possible,
-        gains=gains,
+        default_tile=default_tile,
+        is_possible=is_possible,
+        is_faster=is_faster,
         before=("plain", "row tile", "tile"),
         tiles=tiles,
         rows=4,

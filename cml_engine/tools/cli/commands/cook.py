@@ -12,7 +12,7 @@ from cml_engine.errors import InputError
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.runtime.session import Session
-from cml_engine.tools.cli.common import arena_limit_of, backend_of, decided, load_model
+from cml_engine.tools.cli.common import arena_limit_of, backend_of, load_model, read_decisions
 from cml_engine.tools.cli.options import OUTPUT, CommandParser, add_options
 
 GROUP = "Ship it"
@@ -67,18 +67,18 @@ def run(a: argparse.Namespace) -> int:
         graph,
         [name.strip() for name in a.devices.split(",")],
         half=a.half,
-        decide=decided(a),
+        decide=read_decisions(a),
         arena_limit=arena_limit_of(a),
         player=a.player,
         golden=not a.without_golden,
         guesses=cooked_guesses(),
     )
     write_atomically(a.output, data)
-    _tell(a, load_cooked(data, trusted=True).ready)
+    _print_summary(a, load_cooked(data, trusted=True).ready)
     return 0
 
 
-def _tell(a: argparse.Namespace, made: Any) -> None:
+def _print_summary(a: argparse.Namespace, made: Any) -> None:
     print(f"{a.output}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
     for plan in made.plans:
         print(f"  {plan.profile}: {len(plan.steps)} steps")

@@ -13,13 +13,13 @@ from cml_engine.io.folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.tools.cli.common import (
     arena_limit_of,
-    decided,
     load_model,
+    read_decisions,
     storage_of,
     write_decisions,
 )
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
-from cml_engine.tools.report.model_info import model_info, plan_for
+from cml_engine.tools.report.model_info import make_plan, model_info
 
 if TYPE_CHECKING:
     from scheduler.tools.commands import Forecast
@@ -53,7 +53,7 @@ def run(a: argparse.Namespace) -> int:
 
     graph = load_model(a)
     if a.integer or a.gas:
-        return _proven(graph, a)
+        return _print_proof(graph, a)
     cooked = graph.ready is not None
     limit = arena_limit_of(a)
     if cooked and limit:
@@ -61,10 +61,10 @@ def run(a: argparse.Namespace) -> int:
     info = (
         CookedInfo.of(graph)
         if cooked
-        else model_info(graph, None, storage_of(a), decided(a), limit)
+        else model_info(graph, None, storage_of(a), read_decisions(a), limit)
     )
     if a.decisions:
-        plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+        plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
         write_decisions(a, graph, optimize(graph), plan, device)
     forecast = None
     if a.budget_ms:
@@ -80,7 +80,7 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def _proven(graph: Graph, a: argparse.Namespace) -> int:
+def _print_proof(graph: Graph, a: argparse.Namespace) -> int:
     """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone."""
     from cml_engine.tools.report.integer_info import IntegerInfo
 
@@ -101,6 +101,6 @@ def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
     """
     from scheduler.tools.commands import forecast, known_costs
 
-    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+    plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
     model = known_costs(device, costs_file(device) if device else None)
     return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

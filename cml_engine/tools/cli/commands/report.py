@@ -14,7 +14,7 @@ from cml_engine.errors.arguments import TIMES
 from cml_engine.io.folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import Session, random_inputs
-from cml_engine.tools.cli.common import compile_options, decided, load_model, storage_of
+from cml_engine.tools.cli.common import compile_options, load_model, read_decisions, storage_of
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def _gpu() -> Gpu:
 def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
     from cml_engine.compiler.tuning_tables import known
     from cml_engine.tools.report.folder.sections import Subject
-    from cml_engine.tools.report.model_info import plan_for
+    from cml_engine.tools.report.model_info import make_plan
 
-    plan, device = plan_for(graph, storage_of(a), decided(a))
+    plan, device = make_plan(graph, storage_of(a), read_decisions(a))
     model = _costs(device)
     return Subject(
         graph=graph,
@@ -104,7 +104,7 @@ def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
         predicted_ms=[model.predict_ms(cost, cost.groups) for cost in plan.step_costs()],
         peak=_peak(model),
         records=known(device) if device else {},
-        decide=decided(a),
+        decide=read_decisions(a),
     )
 
 

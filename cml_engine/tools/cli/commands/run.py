@@ -144,9 +144,9 @@ def run(a: argparse.Namespace) -> int:
     arrays = check_inputs(facts, arrays)
     if a.tile is not None:
         session = session_of(a, graph, backend_of(a))
-        results: dict[str, Any] | None = _tiled(session, arrays, a)
+        results: dict[str, Any] | None = _run_tiled(session, arrays, a)
     elif a.dump_tensors is not None or a.stop_at_nan:
-        results, session = _watched(graph, arrays, a)
+        results, session = _run_watched(graph, arrays, a)
     else:
         session = session_of(a, graph, backend_of(a))
         results = session.run(arrays)
@@ -158,7 +158,7 @@ def run(a: argparse.Namespace) -> int:
         fact = Fact(session.outputs[name].dtype, value.shape)
         print(f"{name}: {fact}{place}")
     _tell_of_nan(results, a.stop_at_nan)
-    _tell_of_words(graph, arrays, results, a.digest)
+    _print_word_range(graph, arrays, results, a.digest)
     return 0
 
 
@@ -174,7 +174,7 @@ def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
     return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
 
-def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
+def _run_tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
     """Runs the model in tiles."""
     overlap = 16 if a.overlap is None else a.overlap
     tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
@@ -182,7 +182,7 @@ def _tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> d
         return run_tiled(session, arrays, a.tile, overlap, align=a.align or 1, progress=done)
 
 
-def _tell_of_words(
+def _print_word_range(
     graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
 ) -> None:
     """Prints the number of out-of-range input values of an integer network, and the digest.
@@ -204,7 +204,7 @@ def _tell_of_words(
         print(run_digest(graph, results))
 
 
-def _watched(
+def _run_watched(
     graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
 ) -> tuple[dict[str, Any] | None, Session]:
     """Runs the model as written and inspects each tensor.

@@ -15,8 +15,8 @@ from cml_engine.io import arrays as array_files
 from cml_engine.io.folders import costs_file
 from cml_engine.tools.cli.common import (
     arena_limit_of,
-    decided,
     load_model,
+    read_decisions,
     storage_of,
     write_decisions,
 )
@@ -44,14 +44,14 @@ def options(parser: CommandParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.model_info import plan_for
+    from cml_engine.tools.report.model_info import make_plan
     from scheduler.tools import commands
     from scheduler.tools.simulate import table
 
     if a.plot:
         _check_plot(Path(a.plot), a.model)
     graph = load_model(a)
-    plan, device = plan_for(graph, storage_of(a), decided(a), arena_limit_of(a))
+    plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
     write_decisions(a, graph, optimize(graph), plan, device)
     model = commands.known_costs(device, costs_file(device) if device else None)
     outcomes = commands.policies(

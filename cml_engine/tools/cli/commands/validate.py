@@ -12,10 +12,10 @@ from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import check_inputs, make_plan, random_inputs
 from cml_engine.tools.cli.common import (
     compile_options,
-    decided,
     load_for_inputs,
     named_files,
     progress,
+    read_decisions,
     storage_of,
     write_decisions,
 )
@@ -67,7 +67,7 @@ def run(a: argparse.Namespace) -> int:
     arrays = _inputs(graph, a)
     plan = make_plan(graph, gpu, compile_options(a), written=written)
     write_decisions(a, written, graph, plan, gpu.name)
-    checks = check_nodes(graph, gpu, arrays, storage_of(a), decided(a), written)
+    checks = check_nodes(graph, gpu, arrays, storage_of(a), read_decisions(a), written)
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
     stored = _storage_report(graph, gpu, arrays) if a.half else None
