@@ -252,7 +252,7 @@ class Game:
             encoder,
             target_view,
             camera,
-            self._drawn.of(seen, self._detail, now_s),
+            self._drawn.list_visible(seen, self.selection, self._detail, now_s),
             now_s,
             timed=lambda: None if effort else self.timer.writes("render"),
         )
@@ -348,7 +348,7 @@ class Game:
             drawn = select(
                 pose.position, seed, self._detail, lambda t: bool(streaming.drawn(t)), settled
             )
-            found.draw = drawn.draw
+            found.draw, found.coarse = drawn.draw, drawn.coarse
         return found
 
     def finest(self, pose: Pose) -> list[TileId]:

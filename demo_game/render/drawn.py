@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from demo_game.render.renderer import VisibleTile
+from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, VisibleTile
 from demo_game.streaming import Streaming
-from demo_game.world.quadtree import Detail
+from demo_game.world.quadtree import Detail, Selection
 from demo_game.world.tile import TileId
 
 
@@ -15,16 +15,25 @@ class DrawnTiles:
 
     def __init__(self, streaming: Streaming) -> None:
         self._streaming = streaming
-        #: those that stay as they are until others come or go
+        #: tiles that stay as they are until others come or go
         self._settled: dict[TileId, VisibleTile] = {}
-        self._settled_at: tuple[int, Detail] | None = None
+        self._settled_at: tuple[int, int, Detail] | None = None
+        #: all tiles that are drawn, those of them that are coarser than they should be, and the
+        #: highest level of the latter
+        self._drawn: set[TileId] = set()
+        self._coarse: set[TileId] = set()
+        self._highest = -1
 
-    def of(self, tiles: Iterable[TileId], detail: Detail, now_s: float) -> list[VisibleTile]:
-        """These, without those whose slot was taken for another since."""
-        at = self._streaming.changes, detail
+    def list_visible(
+        self, tiles: Iterable[TileId], selection: Selection, detail: Detail, now_s: float
+    ) -> list[VisibleTile]:
+        """Returns these tiles, without those whose slot another tile has taken since."""
+        at = self._streaming.changes, id(selection), detail
         if self._settled_at != at:
             self._settled_at = at
             self._settled.clear()
+            self._drawn, self._coarse = set(selection.draw), selection.coarse
+            self._highest = max((tile.level for tile in selection.coarse), default=-1)
         known = self._settled
         found = [known.get(tile) or self._look(tile, detail, now_s) for tile in tiles]
         return [visible for visible in found if visible is not None]
@@ -34,9 +43,32 @@ class DrawnTiles:
         if shown is None:
             return None
         near_m, far_m = detail.range_m(tile.level)
-        fade = self._streaming.fade(tile, now_s) if parent else 0.0
+        fade, edges, fading = 0.0, 0, False
+        if parent:
+            fade = self._streaming.fade(tile, now_s)
+            edges, fading = self._edges(tile, now_s)
         parent_slot = parent.slot if parent else shown.slot
-        found = VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade)
-        if fade == 0.0:
+        found = VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade, edges)
+        if fade == 0.0 and not fading:
             self._settled[tile] = found
         return found
+
+    def _edges(self, tile: TileId, now_s: float) -> tuple[int, bool]:
+        """Returns how far each edge and corner takes the parent's shape, so that it meets a
+        neighbour that is still coarser or just fading in; and whether a neighbour is fading."""
+        edges, fading = 0, False
+        for index, (dx, dz) in enumerate(NEIGHBOURS):
+            other = TileId(tile.level, tile.x + dx, tile.z + dz)
+            if other in self._drawn:
+                weight = self._streaming.fade(other, now_s)
+                fading = fading or weight > 0.0
+            else:
+                weight = float(self._is_coarse(other))
+            edges |= round(EDGE_STEPS * weight) << 4 * index
+        return edges, fading
+
+    def _is_coarse(self, tile: TileId) -> bool:
+        """Returns True if a tile that is coarser than it should be is drawn in this place."""
+        level, x, z = tile
+        above = range(level + 1, self._highest + 1)
+        return any((up, x >> up - level, z >> up - level) in self._coarse for up in above)

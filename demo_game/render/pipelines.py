@@ -54,14 +54,17 @@ _TILES = {
     "attributes": [
         {"format": "float32x4", "offset": 0, "shader_location": 2},
         {"format": "float32x4", "offset": 16, "shader_location": 3},
-        {"format": "uint32x2", "offset": 32, "shader_location": 4},
+        {"format": "uint32x3", "offset": 32, "shader_location": 4},
     ],
 }
 #: all plants of a draw stand on the same tile
 _ONE_TILE = {
     "array_stride": 0,
     "step_mode": "instance",
-    "attributes": [{"format": "float32x4", "offset": 0, "shader_location": 6}],
+    "attributes": [
+        {"format": "float32x4", "offset": 0, "shader_location": 6},
+        {"format": "uint32", "offset": 40, "shader_location": 7},
+    ],
 }
 #: laid over what is there: colours come multiplied by how much they cover
 _OVER = {

@@ -35,11 +35,18 @@ _CLEAR_M, _THINNING_M = 11_000.0, 1600.0
 _Buffers = wgpu.BufferUsage
 
 
+#: the neighbours of a tile as steps in x and z, in the order of ``VisibleTile.edges``
+NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (1, -1), (1, 1), (-1, 1))
+EDGE_STEPS = 15
+
+
 @dataclass(frozen=True, slots=True)
 class VisibleTile:
     """A tile to draw. Its vertices move to the parent's surface between ``near_m`` and ``far_m``
     metres from the camera; ``fade`` (0 to 1) moves them there at any distance, for a tile that
-    has just come. ``parent_slot`` is its own slot where no parent is there: then nothing moves.
+    has just come. ``edges`` moves them along the edges and corners in :data:`NEIGHBOURS`, each by
+    0 to :data:`EDGE_STEPS` in four bits. ``parent_slot`` is its own slot where no parent is there:
+    then nothing moves.
 
     ``row`` is what the shader gets, but for the place, which is the world's: x and z, metres per
     cell, fade; where the move begins, 1 / its length, the quadrant's corner in the parent's cells.
@@ -51,6 +58,7 @@ class VisibleTile:
     near_m: float
     far_m: float
     fade: float = 0.0
+    edges: int = 0
     row: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -312,7 +320,8 @@ class Renderer:
         order = np.argsort(away, kind="stable")
         nearest = [visible[i] for i in order]
         self._tile_data[: len(rows), :8] = rows[order]
-        self._tile_words[: len(rows), 8:10] = [(v.slot, v.parent_slot) for v in nearest]
+        words = [(v.slot, v.parent_slot, v.edges) for v in nearest]
+        self._tile_words[: len(rows), 8:11] = words
         self._tile_buffer.write(self._tile_data[: len(rows)])
         return list(zip(away[order].tolist(), nearest, strict=True))
 

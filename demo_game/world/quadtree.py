@@ -47,10 +47,14 @@ class Detail:
 
 @dataclass(slots=True)
 class Selection:
-    """Tiles to draw, and tiles to make with their distance in metres (nearest parents first)."""
+    """Tiles to draw, and tiles to make with their distance in metres (nearest parents first).
+
+    ``coarse`` are the drawn tiles whose children should be drawn, but are not there yet.
+    """
 
     draw: list[TileId] = field(default_factory=list)
     wanted: dict[TileId, float] = field(default_factory=dict)
+    coarse: set[TileId] = field(default_factory=set)
 
 
 def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
@@ -173,4 +177,5 @@ def _visit(
                 _visit(child, eye, seed, detail, ready, settled, below)
             if below is found:
                 return
+        found.coarse.add(tile)
     found.draw.append(tile)

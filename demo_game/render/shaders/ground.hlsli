@@ -10,6 +10,24 @@ float height_at(int2 cell, uint slot)
     return heights.Load(int4(cell + 4, int(slot), 0));
 }
 
+// How far a place of a tile takes the parent's shape because a neighbour has it: all the way at the
+// edge, and not at all REACH cells from it. Four bits of edges each: west, north, east, south, and
+// the corners from the north-west on.
+float at_edges(float2 cell, uint edges)
+{
+    static const float REACH = 20.0;
+    float moved = 0.0;
+    if (edges != 0)
+    {
+        float2 low = cell, high = 56.0 - cell;
+        float away[8] = { low.x, low.y, high.x, high.y, length(low), length(float2(high.x, low.y)),
+            length(high), length(float2(low.x, high.y)) };
+        [unroll] for (uint i = 0; i < 8; ++i)
+            moved = max(moved, float((edges >> (4 * i)) & 15) / 15.0 * saturate(1.0 - away[i] / REACH));
+    }
+    return moved;
+}
+
 // Linear light of sRGB, fitted. Texels are filtered before that: of a texture in sRGB a software
 // driver converts all four of a sample.
 float3 linear_of(float3 c)

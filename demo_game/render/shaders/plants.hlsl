@@ -15,6 +15,7 @@ struct Plant
     [[vk::location(4)]] uint4 looks : LOOKS;
     [[vk::location(5)]] float4 light : LIGHT;
     [[vk::location(6)]] float4 place : PLACE;
+    [[vk::location(7)]] uint edges : EDGES;
 };
 
 struct Leaf
@@ -36,12 +37,15 @@ Leaf place(Plant plant)
     float tint = float(plant.looks.w) / 255.0;
     bool tree = kind == 0;
 
-    float2 flat = plant.place.xy + plant.cell * (65535.0 / 1024.0 * plant.place.z);
+    float2 cell = plant.cell * (65535.0 / 1024.0);
+    float2 flat = plant.place.xy + cell * plant.place.z;
     float3 root = float3(flat.x, plant.ground - scene.sun.w - 0.2, flat.y);
     float away = length(root);
     // thin out with distance: each goes at its own, and shrinks before it does
     float reach = PLANTS_M * (0.45 + 0.55 * frac(tint * 7.31 + size * 3.17));
-    float grown = saturate((reach - away) * (1.0 / (0.15 * PLANTS_M))) * (1.0 - plant.place.w);
+    float grown = saturate((reach - away) * (1.0 / (0.15 * PLANTS_M)));
+    // there are none where the ground still has the coarser level's shape
+    grown *= 1.0 - max(plant.place.w, at_edges(cell, plant.edges));
 
     float3 shape = tree ? plant.tree : plant.clump;
     shape.xz = float2(shape.x * turn.x - shape.z * turn.y, shape.x * turn.y + shape.z * turn.x);

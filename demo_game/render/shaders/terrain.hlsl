@@ -19,7 +19,8 @@ struct Vertex
     [[vk::location(2)]] float4 place : PLACE;
     // distance where the move begins, 1 / its length, quadrant's corner in the next level's cells
     [[vk::location(3)]] float4 morph : MORPH;
-    [[vk::location(4)]] uint2 slots : SLOTS;
+    // its own slot, the parent's, and see at_edges
+    [[vk::location(4)]] uint3 slots : SLOTS;
 };
 
 struct Surface
@@ -45,7 +46,7 @@ Surface place(Vertex vertex)
     float2 flat = vertex.place.xy + cell * vertex.place.z;
     float3 at = float3(flat.x, max(own, 0.0) - scene.sun.w, flat.y);
     float moved = saturate((length(at) - vertex.morph.x) * vertex.morph.y);
-    moved = max(moved, vertex.place.w);
+    moved = max(moved, max(vertex.place.w, at_edges(cell, vertex.slots.z)));
     float height = lerp(own, coarse, moved);
     float drop = float(vertex.cell.z) * vertex.place.z;
     at.y = max(height, SEABED) - drop - scene.sun.w;
@@ -59,7 +60,7 @@ Surface place(Vertex vertex)
 #endif
     surface.uv = (float4(cell, cell * 0.5 + vertex.morph.zw) + 4.5) / 64.0;
     surface.moved = moved;
-    surface.slots = vertex.slots;
+    surface.slots = vertex.slots.xy;
     surface.fog = fog_of(at);
     surface.position = float4(at, height);
     return surface;

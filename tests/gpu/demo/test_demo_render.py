@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ import wgpu
 from PIL import Image
 
 from demo_game.render.camera import Camera
+from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import EFFORTS
 from demo_game.render.quality import SOFTWARE
-from demo_game.render.renderer import Renderer, VisibleTile
+from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleTile
 from demo_game.world.noise import height
-from demo_game.world.quadtree import Detail
+from demo_game.world.quadtree import Detail, Selection
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, Made, make
 from tests.fixtures.memory import held_bytes
@@ -159,6 +161,55 @@ def test_a_skirt_hides_a_step_between_neighbours(screen):
     seen = is_land(screen.picture(camera, visible))[:, WIDTH // 2 - 10 : WIDTH // 2 + 10]
     assert seen.any() and not seen.all()
     assert (np.maximum.accumulate(seen, 0) == seen).all(), "below land there is land"
+
+
+def test_a_tile_meets_a_neighbour_that_is_still_coarser(screen):
+    """A plain 25 m above its parent slopes down to a neighbour whose children are missing."""
+    parent, near, far = TileId(3, 0, 0), TileId(2, 0, 1), TileId(2, 0, 0)
+
+    def plain(tile, seed):
+        height = np.full((FINE, FINE), 125.0 if tile == far else 100.0, np.float32)
+        return replace(red(tile, seed), height=height)
+
+    land = Landscape(screen.gpu, screen.renderer, SEED, plain)
+    land.add([parent, near, far])
+    (x, z), span = near.origin, near.span_m
+    camera = screen.renderer.camera((x + span / 2, 105.0, z + span * 0.05), 0.0, 0.0)
+    at = land.slots
+    pictures = [
+        screen.picture(
+            camera,
+            [
+                VisibleTile(near, at[near], at[near], math.inf, math.inf),
+                VisibleTile(far, at[far], at[parent], math.inf, math.inf, 0.0, edges << 4 * 3),
+            ],
+        )
+        for edges in (0, EDGE_STEPS)
+    ]
+    cliff, slope = (is_land(picture).mean() for picture in pictures)
+    assert slope < cliff - 0.02
+
+
+def test_edges_that_meet_coarser_or_fading_neighbours_are_named(screen):
+    tile, fading = TileId(1, 4, 4), TileId(1, 5, 4)
+    fades = {fading: 0.4}
+    streaming = SimpleNamespace(
+        changes=0,
+        drawn=lambda tile: SimpleNamespace(slot=tile.level),
+        fade=lambda tile, now_s: fades.get(tile, 0.0),
+    )
+    others = [TileId(1, 4, 5), TileId(1, 5, 5), fading]
+    selection = Selection([tile, *others, TileId(3, 0, 0)], {}, {TileId(3, 0, 0)})
+    drawn = DrawnTiles(streaming)
+    (found,) = drawn.list_visible([tile], selection, Detail(), 0.0)
+    weights = {place: found.edges >> 4 * i & 15 for i, place in enumerate(NEIGHBOURS)}
+    # the coarse tile covers x and z from 0 to 3 of this level
+    assert {place: weight for place, weight in weights.items() if weight} == {
+        (1, 0): 6, (-1, -1): 15,
+    }  # fmt: skip
+    del fades[fading]
+    (found,) = drawn.list_visible([tile], selection, Detail(), 0.0)
+    assert found.edges >> 8 & 15 == 0, "what fades is looked at in every frame"
 
 
 def test_a_tile_that_has_just_come_has_its_parents_shape(screen):
