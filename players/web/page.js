@@ -125,7 +125,7 @@ class Enlarging {
     this.job = null;
     const made = share < 1 ? `, made smaller from ${source.width} × ${source.height},` : "";
     element("hint").textContent = `${width} × ${height}${made} to ${canvas.width} × ${canvas.height} in ` +
-      `${this.count} ${this.count === 1 ? "tile" : "tiles"}. Drag another picture here.`;
+      `${this.count} ${this.count === 1 ? "tile" : "tiles"}. Drop another picture here.`;
   }
 
   /**
@@ -271,15 +271,18 @@ function takePictures(work) {
   };
   for (const kind of ["dragover", "dragleave", "drop"]) area.addEventListener(kind, over);
   for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
-  area.addEventListener("drop", async (/** @type {DragEvent} */ { dataTransfer }) => {
-    const file = [...dataTransfer?.files ?? []].find((one) => one.type.startsWith("image/"));
-    if (!file) return element("hint").textContent = "that is no picture: drag a .png or .jpg here";
+  const take = async (/** @type {FileList | undefined} */ files) => {
+    const file = [...files ?? []].find((one) => one.type.startsWith("image/"));
+    if (!file) return element("hint").textContent = "This file is no picture: use a .png or .jpg";
     try {
       work.begin(await createImageBitmap(file));
     } catch {
       element("hint").textContent = `'${file.name}' cannot be read as a picture`;
     }
-  });
+  };
+  area.addEventListener("drop", (/** @type {DragEvent} */ { dataTransfer }) => take(dataTransfer?.files));
+  element("file").onchange = () => take(element("file").files);
+  element("open").hidden = false;
 }
 
 async function begin() {
