@@ -22,7 +22,12 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.cpu.compare import Comparison
 from cml_engine.nnef.expansion.signatures import standard_signatures
-from cml_engine.tools.report.operator_support import operator_support
+from cml_engine.ops.declaration.spec import Tolerance
+from cml_engine.tools.report.operator_support import (
+    OperatorSupport,
+    operator_doc,
+    operator_support,
+)
 from tests.fixtures import texts
 from tests.generate import Numbers, random_call
 from tests.reference.calls import (
@@ -116,50 +121,65 @@ def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str
     totals = {b: sum(t.cases for t in of.values()) for b, of in tallies.items()}
     wrong = sum(len(t.wrong) for of in tallies.values() for t in of.values())
     ran = "; ".join(f"{totals[b]} calls on {names[b]}" for b in tallies)
+    reasons = list(dict.fromkeys(t.why for op in SIGNATURES if (t := _tolerance(op)) is not None))
     lines = [
         "# Operators",
         "",
-        "Written by `python -m tests.prove`; do not edit.",
+        "Written by `python -m tests.prove`; do not edit. `cml ops NAME` shows an operator's",
+        "signature, kernels and limits.",
         "",
         f"{ran}: {wrong} wrong answers.",
         "",
         "A call is a model of one line: text and weights in a folder, loaded, run, and compared",
         "with the operator's formula in double precision (`tests/reference/formulas.py`, which",
         "shares no line with the engine). The calls are those of the declaration and random ones.",
-        "The worst error is a share of the tolerance, absolute and relative: |got - wanted| <=",
-        "atol + rtol |wanted|. Quantising operators and `mod` jump where a rounding of theirs",
-        "decides: there the answer on either side is right, for an operand moved by a millionth.",
+        "The worst error is a share of the tolerance: |got - wanted| <= atol + rtol |wanted|, for",
+        "the reason below the tables. Quantising operators and `mod` jump where one of their",
+        "roundings decides: there both answers are right, for an operand moved by a millionth.",
+        "An operator is *native*, or *expanded* at load; *graph* is no work at run time.",
         "",
     ]
     for title, chosen in (
         ("NNEF 1.0.5", [op for op in SIGNATURES if op in standard_signatures()]),
         ("Extensions", [op for op in SIGNATURES if op not in standard_signatures()]),
     ):
-        lines += [f"## {title}", "", _header(tallies), _rule(tallies)]
-        lines += [_row(op, support[op], tallies) for op in chosen]
+        lines += [f"## {title}", "", _HEADER, "|---|---|---|--:|--:|---|"]
+        lines += [_row(op, support[op], tallies, reasons) for op in chosen]
         lines.append("")
-    return "\n".join(lines)
+    lines += ["## Tolerances", ""]
+    lines += [f"- {_letter(i)}: {why}" for i, why in enumerate(reasons)]
+    return "\n".join([*lines, ""])
 
 
-def _header(tallies: dict[str, Any]) -> str:
-    columns = [f"{b.upper()} | {b.upper()} calls | worst" for b in tallies]
-    return f"| operator | {' | '.join(columns)} | rtol | atol | why |"
+_HEADER = "| operator | what it computes | runs | calls | worst | rtol, atol |"
 
 
-def _rule(tallies: dict[str, Any]) -> str:
-    return "|---|" + "---|--:|--:|" * len(tallies) + "--:|--:|---|"
+def _letter(index: int) -> str:
+    """Returns a to z, then aa to az."""
+    return "a" * (index // 26) + chr(ord("a") + index % 26)
 
 
-def _row(op: str, support: Any, tallies: dict[str, dict[str, Tally]]) -> str:
-    cells = [f"`{op}`"]
-    for backend, of in tallies.items():
-        tally = of[op]
-        cells += [getattr(support, backend), str(tally.cases), f"{100 * tally.worst:.0f} %"]
+def _tolerance(op: str) -> Tolerance | None:
+    """Returns an operator's tolerance, or None if its results are exact."""
     if op in GRAPH_LEVEL:
-        return "| " + " | ".join([*cells, "0", "0", "read at load"]) + " |"
-    tolerance = tolerance_of(op)
-    numbers = [f"{tolerance.rtol:.1g}", f"{tolerance.atol:.1g}"]
-    return "| " + " | ".join([*cells, *numbers, tolerance.why.replace("|", "\\|")]) + " |"
+        return None
+    found = tolerance_of(op)
+    return found if found.rtol or found.atol else None
+
+
+def _row(
+    op: str, support: OperatorSupport, tallies: dict[str, dict[str, Tally]], reasons: list[str]
+) -> str:
+    alike = support.gpu == support.cpu
+    runs = support.gpu if alike else f"{support.gpu}, {support.cpu} on the CPU"
+    calls = sum(of[op].cases for of in tallies.values())
+    worst = max(of[op].worst for of in tallies.values())
+    found = _tolerance(op)
+    near = "exact"
+    if found is not None:
+        near = f"{found.rtol:.1g}, {found.atol:.1g} ({_letter(reasons.index(found.why))})"
+    doc = operator_doc(op).replace("|", "\\|")
+    return f"| `{op}` | {doc} | {runs} | {calls} | {100 * worst:.0f} % | {near} |"
 
 
 def main() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from cml_engine.nnef.expansion.signatures import standard_fragments
 from cml_engine.tools.cli import main
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/operators.md"
 NAMES = [*standard_fragments(), *extension_fragments()]
 
 
@@ -21,6 +25,12 @@ def test_every_operator_says_what_it_computes(name):
     assert "made by the engine" not in doc
     shown = operator_text(name)
     assert f"signature  {name}(" in shown and f"meaning    {doc}" in shown and "runs  " in shown
+
+
+def test_the_page_of_operators_has_the_same_words():
+    """``python -m tests.prove`` writes the page from the same comments."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| [a-z]", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert rows == {name: operator_doc(name).replace("|", "\\|") for name in NAMES}
 
 
 def test_one_operator_shows_its_attributes_kernels_and_limits(capsys):

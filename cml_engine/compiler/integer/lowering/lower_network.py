@@ -164,8 +164,8 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
             raise _not_exact_error(node)
         raise NoIntegerForm(
             f"{node.title} has no integer form: it is a function of more than one tensor or of "
-            "more than one place. Leave it outside of the network, write it with operators of "
-            "'cml docs integer', or let the network end in floats (cml quantize --float-tail)",
+            "more than one place. Leave it outside of the network, write it with operators "
+            "that quantize (cml docs your_model), or let the network end in floats (--float-tail)",
             node.source,
         )
     return handler(builder, node)

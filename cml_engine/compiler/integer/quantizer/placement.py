@@ -143,7 +143,8 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
         return ValueKind(role, base if is_scaling else None)
     raise ModelError(
         f"{node.title} has no integer form: leave it outside of the network, write it with "
-        "operators that 'cml docs integer' names, or let the network end in floats (--float-tail)",
+        "operators that quantize (cml docs your_model), or let the network end in floats "
+        "(--float-tail)",
         node.source,
     )
 
