@@ -21,9 +21,9 @@ import numpy as np
 import cml_engine as cml
 from benchmarks import table
 from benchmarks.models import MODELS, ready_program
+from cml_engine.compiler.plan import StepCost
 from cml_engine.gpu.program import inspect
 from examples.upscale import assets
-from scheduler.executor import StepCost
 
 FILE = (
     Path(__file__).resolve().parents[1] / "scheduler" / "planning" / "defaults" / "1-software.json"

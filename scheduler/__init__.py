@@ -7,12 +7,13 @@
 
 import logging
 
+from cml_engine.compiler.plan import Slice, StepCost, Timing
 from scheduler.clock import Clock, RealClock, VirtualClock
-from scheduler.executor import Executor, Network, Slice, StepCost, Timing
+from scheduler.executor import Executor, Network
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.admission import AdmissionError
 from scheduler.jobs.job import Job, JobOutput
-from scheduler.planning.budget import FixedBudget, SpareBudget
+from scheduler.planning.controller import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.plan import Planner, plan_frame
 from scheduler.planning.policy import by_priority, fair_share, least_laxity

@@ -3,72 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from cml_engine.compiler.plan import Slice, StepCost, Timing
+
+if TYPE_CHECKING:
+    import wgpu
+
+    from cml_engine.gpu.memory.tensors import GpuTensor
+    from cml_engine.ir.graph import Array
 
 #: the value of :attr:`Executor.clock_source` for a device that cannot time its own work
 WALL_CLOCK = "wall clock"
-
-
-class StepCost(Protocol):
-    """The cost of a step, known before the step has ever run.
-
-    ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
-    workgroup), in every process on every machine; ``flops`` and ``nbytes`` are per workgroup.
-
-    Examples
-    --------
-    >>> step = network.program.step_costs()[0]
-    >>> step.groups > 0 and step.flops > 0
-    True
-    """
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def flops(self) -> float: ...
-    @property
-    def nbytes(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A range of workgroups, ``[first, first + count)``, of one step of a network.
-
-    Steps below 0 are loads of the job's texture inputs; the last load is step -1.
-
-    Examples
-    --------
-    >>> part = cml.Slice(network.program, step=0, first=0, count=2)
-    """
-
-    network: Network
-    step: int
-    first: int
-    count: int
-
-
-class Timing(Protocol):
-    """The measured GPU time of one timed group of slices; ``group`` counts within its frame.
-
-    Examples
-    --------
-    >>> def mean_ms(timings: list[cml.Timing]) -> float:
-    ...     return sum(timing.ms for timing in timings) / len(timings)
-    """
-
-    @property
-    def frame(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def ms(self) -> float: ...
+#: an object that only the executor looks into: a network, a run, outputs, an accepted input
+Handle: TypeAlias = Any
 
 
 class Network(Protocol):
@@ -144,41 +92,7 @@ def exclusivity_key(network: Network) -> str | int:
     return network.exclusive_group or id(network)
 
 
-class Results(Protocol):
-    """The device's interface to the outputs of finished jobs."""
-
-    def tensor(self, result: Any, name: str) -> Any:
-        """Returns a GPU tensor of a finished job."""
-        ...
-
-    def copy_to_texture(
-        self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
-    ) -> StepCost:
-        """Encodes the copy of an output into a host's texture and returns its cost."""
-        ...
-
-    def take_copies(self) -> Sequence[tuple[StepCost, float]]:
-        """Returns the copies whose measured milliseconds have arrived, each only once."""
-        ...
-
-    def request_read(self, encoder: Any, result: Any) -> None:
-        """Encodes the copy that a readback needs."""
-        ...
-
-    def read(self, result: Any, name: str) -> Any:
-        """Returns the output as a host array, or None until the readback has arrived."""
-        ...
-
-    def is_reading(self, result: Any) -> bool:
-        """Returns True if a readback of the result has been requested and has not arrived."""
-        ...
-
-    def release(self, result: Any) -> None:
-        """Frees the outputs."""
-        ...
-
-
-class Executor(Results, Protocol):
+class Executor(Protocol):
     """The device's side of a frame loop.
 
     Examples
@@ -197,28 +111,28 @@ class Executor(Results, Protocol):
     #: True if timing takes a considerable part of a frame (a software driver)
     timing_is_dear: bool
 
-    def accept(self, network: Network, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
         """Checks the inputs of a new job and returns them in the form that the device keeps.
 
-        Host arrays are copied; GPU tensors are kept until :meth:`let_go`. A value with ``job``
-        and ``name`` is the output of that name of the network ``job.network``. Raises
+        Host arrays are copied; GPU tensors are kept until :meth:`release_input`. A value with
+        ``job`` and ``name`` is the output of that name of the network ``job.network``. Raises
         :class:`cml_engine.InputError` if the network or a tensor belongs to another device, or
         an input does not fit.
         """
         ...
 
-    def input_steps(self, network: Network, inputs: Mapping[str, Any]) -> Sequence[StepCost]:
+    def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> Sequence[StepCost]:
         """Returns the costs of the texture loads that run before the network's first step.
 
         They are in the order of the accepted inputs.
         """
         ...
 
-    def let_go(self, value: Any) -> None:
+    def release_input(self, value: Handle) -> None:
         """Frees an accepted input."""
         ...
 
-    def reserve(self, network: Network, inputs: Mapping[str, Any]) -> str:
+    def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
         """Reserves the network and the memory for its outputs, before a job begins.
 
         Returns "" if both are available, else a text that says what the job waits for. Never
@@ -226,7 +140,9 @@ class Executor(Results, Protocol):
         """
         ...
 
-    def begin_job(self, encoder: Any, network: Network, inputs: Mapping[str, Any]) -> Any:
+    def begin_job(
+        self, encoder: wgpu.GPUCommandEncoder, network: Handle, inputs: Mapping[str, object]
+    ) -> Handle:
         """Copies the inputs (host arrays or GPU tensors) to the buffers that the network reads.
 
         Returns a handle of the run, for :meth:`harm`. If it raises, it has already released what
@@ -235,8 +151,13 @@ class Executor(Results, Protocol):
         ...
 
     def encode(
-        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
-    ) -> Sequence[tuple[Network, Exception]] | None:
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        frame: int,
+        groups: Sequence[Sequence[Slice]],
+        *,
+        timed: bool = True,
+    ) -> Sequence[tuple[Handle, Exception]] | None:
         """Encodes the slices; with ``timed``, each group is timed as one.
 
         Returns the networks whose slices could not be encoded, with the error; all others were
@@ -244,18 +165,18 @@ class Executor(Results, Protocol):
         """
         ...
 
-    def finish_job(self, encoder: Any, network: Network) -> Any:
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Handle:
         """Encodes copies of the outputs into memory of their own and returns a handle.
 
         Returns None if there is no memory for the outputs yet.
         """
         ...
 
-    def end_job(self, network: Network) -> None:
+    def end_job(self, network: Handle) -> None:
         """Ends a job that had begun, whether it is done, was cancelled or failed."""
         ...
 
-    def resume_job(self, network: Network) -> None:
+    def resume_job(self, network: Handle) -> None:
         """Continues a job whose end was part of a frame that is being abandoned."""
         ...
 
@@ -270,15 +191,15 @@ class Executor(Results, Protocol):
         """Discards a frame whose commands will never be submitted."""
         ...
 
-    def new_encoder(self) -> Any:
+    def new_encoder(self) -> wgpu.GPUCommandEncoder:
         """Returns a new encoder for a frame that is not the host's."""
         ...
 
-    def submit(self, encoder: Any) -> None:
+    def submit(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Submits an encoder of :meth:`new_encoder`."""
         ...
 
-    def check_encoder(self, encoder: Any) -> None:
+    def check_encoder(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Raises :class:`cml_engine.InputError` if this is not an encoder of the host."""
         ...
 
@@ -297,11 +218,55 @@ class Executor(Results, Protocol):
         """
         ...
 
-    def harm(self, run: Any) -> str:
+    def harm(self, run: Handle) -> str:
         """Returns the reason why the results of a run are wrong, or "" if none is known."""
         ...
 
     @property
     def frames_in_flight(self) -> int:
         """The number of frames that were ended and whose timings have not arrived."""
+        ...
+
+    # --- outputs of finished jobs
+
+    def tensor(self, result: Handle, name: str) -> GpuTensor:
+        """Returns a GPU tensor of a finished job."""
+        ...
+
+    def copy_to_texture(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        result: Handle,
+        name: str,
+        options: Mapping[str, object],
+    ) -> StepCost:
+        """Encodes the copy of an output into a host's texture and returns its cost."""
+        ...
+
+    def take_copies(self) -> Sequence[tuple[StepCost, float]]:
+        """Returns the copies whose measured milliseconds have arrived, each only once."""
+        ...
+
+    def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Handle) -> None:
+        """Encodes the copy that a readback needs."""
+        ...
+
+    def read(self, result: Handle, name: str) -> Array | None:
+        """Returns the output as a host array, or None until the readback has arrived."""
+        ...
+
+    def is_reading(self, result: Handle) -> bool:
+        """Returns True if a readback of the result has been requested and has not arrived."""
+        ...
+
+    def release(self, result: Handle) -> None:
+        """Frees the outputs."""
+        ...
+
+
+class ExecutorSource(Protocol):
+    """A device that creates executors, such as :class:`cml_engine.Gpu`."""
+
+    def executor(self) -> Executor:
+        """Returns a new executor."""
         ...

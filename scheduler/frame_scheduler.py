@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from itertools import count
 from threading import current_thread
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakMethod
 
+from cml_engine.compiler.plan import Timing
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import (
     check_callable,
@@ -20,24 +21,27 @@ from cml_engine.errors.arguments import (
 )
 from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
-from scheduler.encoding import append, fail_all_where_lost
-from scheduler.executor import WALL_CLOCK, Executor, Timing
-from scheduler.filling import apply, begin, gather, networks_ready
+from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
+from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
 from scheduler.frame_timings import FrameTimings, all_known, in_groups, jobs_apart
-from scheduler.jobs.admission import Admission
+from scheduler.jobs.admission import Admission, accept_inputs, network_of
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import FramePace, Lifecycle
 from scheduler.jobs.periodic import Periodic
 from scheduler.jobs.status import describe
-from scheduler.planning.budget import FixedBudget, SpareBudget
-from scheduler.planning.controller import BudgetController
+from scheduler.planning.controller import BudgetController, FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.plan import Planner, plan_frame
-from scheduler.planning.policy import Policy, least_laxity
+from scheduler.planning.policy import AnyPolicy, least_laxity
 from scheduler.recording import Recorder, Recording
 from scheduler.reports import FrameReport
-from scheduler.submission import accepted, network_of
+
+if TYPE_CHECKING:
+    import wgpu
+
+    from cml_engine.gpu.gpu import Gpu
+    from cml_engine.runtime.session import Session
 
 #: the options of a recording that :meth:`FrameScheduler.resume` reads
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
@@ -77,12 +81,12 @@ class FrameScheduler:
 
     def __init__(
         self,
-        gpu: Any,
+        gpu: Gpu | ExecutorSource,
         frame_ms: float = 1000 / 60,
         budget_ms: float | Literal["spare"] = "spare",
         *,
         over_share: float = 0.01,
-        policy: Policy[Any] = least_laxity,
+        policy: AnyPolicy = least_laxity,
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
         max_frames_in_flight: int = 4,
@@ -91,7 +95,7 @@ class FrameScheduler:
             raise InputError(f"gpu: wanted a cml.Gpu, got {shortened(repr(gpu))}")
         self.frame_ms = frame_ms = checked("frame_ms", frame_ms, above=True)
         self.budget = _budget_of(budget_ms, frame_ms)
-        self.policy: Policy[Any] = check_callable(policy, "policy")
+        self.policy: AnyPolicy = check_callable(policy, "policy")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
             raise InputError(f"clock: wanted an object with now_ms(), got {clock!r}")
         self.clock = RealClock() if clock is None else clock
@@ -183,8 +187,8 @@ class FrameScheduler:
 
     def submit(
         self,
-        session: Any,
-        inputs: Mapping[str, Any],
+        session: Session | Network,
+        inputs: Mapping[str, object],
         *,
         priority: float = 1.0,
         deadline_ms: float | None = None,
@@ -224,7 +228,7 @@ class FrameScheduler:
         check_choice(get_args(Admission), admission, "admission")
         check_flag(read, "read")
         network = network_of(session)
-        taken = accepted(self.executor, session, network, inputs)
+        taken = accept_inputs(self.executor, session, inputs)
         loads = tuple(self.executor.input_steps(network, taken))
         job = Job(
             number=next(self._numbers),
@@ -251,8 +255,8 @@ class FrameScheduler:
 
     def submit_periodic(
         self,
-        session: Any,
-        make_inputs: Callable[[], Mapping[str, Any]],
+        session: Session | Network,
+        make_inputs: Callable[[], Mapping[str, object]],
         period_ms: float,
         *,
         priority: float = 1.0,
@@ -341,7 +345,9 @@ class FrameScheduler:
         """
         self.controller.frame_took(ms)
 
-    def encode(self, encoder: Any, elapsed_ms: float | None = None) -> FrameReport:
+    def encode(
+        self, encoder: wgpu.GPUCommandEncoder, elapsed_ms: float | None = None
+    ) -> FrameReport:
         """Encodes this frame's slices into the host's command encoder. Never waits.
 
         ``elapsed_ms`` says that everything else in the frame is done, on the GPU too, and took
@@ -375,7 +381,7 @@ class FrameScheduler:
         fail_all_where_lost(self.lifecycle, report)
         return report
 
-    def _encode(self, encoder: Any) -> FrameReport:
+    def _encode(self, encoder: wgpu.GPUCommandEncoder) -> FrameReport:
         start = _cpu_ms()
         jobs, self._not_ended = self.lifecycle, 0
         now = self._steady.now_ms()
@@ -383,7 +389,7 @@ class FrameScheduler:
             periodic.due(now)
         budget, aim = self._allowed()
         rate, self._rate = aim / self.frame_ms, self.controller.rate(aim)
-        copied = jobs.charges.take()
+        copied = jobs.copy_costs.take()
         aim = max(0.0, aim - copied)
         skips = self._timing.back_off.skip_due or self.controller.skips_frame(self.budget)
         report = FrameReport(self.frame, now, budget, 0.0 if skips else aim, copied_ms=copied)
@@ -429,7 +435,7 @@ class FrameScheduler:
                 self.lifecycle.recorder.ended_frame(timings, now)
             self.frame += 1
             measured = self._timing.ended(timings, now, self.cost_model)
-            self.lifecycle.charges.learn(self.executor.take_copies())
+            self.lifecycle.copy_costs.learn(self.executor.take_copies())
             for report in measured:
                 self.controller.measured(report.frame, report.measured_ms or 0.0)
             self.controller.learn()

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from scheduler.executor import Slice, StepCost, Timing
+from cml_engine.compiler.plan import Slice, StepCost, Timing
 from scheduler.planning.back_off import BackOff
 from scheduler.planning.cost_model import CostModel
+from scheduler.planning.first_guess import FirstGuess
 from scheduler.reports import FrameReport, SliceReport
 
 #: a slice of a frame, the cost of its step, and its predicted milliseconds
@@ -90,6 +91,32 @@ class FrameTimings:
             if entry.groups and len(entry.ms) == len(entry.groups):
                 done.append(_learn_frame(entry, model))
         return done
+
+
+class CopyCosts:
+    """The predicted time of the copies into textures since the last frame was planned.
+
+    Their costs are learned apart from the networks' costs, because a host requests a copy at any
+    time and no plan depends on it.
+    """
+
+    def __init__(self, guess: FirstGuess) -> None:
+        self.pending_ms = 0.0
+        self._model = CostModel(guess=guess)
+
+    def add(self, cost: StepCost) -> None:
+        """Adds the predicted time of a copy that is encoded in this frame or the next one."""
+        self.pending_ms += self._model.predict_ms(cost, cost.groups)
+
+    def take(self) -> float:
+        """Returns the milliseconds to subtract from the next frame's budget, and resets them."""
+        taken, self.pending_ms = self.pending_ms, 0.0
+        return taken
+
+    def learn(self, measured: Iterable[tuple[StepCost, float]]) -> None:
+        """Learns from the measured times of copies."""
+        for cost, ms in measured:
+            self._model.learn([(cost, cost.groups)], ms)
 
 
 def _take_for_granted(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:

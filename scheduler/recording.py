@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.compiler.plan import StepCost, Timing
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import read_json
-from scheduler.executor import StepCost, Timing
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 

@@ -19,8 +19,8 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
+from cml_engine.compiler.plan import Slice
 from cml_engine.io.atomic_write import write_atomically
-from scheduler.executor import Slice
 
 _TEXT = """version 1.0;
 graph net(x) -> (y)

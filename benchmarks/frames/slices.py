@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 import cml_engine as cml
+from cml_engine.compiler.plan import Slice
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.runtime.session import random_inputs
-from scheduler.executor import Slice
 
 #: frames until the last times have arrived
 _DRAIN = 4

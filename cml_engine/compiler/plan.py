@@ -120,11 +120,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
-    """The work of a step as a scheduler sees it (``scheduler.executor.StepCost``).
+class StepCost:
+    """The cost of a step, known before the step has ever run.
 
-    ``key`` is equal for steps whose workgroups do the same work with the same kernel. FLOPs and
-    bytes are per workgroup.
+    ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
+    workgroup), in every process on every machine. FLOPs and bytes are per workgroup.
     """
 
     key: str
@@ -133,6 +133,28 @@ class StepWork:
     groups: int
     flops: float
     nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range of workgroups, ``[first, first + count)``, of one step of a network.
+
+    Steps below 0 are loads of the job's texture inputs; the last load is step -1.
+    """
+
+    network: Any
+    step: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The measured GPU time of one timed group of slices; ``group`` counts within its frame."""
+
+    frame: int
+    group: int
+    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +303,7 @@ class Plan:
             total = total + step.cost
         return total
 
-    def step_costs(self) -> list[StepWork]:
+    def step_costs(self) -> list[StepCost]:
         """Returns the work of every step for a scheduler's cost model."""
         return [_step_cost(step) for step in self.steps]
 
@@ -298,11 +320,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def _step_cost(step: Step) -> StepWork:
+def _step_cost(step: Step) -> StepCost:
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
     if step.cooked is not None:
-        return StepWork(step.cooked.cost_key, step.op, step.title, step.groups, flops, nbytes)
+        return StepCost(step.cooked.cost_key, step.op, step.title, step.groups, flops, nbytes)
     variant = "|".join(f"{k}={v}" for k, v in sorted(step.defines.items()))
     digest = zlib.crc32(variant.encode())
     key = f"{step.full_op} {Path(step.path).stem}-{digest:08x} {flops:.4g}F {nbytes:.4g}B"
-    return StepWork(key, step.full_op, step.title, step.groups, flops, nbytes)
+    return StepCost(key, step.full_op, step.title, step.groups, flops, nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from cml_engine.compiler.plan import Binding, Plan, Step, StepWork, TensorPlace
+from cml_engine.compiler.plan import Binding, Plan, Step, StepCost, TensorPlace
 from cml_engine.cooked.kernels import Codes
 from cml_engine.cooked.profiles import Profile
 from cml_engine.cooked.schema import (
@@ -117,7 +117,7 @@ def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]
 
 def _step(
     step: Step,
-    cost: StepWork,
+    cost: StepCost,
     kernel: int,
     codes: Codes,
     first: int,

@@ -1,11 +1,17 @@
-"""Admission control: warns about or refuses jobs whose deadline cannot be met."""
+"""Admission of jobs: checks sessions and inputs, and deadlines that cannot be met."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, cast
 
-from scheduler.jobs.job import Job
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import check_input_mapping, shortened
+from cml_engine.ir.textures import on_device
+from cml_engine.runtime.session import Session
+from scheduler.executor import Executor, Network
+from scheduler.jobs.job import Job, JobOutput
 
 #: the reaction to a deadline that cannot be met
 Admission = Literal["accept", "warn", "refuse"]
@@ -41,3 +47,38 @@ def admit(job: Job, admission: Admission, others: int) -> None:
     if admission == "refuse":
         raise AdmissionError(said)
     warnings.warn(said, RuntimeWarning, stacklevel=5)
+
+
+def network_of(session: Session | Network) -> Network:
+    """Returns the network of a GPU session, or the argument itself if it is a network.
+
+    Raises :class:`InputError` for anything else.
+    """
+    network = cast(Network, getattr(session, "program", session))
+    if not hasattr(network, "step_costs"):
+        backend = getattr(session, "backend", None)
+        got = shortened(repr(session))
+        if isinstance(backend, str):
+            got = f"a session on the {backend.upper()}"
+        raise InputError(
+            f"session: wanted one on a GPU, got {got}; cml.Session(graph, gpu) makes one"
+        )
+    return network
+
+
+def accept_inputs(
+    executor: Executor, session: Session | Network, inputs: Mapping[str, object]
+) -> dict[str, object]:
+    """Returns the checked inputs, as the device keeps them.
+
+    The session checks host arrays; the executor checks tensors on the device.
+    """
+    check_input_mapping(inputs)
+    if isinstance(session, Session):
+        inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
+    return executor.accept(network_of(session), dict(inputs))
+
+
+def _on_gpu(inputs: Mapping[str, object]) -> frozenset[str]:
+    """Returns the names of the inputs that are not host arrays."""
+    return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_callable, check_text
-from scheduler.executor import Executor, Network, StepCost
+from scheduler.executor import Executor, Network
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
 
@@ -118,7 +119,7 @@ class Job(Ranked):
     #: the names of the inputs, and the numbers of the network's steps that the job runs (None: all)
     given: frozenset[str] = frozenset()
     steps: tuple[int, ...] | None = None
-    has_looked: bool = field(default=False, init=False, repr=False)
+    _knows_steps: bool = field(default=False, init=False, repr=False)
     #: the costs of the texture loads, then of the steps; ``step`` counts both
     costs: tuple[StepCost, ...] = ()
     #: the number of texture loads
@@ -301,6 +302,27 @@ class Job(Ranked):
         if self.outputs.released or self.result is None:
             raise InputError(f"job '{self.name}': its outputs were released")
 
+    def find_steps(self, *, behind: bool) -> bool:
+        """Finds the steps that the job has to run; returns True if they changed.
+
+        With ``behind`` the job follows another unfinished job; otherwise it starts from the
+        network's memory as it is now.
+        """
+        found = self.network.steps_for(self.given, behind=behind)
+        steps = None if found is None else tuple(found)
+        if self._knows_steps and steps == self.steps:
+            return False
+        every = self.network.step_costs()
+        mine = every if steps is None else [every[number] for number in steps]
+        self._knows_steps, self.steps = True, steps
+        self.costs = (*self.costs[: self.loads], *mine)
+        return True
+
+    def network_step(self, step: int) -> int:
+        """Returns the network's number of one of the job's steps; loads have numbers below 0."""
+        own = step - self.loads
+        return own if self.steps is None or own < 0 else self.steps[own]
+
     def take_back_end(self) -> None:
         """Undoes the job's end, because the frame in which it ended is abandoned."""
         self.ended_ms = self.ended_frame = None
@@ -314,7 +336,7 @@ class Job(Ranked):
                 if isinstance(value, JobOutput):
                     value.job.outputs.taken(self)
                 else:
-                    self.owner.executor.let_go(value)
+                    self.owner.executor.release_input(value)
             except Exception as error:  # in the middle of a frame, and no fault of the caller
                 self.owner.note(error)
 

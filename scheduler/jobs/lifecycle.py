@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakMethod, WeakSet
 
 from cml_engine.errors import InputError
-from scheduler.charges import Charges
 from scheduler.checks import checked
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
+from scheduler.frame_timings import CopyCosts
 from scheduler.jobs.admission import Admission, admit
 from scheduler.jobs.job import Gone, Job, JobOutput, State
 from scheduler.jobs.roster import Roster
-from scheduler.jobs.snapshot import FrameSnapshot
 from scheduler.jobs.status import waiting_for
-from scheduler.jobs.work import is_behind_any, take_work
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import Policy
+from scheduler.planning.policy import AnyPolicy
 from scheduler.recording import Recorder
 from scheduler.reports import FrameReport
+
+if TYPE_CHECKING:
+    import wgpu
 
 #: the id of a network, and the numbers of its steps (None: all)
 _Work = tuple[int, tuple[int, ...] | None]
@@ -42,7 +43,7 @@ class FramePace:
     frame_ms: float
     #: GPU milliseconds for networks per millisecond of wall time
     rate: float
-    policy: Policy[Any]
+    policy: AnyPolicy
     cost_model: CostModel
     last_report: FrameReport | None
 
@@ -51,6 +52,39 @@ _log = logging.getLogger(__name__)
 #: seconds between frames of :meth:`Lifecycle.wait` that run nothing, and between looks at a job
 #: whose frames another thread runs
 _IDLE_S, _LOOK_S = 0.001, 0.05
+
+
+class FrameSnapshot:
+    """The jobs that a frame works on, as they were before it was encoded."""
+
+    def __init__(self, running: Iterable[Job]) -> None:
+        self._was: list[tuple[Job, State, int, int, float, float]] = []
+        for job in running:
+            self.add(job)
+
+    def add(self, job: Job) -> None:
+        """Saves the state of a job that the frame is about to start."""
+        now = (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms)
+        self._was.append(now)
+
+    def restore(self, executor: Executor, roster: Roster) -> None:
+        """Restores the saved states; jobs that the frame started are queued again."""
+        for job, state, step, group, given_ms, virtual_ms in self._was:
+            if job.state in ("cancelled", "failed"):
+                continue
+            was_done = job.state == "done"
+            if was_done:
+                job.take_back_end()
+                executor.resume_job(job.network)
+            if state == "queued" and job.state != "queued":
+                executor.end_job(job.network)
+                job.started_ms = None
+            job.state, job.step, job.group = state, step, group
+            job.given_ms, job.virtual_ms = given_ms, virtual_ms
+            if was_done:
+                roster.going_on(job)
+            if state == "queued":
+                roster.queued(job)
 
 
 class Lifecycle:
@@ -71,7 +105,7 @@ class Lifecycle:
         #: set while a frame is encoded and not ended
         self.open_frame: FrameSnapshot | None = None
         #: the cost of copies of outputs in the next frame
-        self.charges = Charges(pace.cost_model.guess)
+        self.copy_costs = CopyCosts(pace.cost_model.guess)
         self.executor, self._clock = executor, clock
         #: done jobs that the host still references
         self._done: WeakSet[Job] = WeakSet()
@@ -99,7 +133,7 @@ class Lifecycle:
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)
-                take_work(job, behind=is_behind_any(job, self.roster))
+                job.find_steps(behind=self.roster.has_predecessor(job))
                 admit(job, admission, len(self.roster))
             except Exception:
                 job.let_inputs_go()
@@ -160,7 +194,7 @@ class Lifecycle:
                 said = "paused" if paused else "resumed"
                 self.recorder.changed(job, said, self._clock.now_ms())
 
-    def read(self, job: Job, name: str) -> Any:
+    def read(self, job: Job, name: str) -> object:
         """Implements :meth:`Job.read`."""
         with self.lock:  # the job must not end between the check of its state and its use
             if not job.ended:
@@ -175,12 +209,12 @@ class Lifecycle:
             return self.executor.read(job.result, name)
 
     def copy_to_texture(
-        self, job: Job, encoder: Any, name: str, options: Mapping[str, Any]
+        self, job: Job, encoder: wgpu.GPUCommandEncoder, name: str, options: Mapping[str, object]
     ) -> None:
         """Implements :meth:`Job.copy_to_texture`."""
         with self.lock:
             job.need_done(name)
-            self.charges.add(self.executor.copy_to_texture(encoder, job.result, name, options))
+            self.copy_costs.add(self.executor.copy_to_texture(encoder, job.result, name, options))
 
     def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None:
         """Implements :meth:`Job.add_done_callback`."""
@@ -373,7 +407,7 @@ def calibrate(model: CostModel, network: Network) -> None:
             model.learn([(cost, cost.groups)], ms)
 
 
-def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def gathered_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """Returns a job's inputs with the outputs of other jobs replaced by their tensors."""
     return {
         name: _tensor(value) if isinstance(value, JobOutput) else value
@@ -381,7 +415,7 @@ def gathered_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensor(value: JobOutput) -> Any:
+def _tensor(value: JobOutput) -> object:
     if value.job.state == "failed":  # a job of another scheduler, after it was done
         raise InputError(f"its input's job failed: {value.job.error}")
     if value.job.result is None:

@@ -15,7 +15,13 @@ from typing import Any, Protocol
 
 from scheduler.executor import Network
 from scheduler.jobs.job import Job
-from scheduler.planning.policy import Policy, by_priority, fair_share, fair_share_key, least_laxity
+from scheduler.planning.policy import (
+    AnyPolicy,
+    by_priority,
+    fair_share,
+    fair_share_key,
+    least_laxity,
+)
 
 #: queues of at most this many jobs are not ordered: all jobs are candidates
 _FEW = 3
@@ -154,7 +160,7 @@ class _InTurn(_OneHeap):
         super().__init__(lambda job: job.number)
 
 
-def _order_for(policy: Policy[Any]) -> Order:
+def _order_for(policy: AnyPolicy) -> Order:
     if policy is least_laxity:
         return _ByLaxity()
     if policy is fair_share:
@@ -170,7 +176,7 @@ class NetworkQueue:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._jobs: dict[int, Job] = {}
-        self._policy: Policy[Any] | None = None
+        self._policy: AnyPolicy | None = None
         self._order: Order = _Everyone()
 
     def __len__(self) -> int:
@@ -189,7 +195,7 @@ class NetworkQueue:
         if self._jobs.pop(job.number, None) is not None:
             self._order.remove(job)
 
-    def first(self, policy: Policy[Any], now_ms: float, rate: float) -> list[Job]:
+    def first(self, policy: AnyPolicy, now_ms: float, rate: float) -> list[Job]:
         """Returns the jobs that may come first in the policy's order."""
         if len(self._jobs) <= _FEW and not self.network.retains:
             return self.jobs

@@ -134,6 +134,17 @@ class Roster:
         """Returns the jobs of that slot that have not begun."""
         return list(self._slots.get(slot, {}).values())
 
+    def has_predecessor(self, job: Job) -> bool:
+        """Returns True if the job builds on the memory of a job that has not ended."""
+        return job.network.retains and any(j.network is job.network for j in self._jobs.values())
+
+    def is_blocked(self, job: Job) -> bool:
+        """Returns True if the job builds on a job that itself waits for the outputs of others."""
+        if not job.network.retains:
+            return False
+        before = (j for j in self.jobs if j.number < job.number and j.network is job.network)
+        return any(not maker.ended for other in before for maker in other.makers)
+
     def look_abroad(self) -> None:
         """Indexes again the jobs that wait for jobs of other schedulers, which may have ended."""
         for job in list(self._abroad.values()):

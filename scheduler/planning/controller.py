@@ -33,9 +33,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from scheduler.checks import is_ms
+from scheduler.checks import checked, is_ms
 from scheduler.executor import WALL_CLOCK, Executor
-from scheduler.planning.budget import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.margin import LEAST_SHARE, MEDIAN_FRAMES, RunningMedian, TailMargin
 from scheduler.reports import FrameReport
@@ -63,6 +62,52 @@ _SKIPS, _SKIPS_ON_TIME = 2, 12
 _BASELINE_EVERY, _BASELINE_KNOWN = 48, 32
 #: the weight of the last plan in the usual plan
 _SMOOTHED = 0.05
+
+
+@dataclass(slots=True)
+class FixedBudget:
+    """The same every frame. ``aim_ms`` is planned for; None: what the margin leaves of it.
+
+    Examples
+    --------
+    >>> cml.FixedBudget(4.0).ms
+    4.0
+    """
+
+    ms: float
+    aim_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        checked("ms", self.ms)
+
+
+@dataclass(slots=True)
+class SpareBudget:
+    """A budget of the time that the rest of a frame of ``frame_ms`` leaves.
+
+    It stays between ``floor_ms`` and ``ceiling_ms``. ``headroom`` is the share of the frame that
+    stays unused because render times do not cover the whole frame; it is ignored if the host
+    reports whole frames (:meth:`FrameScheduler.frame_took`).
+
+    Examples
+    --------
+    >>> cml.SpareBudget(frame_ms=1000 / 60, ceiling_ms=6.0).clamp(9.0)
+    6.0
+    """
+
+    frame_ms: float
+    floor_ms: float = 0.5
+    ceiling_ms: float = 12.0
+    headroom: float = 0.1
+
+    def __post_init__(self) -> None:
+        checked("frame_ms", self.frame_ms, above=True)
+        for name in ("floor_ms", "ceiling_ms", "headroom"):
+            checked(name, getattr(self, name))
+
+    def clamp(self, ms: float) -> float:
+        """Returns the milliseconds limited to the range from floor to ceiling."""
+        return min(self.ceiling_ms, max(self.floor_ms, ms))
 
 
 @dataclass(slots=True)

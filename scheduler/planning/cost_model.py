@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cml_engine.compiler.plan import StepCost
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import finite, read_json
-from scheduler.executor import StepCost
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.margin import TailMargin
 

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cml_engine.compiler.plan import StepCost
 from cml_engine.io.json_files import finite
-from scheduler.executor import StepCost
 
 #: the least value of a divisor
 _LEAST = 1e-9

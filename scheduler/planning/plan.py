@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.executor import StepCost
+from cml_engine.compiler.plan import StepCost
 from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSlice
 
 #: decides a frame: :func:`plan_frame`, or an alternative for comparisons

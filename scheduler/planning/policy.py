@@ -7,7 +7,7 @@ budget is spent. Orders are pure functions of the jobs and the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 #: a job that was not served for this long gets the first slice of a frame, whatever the order
 STARVED_MS = 500.0
@@ -87,6 +87,8 @@ class Ranked:
 C = TypeVar("C", bound=Candidate)
 #: ``policy(candidates, now_ms, rate) -> candidates in the order in which they should run``
 Policy = Callable[[Sequence[C], float, float], list[C]]
+#: a policy for jobs and for their states in a frame
+AnyPolicy: TypeAlias = Policy[Any]
 
 
 def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:

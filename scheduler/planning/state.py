@@ -6,26 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from scheduler.executor import StepCost
+from cml_engine.compiler.plan import StepCost
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import BUILT_IN, Policy, Ranked
+from scheduler.planning.policy import BUILT_IN, AnyPolicy, Ranked
 from scheduler.reports import Reason
-
-
-@dataclass(frozen=True, slots=True)
-class StepState:
-    """The cost of a step as data (:class:`scheduler.executor.StepCost`)."""
-
-    key: str
-    op: str
-    title: str
-    groups: int
-    flops: float
-    nbytes: float
-
-    @classmethod
-    def of(cls, cost: StepCost) -> StepState:
-        return cls(cost.key, cost.op, cost.title, cost.groups, cost.flops, cost.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +51,7 @@ class FrameState:
     granule: int
     gpu_behind: bool
     otherwise: Reason
-    policy: Policy[Any]
+    policy: AnyPolicy
     jobs: tuple[JobState, ...]
     networks: tuple[Sequence[StepCost], ...]
     costs: CostModel
@@ -86,7 +70,7 @@ class FrameState:
         return data | {
             "policy": name,
             "jobs": [asdict(job) for job in self.jobs],
-            "networks": [[asdict(StepState.of(c)) for c in steps] for steps in self.networks],
+            "networks": [[_cost_to_json(c) for c in steps] for steps in self.networks],
             "costs": self.costs.state(keys),
         }
 
@@ -98,7 +82,7 @@ class FrameState:
                 **data,
                 "policy": BUILT_IN[data["policy"]],
                 "jobs": tuple(JobState(**job) for job in data["jobs"]),
-                "networks": tuple(tuple(StepState(**s) for s in n) for n in data["networks"]),
+                "networks": tuple(tuple(StepCost(**s) for s in n) for n in data["networks"]),
                 "costs": CostModel.of_state(data["costs"]),
             }
         )
@@ -131,3 +115,7 @@ class FramePlan:
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as a JSON object."""
         return asdict(self)
+
+
+def _cost_to_json(cost: StepCost) -> dict[str, object]:
+    return {field.name: getattr(cost, field.name) for field in fields(StepCost)}

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cml_engine.compiler.plan import Slice, Timing
 from scheduler.clock import VirtualClock
-from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.planning.budget import SpareBudget
+from scheduler.planning.controller import SpareBudget
 from scheduler.planning.cost_model import CostModel
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 FRAME_MS = 1000 / 60
 _NOISE = Path(__file__).with_name("noise")
@@ -113,7 +113,7 @@ class _Device(SimGpu):
         self.exact_ms = sum(exact)
         self.frame_ms = now.networks_ms(self.exact_ms)
         scale = self.frame_ms / self.exact_ms if self.exact_ms else 1.0
-        timings = [SimTiming(frame, index, ms * scale) for index, ms in enumerate(exact)]
+        timings = [Timing(frame, index, ms * scale) for index, ms in enumerate(exact)]
         self._pending.append((frame, timings if timed else []))
 
 

@@ -15,8 +15,8 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
+from cml_engine.compiler.plan import Slice
 from cml_engine.errors import InputError
-from scheduler.executor import Slice
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.cost_model import CostModel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.executor import Network, Slice
+from cml_engine.compiler.plan import Slice
+from scheduler.executor import Network
 from scheduler.planning.plan import Planner
 from scheduler.planning.state import FramePlan, FrameState, JobState, PlannedSlice
 

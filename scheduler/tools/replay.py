@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cml_engine.compiler.plan import Timing
 from scheduler.clock import VirtualClock
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
-from scheduler.planning.budget import FixedBudget
+from scheduler.planning.controller import FixedBudget
 from scheduler.planning.plan import Planner, plan_frame
 from scheduler.planning.policy import BUILT_IN
 from scheduler.planning.state import FramePlan, FrameState, PlannedSlice
 from scheduler.recording import Recording, decisions_of
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep, SimTiming
+from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 
 class _Echo(SimGpu):
@@ -22,7 +23,7 @@ class _Echo(SimGpu):
     def __init__(self, options: Mapping[str, Any]) -> None:
         kept = ("granule", "max_groups", "clock_source")
         super().__init__(**{name: options[name] for name in kept})
-        self.arrived: list[SimTiming] = []
+        self.arrived: list[Timing] = []
         self.busy = 0
         self.held: set[int] = set()
 
@@ -34,7 +35,7 @@ class _Echo(SimGpu):
 
     def encode(self, encoder: Any, frame: int, groups: Any, *, timed: bool = True) -> None: ...
 
-    def end_frame(self, frame: int) -> list[SimTiming]:
+    def end_frame(self, frame: int) -> list[Timing]:
         return self.arrived
 
     @property
@@ -88,7 +89,7 @@ class _Replay:
         self.budget.ms = event["budget"]
         self.budget.aim_ms = event["aim"] if self.spare else None
         # a given aim already excludes the copies
-        self.scheduler.lifecycle.charges.pending_ms = 0 if self.spare else event.get("copied", 0)
+        self.scheduler.lifecycle.copy_costs.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.controller.skips = event["rests"]
         self.scheduler.planner = plan_frame if given is None else _as_given(given, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
@@ -98,7 +99,7 @@ class _Replay:
     def _apply(self, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
         if kind == "end":
-            self.device.arrived = [SimTiming(*timing) for timing in event["timings"]]
+            self.device.arrived = [Timing(*timing) for timing in event["timings"]]
             self.scheduler.end_frame()
         elif kind == "abandoned":
             self.scheduler.abandon_frame()

@@ -10,21 +10,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from scheduler.executor import Slice
+from cml_engine.compiler.plan import Slice, StepCost, Timing
+from scheduler.executor import Executor, Handle
 from scheduler.planning.cost_model import CostModel
 
 
-@dataclass(frozen=True, slots=True)
-class SimStep:
+@dataclass(frozen=True, slots=True, init=False)
+class SimStep(StepCost):
     """A step with the cost that the scheduler sees, and its true time ``ms_per_group``."""
 
-    key: str
-    groups: int
     ms_per_group: float
-    op: str = "step"
-    title: str = "step"
-    flops: float = 1e6
-    nbytes: float = 1e4
+
+    def __init__(
+        self,
+        key: str,
+        groups: int,
+        ms_per_group: float,
+        op: str = "step",
+        title: str = "step",
+        flops: float = 1e6,
+        nbytes: float = 1e4,
+    ) -> None:
+        StepCost.__init__(self, key, op, title, groups, flops, nbytes)
+        object.__setattr__(self, "ms_per_group", ms_per_group)
 
 
 @dataclass(eq=False)
@@ -107,46 +115,7 @@ class Noise:
 EXACT = Noise()
 
 
-@dataclass(frozen=True, slots=True)
-class SimTiming:
-    frame: int
-    group: int
-    ms: float
-
-
-class _Outputs:
-    """Simulated outputs, which consist of their names only."""
-
-    def __init__(self) -> None:
-        self.copied: list[tuple[SimStep, float]] = []
-
-    def tensor(self, result: Any, name: str) -> Any:
-        return name
-
-    def copy_to_texture(
-        self, encoder: Any, result: Any, name: str, options: Mapping[str, Any]
-    ) -> SimStep:
-        """Records a copy; a step stands for the texture, and the copy takes the step's time."""
-        step: SimStep = options["texture"]
-        self.copied.append((step, step.groups * step.ms_per_group))
-        return step
-
-    def take_copies(self) -> list[tuple[SimStep, float]]:
-        taken, self.copied = self.copied, []
-        return taken
-
-    def request_read(self, encoder: Any, result: Any) -> None: ...
-
-    def read(self, result: Any, name: str) -> Any:
-        return name
-
-    def is_reading(self, result: Any) -> bool:
-        return False
-
-    def release(self, result: Any) -> None: ...
-
-
-class SimGpu(_Outputs):
+class SimGpu:
     """A simulated :class:`scheduler.executor.Executor`."""
 
     name = "simulated"
@@ -164,28 +133,28 @@ class SimGpu(_Outputs):
         max_groups: int = 12,
         clock_source: str = "timestamps",
     ) -> None:
-        super().__init__()
+        self.copied: list[tuple[StepCost, float]] = []
         self.noise, self.speed, self.launch_ms, self.latency = noise, speed, launch_ms, latency
         self.granule, self.max_groups = granule, max_groups
         self.clock_source = clock_source
         self.frame_ms = 0.0
         self._random = random.Random(seed)
-        self._pending: deque[tuple[int, list[SimTiming]]] = deque()
-        self._loads: WeakKeyDictionary[Any, list[SimStep]] = WeakKeyDictionary()
+        self._pending: deque[tuple[int, list[Timing]]] = deque()
+        self._loads: WeakKeyDictionary[SimNetwork, list[SimStep]] = WeakKeyDictionary()
 
-    def executor(self) -> SimGpu:
+    def executor(self) -> Executor:
         """Returns the object itself."""
         return self
 
     def encode(
-        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
+        self, encoder: object, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> None:
         """Simulates the slices; their total time is then :attr:`frame_ms`."""
         common = _factor(self._random, self.noise.common)
         timings = []
         for index, group in enumerate(groups):
             ms = sum(self._true_ms(part) for part in group)
-            timings.append(SimTiming(frame, index, ms * common))
+            timings.append(Timing(frame, index, ms * common))
         if timings and self.noise.hitch_share and self._random.random() < self.noise.hitch_share:
             hit = self._random.randrange(len(timings))
             timings[hit] = replace(timings[hit], ms=timings[hit].ms + self.noise.hitch_ms)
@@ -193,14 +162,14 @@ class SimGpu(_Outputs):
         self._pending.append((frame, timings if timed else []))
 
     def _true_ms(self, part: Slice) -> float:
-        network: Any = part.network
+        network: Handle = part.network
         steps = network.steps if part.step >= 0 else self._loads[network]
-        step = steps[part.step]
+        step: SimStep = steps[part.step]
         exact: float = self.launch_ms + part.count * step.ms_per_group / self.speed
         return exact * _factor(self._random, self.noise.single)
 
-    def end_frame(self, frame: int) -> list[SimTiming]:
-        timings: list[SimTiming] = []
+    def end_frame(self, frame: int) -> list[Timing]:
+        timings: list[Timing] = []
         while self._pending and frame - self._pending[0][0] >= self.latency:
             timings += self._pending.popleft()[1]
         return timings if self.clock_source == "timestamps" else []
@@ -208,11 +177,12 @@ class SimGpu(_Outputs):
     def abandon_frame(self, frame: int) -> None:
         self._pending = deque(p for p in self._pending if p[0] != frame)
 
-    def new_encoder(self) -> None: ...
+    def new_encoder(self) -> Handle:
+        return None
 
-    def submit(self, encoder: Any) -> None: ...
+    def submit(self, encoder: object) -> None: ...
 
-    def check_encoder(self, encoder: Any) -> None: ...
+    def check_encoder(self, encoder: object) -> None: ...
 
     def check(self) -> None: ...
 
@@ -222,34 +192,61 @@ class SimGpu(_Outputs):
     def take_losses(self) -> bool:
         return False
 
-    def harm(self, run: Any) -> str:
+    def harm(self, run: Handle) -> str:
         return ""
 
     @property
     def frames_in_flight(self) -> int:
         return 0
 
-    def accept(self, network: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
         return dict(inputs)
 
-    def let_go(self, value: Any) -> None: ...
+    def release_input(self, value: Handle) -> None: ...
 
-    def input_steps(self, network: Any, inputs: Mapping[str, Any]) -> list[SimStep]:
+    def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> list[SimStep]:
         """Returns the steps among the inputs, which stand for textures."""
         return [value for value in inputs.values() if isinstance(value, SimStep)]
 
-    def reserve(self, network: Any, inputs: Mapping[str, Any]) -> str:
+    def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
         return ""
 
-    def begin_job(self, encoder: Any, network: Any, inputs: Mapping[str, Any]) -> None:
+    def begin_job(self, encoder: object, network: Handle, inputs: Mapping[str, object]) -> None:
         self._loads[network] = self.input_steps(network, inputs)
 
-    def finish_job(self, encoder: Any, network: Any) -> Any:
+    def finish_job(self, encoder: object, network: Handle) -> Handle:
         return network
 
-    def end_job(self, network: Any) -> None: ...
+    def end_job(self, network: Handle) -> None: ...
 
-    def resume_job(self, network: Any) -> None: ...
+    def resume_job(self, network: Handle) -> None: ...
+
+    # --- outputs consist of their names only
+
+    def tensor(self, result: Handle, name: str) -> Handle:
+        return name
+
+    def copy_to_texture(
+        self, encoder: object, result: Handle, name: str, options: Mapping[str, Any]
+    ) -> SimStep:
+        """Records a copy; a step stands for the texture, and the copy takes the step's time."""
+        step: SimStep = options["texture"]
+        self.copied.append((step, step.groups * step.ms_per_group))
+        return step
+
+    def take_copies(self) -> list[tuple[StepCost, float]]:
+        taken, self.copied = self.copied, []
+        return taken
+
+    def request_read(self, encoder: object, result: Handle) -> None: ...
+
+    def read(self, result: Handle, name: str) -> Handle:
+        return name
+
+    def is_reading(self, result: Handle) -> bool:
+        return False
+
+    def release(self, result: Handle) -> None: ...
 
 
 def _factor(chance: random.Random, sigma: float) -> float:

@@ -316,7 +316,7 @@ class BrokenNetwork(SimNetwork):
 
 #: stages whose error fails the job, and stages whose error the scheduler only reports
 FAILS = ["ready", "prepare", "reserve", "begin_job", "tensor", "encode", "one slice", "finish_job"]
-NOTES = ["end_job", "end_frame", "take_losses", "let_go"]
+NOTES = ["end_job", "end_frame", "take_losses", "release_input"]
 
 
 def plant(device, stage, bad, monkeypatch):
@@ -465,7 +465,7 @@ def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(sch
 @pytest.mark.parametrize("broken", ["load_times_ms", "step_costs"])
 def test_a_network_that_cannot_tell_its_costs_keeps_no_input(scheduler, device, broken):
     let = []
-    device.let_go = let.append
+    device.release_input = let.append
 
     class Broken(SimNetwork):
         load_times_ms = property(raising, lambda self, value: None)

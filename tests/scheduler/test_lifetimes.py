@@ -28,7 +28,7 @@ class Device(SimGpu):
     def release(self, result):
         self.released.append(result)
 
-    def let_go(self, value):
+    def release_input(self, value):
         self.let.append(value)
 
 

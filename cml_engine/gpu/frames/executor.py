@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import wgpu
 
-from cml_engine.compiler.plan import StepWork
+from cml_engine.compiler.plan import Slice, StepCost, Timing
 from cml_engine.errors import DeviceError
 from cml_engine.errors.arguments import check_instance
 from cml_engine.gpu.device import Device
@@ -36,31 +35,6 @@ from cml_engine.ir.textures import TextureTarget
 MAX_GROUPS = 12
 #: frames whose runs are remembered until their receipts arrive
 _REMEMBERED = 64
-
-
-class SliceLike(Protocol):
-    """Workgroups ``[first, first + count)`` of a program's step.
-
-    A negative ``step`` is a load of the job's inputs.
-    """
-
-    @property
-    def network(self) -> Any: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTiming:
-    """Measured GPU time of one group of slices of a frame."""
-
-    frame: int
-    group: int
-    ms: float
 
 
 class FrameExecutor(JobExecutor):
@@ -133,7 +107,7 @@ class FrameExecutor(JobExecutor):
         result: Result,
         name: str,
         options: Mapping[str, Any],
-    ) -> StepWork:
+    ) -> StepCost:
         """Appends the copy of an output into a texture and returns its cost.
 
         ``options`` are the arguments of :class:`TextureTarget`.
@@ -142,7 +116,7 @@ class FrameExecutor(JobExecutor):
         target = TextureTarget(**options)
         return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
 
-    def take_copies(self) -> list[tuple[StepWork, float]]:
+    def take_copies(self) -> list[tuple[StepCost, float]]:
         """Returns the texture copies whose timings have arrived, each with its milliseconds."""
         return self._copies.take()
 
@@ -156,7 +130,7 @@ class FrameExecutor(JobExecutor):
         self,
         encoder: wgpu.GPUCommandEncoder,
         frame: int,
-        groups: Sequence[Sequence[SliceLike]],
+        groups: Sequence[Sequence[Slice]],
         *,
         timed: bool = True,
     ) -> list[tuple[GpuProgram, Exception]]:
@@ -192,7 +166,7 @@ class FrameExecutor(JobExecutor):
     def _encode_group(
         self,
         encoder: wgpu.GPUCommandEncoder,
-        group: Sequence[SliceLike],
+        group: Sequence[Slice],
         writes: Any,
         failed: dict[GpuProgram, Exception],
     ) -> None:
@@ -209,7 +183,7 @@ class FrameExecutor(JobExecutor):
         finally:  # the host keeps using its encoder after an error here
             compute.end()
 
-    def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: SliceLike) -> None:
+    def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: Slice) -> None:
         run = self._runs.get(part.network)
         if run is not None:
             self._worked.add(run)
@@ -244,7 +218,7 @@ class FrameExecutor(JobExecutor):
         """The number of frames that ran without timings because all slots were in use."""
         return self._ring.dropped
 
-    def end_frame(self, frame: int) -> list[GroupTiming]:
+    def end_frame(self, frame: int) -> list[Timing]:
         """Ends the frame after its submit and returns the timings that have arrived.
 
         Requests the data of frames that are old enough.
@@ -270,14 +244,14 @@ class FrameExecutor(JobExecutor):
         self._readbacks.take(self._ring.oldest)  # data of a frame that never ran is garbage
         return timings
 
-    def _timings(self) -> list[GroupTiming]:
+    def _timings(self) -> list[Timing]:
         """Returns the timings that have arrived."""
-        timings: list[GroupTiming] = []
+        timings: list[Timing] = []
         for slot, spent in self._ring.take():
             if slot.frame in self._untold:
                 self._untold.discard(slot.frame)
                 continue
-            timings += [GroupTiming(slot.frame, group, ms) for group, ms in enumerate(spent)]
+            timings += [Timing(slot.frame, group, ms) for group, ms in enumerate(spent)]
         return timings
 
     def _lose(self, frames: Sequence[int]) -> None:

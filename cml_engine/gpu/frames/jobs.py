@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cml_engine.compiler.plan import StepWork
+from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_inputs import check_inputs, is_array
@@ -43,7 +43,7 @@ class JobExecutor:
     def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Checks the inputs of a future job and returns them with arrays copied.
 
-        GPU tensors stay alive until :meth:`let_go`.
+        GPU tensors stay alive until :meth:`release_input`.
         """
         check_inputs(self.gpu, network, inputs)
         if wants_kernels(network, inputs):
@@ -57,11 +57,11 @@ class JobExecutor:
                 value.keep()
         return accepted
 
-    def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepWork]:
+    def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepCost]:
         """Returns the costs of the texture loads that run before the network's own steps."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
-    def let_go(self, value: Any) -> None:
+    def release_input(self, value: object) -> None:
         """Releases an accepted input that the job no longer needs."""
         if isinstance(value, GpuTensor):
             value.let_go()

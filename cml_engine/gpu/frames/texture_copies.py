@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import wgpu
 
-from cml_engine.compiler.plan import StepWork
+from cml_engine.compiler.plan import StepCost
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.textures.copies import TexturePacker
@@ -24,7 +24,7 @@ class TextureCopies:
         #: created by the first copy
         self._ring: TimestampRing | None = None
         self._timed = -1
-        self._costs: dict[int, StepWork] = {}
+        self._costs: dict[int, StepCost] = {}
 
     def copy(
         self,
@@ -33,7 +33,7 @@ class TextureCopies:
         name: str,
         tensor: GpuTensor,
         target: TextureTarget,
-    ) -> StepWork:
+    ) -> StepCost:
         """Appends the copy and returns its cost."""
         if self._ring is None and self._gpu.has_timestamps:
             self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
@@ -56,7 +56,7 @@ class TextureCopies:
         """Requests the timings that are old enough; returns True if any are pending."""
         return self._ring is not None and self._ring.ask(frame)
 
-    def take(self) -> list[tuple[StepWork, float]]:
+    def take(self) -> list[tuple[StepCost, float]]:
         """Returns the copies whose timings have arrived, each with its milliseconds."""
         if self._ring is None:
             return []

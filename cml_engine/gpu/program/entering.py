@@ -8,7 +8,7 @@ from typing import Any
 
 import wgpu
 
-from cml_engine.compiler.plan import Binding, StepWork, TensorPlace
+from cml_engine.compiler.plan import Binding, StepCost, TensorPlace
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
@@ -58,7 +58,7 @@ class NumbersLoad:
         )
         words = 4 + block_words(place.layout)
         #: the step's cost for the scheduler
-        self.cost: StepWork = step_cost("enter", f"enter '{name}'", self._params, words)
+        self.cost: StepCost = step_cost("enter", f"enter '{name}'", self._params, words)
         self._bound: Any = None
         self._from: Any = None
 

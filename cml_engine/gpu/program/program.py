@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import wgpu
 
-from cml_engine.compiler.plan import Plan, StepWork, TensorPlace
+from cml_engine.compiler.plan import Plan, StepCost, TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
@@ -170,7 +170,7 @@ class GpuProgram(PreparedProgram):
 
     # --- for a frame scheduler
 
-    def step_costs(self) -> list[StepWork]:
+    def step_costs(self) -> list[StepCost]:
         """Returns the description and cost per workgroup of each step (``scheduler.Network``)."""
         return self._step_costs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import wgpu
 
-from cml_engine.compiler.plan import StepWork
+from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
@@ -45,7 +45,7 @@ class TexturePacker:
         tensor: GpuTensor,
         target: TextureTarget,
         writes: dict[str, Any] | None = None,
-    ) -> StepWork:
+    ) -> StepCost:
         """Appends the copy of the output ``name`` and returns its cost.
 
         ``writes`` are the timestamp writes for the whole copy. Raises :class:`InputError` if the

@@ -13,7 +13,7 @@ from typing import Any
 
 import wgpu
 
-from cml_engine.compiler.plan import StepWork
+from cml_engine.compiler.plan import StepCost
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
@@ -203,7 +203,7 @@ def kernels_of(gpu: Device) -> TextureKernels:
 
 def step_cost(
     name: str, title: str, params: Params, words: float, at_once: bool = False
-) -> StepWork:
+) -> StepCost:
     """Returns the cost of a launch for the scheduler; ``words`` are read and written per pixel.
 
     With ``at_once`` the launch counts as one workgroup, so that it is never sliced.
@@ -212,4 +212,4 @@ def step_cost(
     each = params.groups * GROUP / groups
     flops, nbytes = 16.0 * each, 4 * words * each
     key = f"{name} {name}-texture {flops:.4g}F {nbytes:.4g}B"
-    return StepWork(key, name, title, groups, flops, nbytes)
+    return StepCost(key, name, title, groups, flops, nbytes)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import wgpu
 
-from cml_engine.compiler.plan import Binding, StepWork
+from cml_engine.compiler.plan import Binding, StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
@@ -57,7 +57,7 @@ class TextureLoad:
         per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
         words = count + form.texel_bytes / 4 * per_pixel.get(given.resize or "", 1.0)
         #: the step's cost for the scheduler
-        self.cost: StepWork = step_cost(
+        self.cost: StepCost = step_cost(
             "load_texture", f"load_texture '{name}'", self._params, words, given.at_once
         )
         self._bound: Any = None

@@ -10,7 +10,7 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from scheduler.executor import Slice
+from cml_engine.compiler.plan import Slice
 from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, under_way, within
 
 

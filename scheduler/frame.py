@@ -1,26 +1,32 @@
-"""Fills one frame: collects the state for the decision and starts the chosen jobs."""
+"""One frame: collects the state for the decision, starts the chosen jobs and encodes slices.
+
+Errors fail the jobs that they belong to.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from scheduler.executor import Network, Slice, exclusivity_key
+from cml_engine.compiler.plan import Slice
+from scheduler.executor import Network, exclusivity_key
 from scheduler.frame_timings import Chosen
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
 from scheduler.jobs.queues import NetworkQueue
-from scheduler.jobs.work import is_held_back, number_of, take_work
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.plan import Planner
-from scheduler.planning.policy import BUILT_IN, Policy
+from scheduler.planning.policy import BUILT_IN, AnyPolicy
 from scheduler.planning.state import FramePlan, FrameState, JobState
 from scheduler.reports import FrameReport, Reason, SliceReport
 
+if TYPE_CHECKING:
+    import wgpu
+
 
 def gather(
-    jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float, model: CostModel,
+    jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float, model: CostModel,
     *, gpu_behind: bool,
 ) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
     """Returns the input of the decision about this frame, and the candidate jobs by number.
@@ -81,7 +87,7 @@ class _Numbers:
 
 
 def _candidates(
-    jobs: Lifecycle, report: FrameReport, policy: Policy[Any], rate: float
+    jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float
 ) -> tuple[list[Job], Reason]:
     """Returns the jobs that could run now, and the reason to report if they end before the budget.
 
@@ -107,7 +113,7 @@ def _candidates(
         # preparing one network may have taken the memory of another that is idle
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
             for job in queue.first(policy, report.now_ms, rate):
-                if not is_held_back(job, jobs.roster):
+                if not jobs.roster.is_blocked(job):
                     _look_again(jobs, job)
                     found.append(job)
     return sorted(found, key=lambda job: job.number), otherwise
@@ -148,7 +154,11 @@ def _fail_doomed(jobs: Lifecycle) -> None:
 
 
 def begin(
-    jobs: Lifecycle, encoder: Any, planner: Planner, state: FrameState, chosen: dict[int, Job]
+    jobs: Lifecycle,
+    encoder: wgpu.GPUCommandEncoder,
+    planner: Planner,
+    state: FrameState,
+    chosen: dict[int, Job],
 ) -> FramePlan:
     """Decides the frame and starts the jobs that begin in it.
 
@@ -184,13 +194,13 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
 
 def _look_again(jobs: Lifecycle, job: Job) -> bool:
     """Updates the steps of a job that may begin; returns True if they changed."""
-    changed = job.network.retains and job.state == "queued" and take_work(job, behind=False)
+    changed = job.network.retains and job.state == "queued" and job.find_steps(behind=False)
     if changed and jobs.recorder:
         jobs.recorder.has_work(job)
     return changed
 
 
-def _start(jobs: Lifecycle, encoder: Any, job: Job, now: float) -> bool:
+def _start(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, job: Job, now: float) -> bool:
     try:
         # first: nothing that can raise may stand between reserve and begin_job
         inputs = gathered_inputs(job.inputs)
@@ -233,7 +243,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
         job.virtual_ms += part.predicted_ms / (job.priority or 1.0)
         job.last_served_ms = report.now_ms
         report.predicted_ms += part.predicted_ms
-        number = number_of(job, part.step)
+        number = job.network_step(part.step)
         report.slices.append(
             SliceReport(
                 job.number, number, cost.op, cost.title, part.first, part.count,
@@ -254,3 +264,67 @@ def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
         except Exception:  # the jobs of the network fail in _is_ready
             found[id(queue.network)] = False
     return found
+
+
+def append(
+    jobs: Lifecycle,
+    encoder: wgpu.GPUCommandEncoder,
+    report: FrameReport,
+    groups: Sequence[Sequence[Slice]],
+) -> None:
+    """Encodes the slices, then the ends of completed jobs, then the readbacks."""
+    numbers = {part.job for part in report.slices}
+    working = [job for job in jobs.roster.running.values() if job.number in numbers]
+    failed: list[tuple[Job, Exception]] = []
+    try:
+        refused = jobs.executor.encode(encoder, report.frame, groups, timed=report.timed) or ()
+        failed = [(j, e) for network, e in refused for j in working if j.network is network]
+    except Exception as error:  # the device is lost, or refuses the frame as a whole
+        failed = [(job, error) for job in working]
+        report.reason = "device error"
+        if not working:
+            jobs.note(error)
+    for job, why in failed:
+        report.reason = "device error"
+        jobs.fail(job, why)
+    if report.reason == "device error":
+        fail_all_where_lost(jobs, report)
+    _finish(jobs, encoder, report)
+    _request_reads(jobs, encoder)
+
+
+def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:
+    """Fails all jobs if the device is lost."""
+    try:
+        jobs.executor.check()
+    except Exception as error:
+        report.reason = "device error"
+        for job in jobs.roster.jobs:
+            jobs.fail(job, error)
+
+
+def _finish(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, report: FrameReport) -> None:
+    for job in [job for job in jobs.roster.running.values() if job.all_encoded]:
+        try:
+            job.outputs.result = jobs.executor.finish_job(encoder, job.network)
+        except Exception as error:
+            jobs.fail(job, error)
+            continue
+        if job.result is None:
+            job.held_up = "memory for its outputs"
+            jobs.held_up.append(job.number)
+            continue
+        jobs.end(job, "done")
+        report.finished.append(job.number)
+        if job.wants_read:
+            jobs.reads.append(job)
+
+
+def _request_reads(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder) -> None:
+    reads, jobs.reads = jobs.reads, []
+    for job in reads:
+        if job.result is not None:
+            try:
+                jobs.executor.request_read(encoder, job.result)
+            except Exception as error:
+                job.read_error = error
