@@ -24,6 +24,7 @@ PLACES = {
     "shaders_hlsl": "cml_engine/shaders_hlsl",
     "demo_game": "cml_engine/demo_game",
     "players/web": "cml_engine/cooked/web/player",
+    "players/c": "cml_engine/cooked/c_player",
 }
 _FROM = re.compile(r"^(\s*from )((?:scheduler|demo_game)\b[\w.]* import )", re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*)(import (?:scheduler|demo_game))$", re.MULTILINE)

@@ -6,6 +6,7 @@ They are written to ``dist/``:
 ``cml_engine-VERSION.tar.gz``            the source distribution
 ``cml_engine-VERSION-py3-none-any.whl``  the wheel, built from it
 ``cml-engine-VERSION.tgz``               the npm package, the player of ``players/web``
+``cml-player-c-VERSION.tar.gz``          the C player, ``players/c``, as a CMake project
 =======================================  =====================================
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 WEB = ROOT / "players/web"
+C_PLAYER = ROOT / "players/c"
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
 
@@ -34,6 +36,7 @@ def build_packages(folder: Path) -> None:
     """Writes every package of a release into an existing folder."""
     build_python(folder)
     build_npm(folder)
+    build_c(folder)
 
 
 def build_python(folder: Path) -> None:
@@ -54,14 +57,28 @@ def build_npm(folder: Path) -> None:
     files = {name: (WEB / name).read_bytes() for name in (*description["files"], "README.md")}
     files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
     files["package.json"] = json.dumps(description, indent=2).encode() + b"\n"
+    archive = folder / f"{description['name']}-{description['version']}.tgz"
+    _write_archive(archive, "package", files)
+
+
+def build_c(folder: Path) -> None:
+    """Writes the C player with its tools, examples and CMake files; equal trees, equal bytes."""
+    paths = [path for path in C_PLAYER.rglob("*") if path.is_file()]
+    files = {path.relative_to(C_PLAYER).as_posix(): path.read_bytes() for path in paths}
+    files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    name = f"cml-player-c-{version()}"
+    _write_archive(folder / f"{name}.tar.gz", name, files)
+
+
+def _write_archive(path: Path, top: str, files: dict[str, bytes]) -> None:
+    """Writes files below the folder ``top``, without times or owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in sorted(files.items()):
-            member = tarfile.TarInfo(f"package/{name}")
+            member = tarfile.TarInfo(f"{top}/{name}")
             member.size, member.mode = len(data), 0o644
             archive.addfile(member, io.BytesIO(data))
-    name = f"{description['name']}-{description['version']}.tgz"
-    (folder / name).write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+    path.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
 
 
 def version() -> str:

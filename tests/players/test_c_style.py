@@ -10,7 +10,17 @@ import sys
 import pytest
 
 import cml_engine as cml
-from tests.players.building import INCLUDES, PLAYER, ROOT, need_gcc, sources, wgpu_folder
+from cml_engine.cooked.export_c import amalgamated
+from tests.players.building import (
+    INCLUDES,
+    PLAYER,
+    ROOT,
+    STRICT,
+    need_gcc,
+    run_compiler,
+    sources,
+    wgpu_folder,
+)
 
 HEADER = (PLAYER / "include" / "cml.h").read_text()
 
@@ -59,3 +69,10 @@ def test_only_names_of_the_player_are_visible(tmp_path):
     symbols = re.findall(r"^[0-9a-f]+ \w (\w+)$", names, re.MULTILINE)
     assert len(symbols) > 50
     assert [name for name in symbols if not name.startswith("cml_")] == []
+
+
+def test_the_sources_are_one_file_too(tmp_path):
+    """``cml export --to c`` writes it."""
+    (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
+    where = (f"-I{PLAYER / 'include'}", f"-isystem{wgpu_folder()}")
+    run_compiler(need_gcc(), *STRICT, *where, "-fsyntax-only", tmp_path / "cml.c")
