@@ -228,7 +228,7 @@ def test_a_trace_names_the_nodes(tmp_path, gpu):
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_a_converted_network_that_moves_blocks_can_be_reshaped(op, mode, tmp_path, rng):
-    moved = node(op, "x", "y", blocksize=2, mode=mode)
+    moved = node(f"y = {op}(x, blocksize=2)", mode=mode)
     made = model([moved], [value("x", [1, 8, "h", "w"])], [value("y", None)])
     path = tmp_path / "m.onnx"
     path.write_bytes(made.SerializeToString())
