@@ -1,28 +1,19 @@
 """Tests that hosts that render with OpenGL show the network's output in their texture."""
 
 import importlib.util
-import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from examples.plain_loop import cartoon
-
-PAGE = Path(__file__).resolve().parents[3] / "docs/in_your_engine.md"
+from tests.fixtures.pages import ROOT, example
 
 
 def needs(*packages):
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
-
-
-def blocks(*starts):
-    """Returns the page's Python blocks that begin with these words, in this order."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return [next(text for text in found if text.startswith(start)) for start in starts]
 
 
 def run_page(tmp_path, monkeypatch, host):
@@ -32,8 +23,8 @@ def run_page(tmp_path, monkeypatch, host):
     (folder / "graph.nnef").write_text(cartoon.CARTOON, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     page = {"image": cartoon.image(1.0), "width": cartoon.WIDTH, "height": cartoon.HEIGHT}
-    for text in blocks("from examples", f"import {host}"):
-        exec(compile(text, str(PAGE), "exec"), page)
+    for words in ("from examples", f"import {host}"):
+        exec(example("docs/in_your_engine.md", words), page)
     return page
 
 
@@ -97,7 +88,7 @@ def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
     shot = tmp_path / "shot.png"
     command = [sys.executable, "-c", _PANDA, str(shot)]
     done = subprocess.run(
-        command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "one result: 144 KB" in done.stdout and shot.is_file()
@@ -109,6 +100,7 @@ from pathlib import Path
 import numpy as np
 from examples.panda3d_host.__main__ import Game
 from examples.plain_loop import cartoon
+from tests.fixtures.pages import ROOT, example
 import cml_engine as cml
 
 game = Game(offscreen=True, budget_ms=5.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import zipfile
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
 from cml_engine.io.model_source import FolderSource, OutsideModelError, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
+from tests.fixtures.pages import example
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/your_model.md"
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 TEXT = """version 1.0;
 graph g(x) -> (y)
@@ -241,13 +240,11 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, written, su
 
 
 def test_the_page_s_pak_file(tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (block,) = [text for text in blocks if "class PakModel" in text]
     with zipfile.ZipFile(tmp_path / "game.pk3", "w", zipfile.ZIP_DEFLATED) as pak:
         for name, data in files().items():
             pak.writestr(f"nets/upres/{name}", data)
     monkeypatch.chdir(tmp_path)
     found = {"cml": cml}
-    exec(compile(block, str(PAGE), "exec"), found)
+    exec(example("docs/your_model.md", "class PakModel"), found)
     np.testing.assert_array_equal(found["graph"].constants["w"], VALUES)
     assert isinstance(found["PakModel"], type)
