@@ -25,6 +25,7 @@ PLACES = {
     "demo_game": "cml_engine/demo_game",
     "players/web": "cml_engine/cooked/web/player",
     "players/c": "cml_engine/cooked/c_player",
+    "examples/models": "cml_engine/example_models",
 }
 _FROM = re.compile(r"^(\s*from )((?:scheduler|demo_game)\b[\w.]* import )", re.MULTILINE)
 _IMPORT = re.compile(r"^(\s*)(import (?:scheduler|demo_game))$", re.MULTILINE)

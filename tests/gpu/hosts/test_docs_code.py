@@ -1,19 +1,20 @@
-"""Tests that the code in docs/in_your_engine.md runs unchanged."""
+"""Tests that the Python examples of README.md and of the documents run as they are printed."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import wgpu
+from PIL import Image
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.gpu.native import limit_instance
+from cml_engine.tools import cli
 from tests.fixtures.models import write_model
+from tests.fixtures.pages import example, examples
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGE = DOCS / "in_your_engine.md"
+PAGE = "docs/in_your_engine.md"
 UPRES = """version 1.0;
 graph upres(image) -> (enlarged)
 {
@@ -30,14 +31,27 @@ graph tone(image) -> (toned)
 """
 
 
-def blocks(page=PAGE):
-    found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return {text.partition("\n")[0]: text for text in found}
+@pytest.fixture
+def example_files(tmp_path, monkeypatch, capsys):
+    """The working folder after ``cml example``."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["example"]) == 0
+    assert capsys.readouterr().out.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
+    return tmp_path
 
 
-def block(start, page=PAGE):
-    (found,) = (text for first, text in blocks(page).items() if first.startswith(start))
-    return compile(found, str(page), "exec")
+def test_the_readme_runs(example_files):
+    exec(example("README.md", "import cml_engine"), {})
+    with Image.open(example_files / "enlarged.png") as enlarged:
+        assert enlarged.size == (256, 256)
+
+
+def test_the_first_network_and_the_first_frame_run(example_files, capsys):
+    page = {}
+    for words in ("session.rank", "scheduler.submit"):
+        exec(example("docs/start.md", words), page)
+    assert page["outputs"]["enlarged"].shape == (1, 3, 256, 256)
+    assert "Operation ranking" in capsys.readouterr().out and page["job"].state == "queued"
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
@@ -50,7 +64,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     image = rng.random((1, 4, 8, 8), np.float32)
     page = {"device": device, "image": image, "texture": texture}
     page["render"] = lambda encoder: None
-    exec(block("import cml_engine"), page)
+    exec(example(PAGE, "gpu = cml.Gpu(device=device)"), page)
     first = page["job"]
     while page["job"] is first and first.state != "failed":
         page["frame"]()
@@ -61,9 +75,9 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     np.testing.assert_array_equal(seen, image.repeat(2, 2).repeat(2, 3).transpose(0, 2, 3, 1)[0])
 
     page["tone"] = cml.Session(cml.load(write_model(tmp_path / "tone.nnef", TONE)), page["gpu"])
-    exec(block("newest ="), page)
+    exec(example(PAGE, "newest ="), page)
     assert page["toned"].state == "cancelled" and "queued" in capsys.readouterr().out
-    exec(block("def frame_of_a_window"), page)
+    exec(example(PAGE, "def frame_of_a_window"), page)
     page["render"] = failing_every_other_time()
     for _ in range(100):
         page["frame_of_a_window"]()
@@ -80,7 +94,7 @@ def test_the_renderer_s_own_time_becomes_the_budget():
     device = adapter.request_device_sync(required_features=["timestamp-query"])
     page = {"gpu": cml.Gpu(device=device), "device": device, "FrameScheduler": FrameScheduler}
     page["draw"] = lambda encoder, writes: encoder.begin_compute_pass(timestamp_writes=writes).end()
-    exec(block("scheduler ="), page)
+    exec(example(PAGE, "def timed_frame"), page)
     before = page["scheduler"].next_budget_ms
     for _ in range(30):
         page["timed_frame"]()
@@ -97,8 +111,9 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
     imgui.get_io().set_ini_filename("")
     imgui.get_io().display_size = 800, 600
     imgui.get_io().backend_flags |= imgui.BackendFlags_.renderer_has_textures.value
-    exec(block("from cml_engine.tools.panel"), page)
-    assert len(re.findall(r"# \d:", blocks()["from cml_engine.tools.panel import Panel"])) == 3
+    exec(example(PAGE, "import Panel"), page)
+    (printed,) = (text for text in examples(PAGE) if "import Panel" in text)
+    assert len(re.findall(r"# \d:", printed)) == 3
     for _ in range(30):
         page["frame_with_a_panel"]()
     assert imgui.get_draw_data().total_vtx_count > 500
@@ -124,7 +139,7 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
     page = {"device": gpu.device, "gpu": gpu, "cml": cml, "session": upres, "scheduler": scheduler}
     page |= {"scene": scene, "shown": shown, "erosion": None}
     gpu.build_texture_kernels()
-    exec(block("colour =", PAGE), page)
+    exec(example(PAGE, "colour ="), page)
     for _ in range(1000):
         page["frame"]()
         if page["job"].ended:

@@ -1,13 +1,12 @@
 """Tests that the documents describe the tree and the command line correctly."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from cml_engine.tools import cli
+from tests.fixtures.pages import ROOT, examples
 
-ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted(
     [
         ROOT / "README.md",
@@ -33,6 +32,12 @@ def test_links_lead_somewhere(document):
     assert [link for link in local if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_example_is_python(document):
+    for text in examples(document):
+        compile(text, str(document), "exec")
+
+
 def test_readme_names_commands_that_exist(capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for command in re.findall(r"^cml (\w+)", text, re.MULTILINE):
@@ -41,11 +46,10 @@ def test_readme_names_commands_that_exist(capsys):
         assert ended.value.code == 0, command
 
 
-def test_readme_example_is_python_of_at_most_ten_lines():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    compile(example, "README.md", "exec")
-    assert len(example.splitlines()) <= 10
+def test_readme_is_short_and_its_example_shorter():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+    (printed,) = examples("README.md")
+    assert len([line for line in printed.splitlines() if line.strip()]) <= 13
 
 
 def test_every_folder_of_tests_is_explained():

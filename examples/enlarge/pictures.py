@@ -1,0 +1,274 @@
+"""The pictures that the network is trained on and measured on, each of them free to use.
+
+Training sees textures that this module draws and renderings of the demo game. Held out are
+textures of sizes that training leaves out, the demo's own world (training renders other worlds),
+and photos of the package scikit-image.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from examples.upscale import assets
+
+Array = np.ndarray[Any, Any]
+ROOT = Path(__file__).resolve().parents[2]
+#: width and height of a texture, in pixels
+SIZE = 256
+#: textures are drawn this many times larger, and scaled down, so that their edges are smooth
+_FINER = 2
+#: sizes of bricks, planks, letters, relative to the usual one: training leaves out a band
+_SCALES, _HELD_OUT = (0.5, 2.0), (0.85, 1.2)
+#: seeds of the worlds that training sees; the demo flies over world 7
+_TRAINED_WORLDS, _HELD_OUT_WORLD = range(11, 19), 7
+#: public domain (astronaut: NASA, rocket: SpaceX) or CC0
+_PHOTOS = {
+    "astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
+    "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
+    "chelsea.png": assets.PHOTO.sha256,
+    "coffee.png": "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
+    "grass.png": "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89",
+    "gravel.png": "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12",
+    "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
+}
+
+
+# ------------------------------------------------------------------ textures
+
+
+def texture(family: str, rng: np.random.Generator, held_out: bool = False) -> Image.Image:
+    """Draws a texture of SIZE x SIZE pixels.
+
+    A held-out one has bricks, planks or letters of a size that training never draws.
+    """
+    scale = 2.0 ** rng.uniform(*np.log2(_HELD_OUT if held_out else _SCALES))
+    while not held_out and _HELD_OUT[0] <= scale <= _HELD_OUT[1]:
+        scale = 2.0 ** rng.uniform(*np.log2(_SCALES))
+    return FAMILIES[family](rng, float(scale))
+
+
+def _noise(rng: np.random.Generator, size: int, cell: float, octaves: int = 5) -> Array:
+    """Returns smooth noise in [-1, 1], ``size`` x ``size``, whose largest features are ``cell``
+    pixels wide."""
+    total = np.zeros((size, size), np.float32)
+    for octave in range(octaves):
+        points = max(2, round(size / cell * 2**octave))
+        if points > size:
+            break
+        grid = Image.fromarray(rng.uniform(-1, 1, (points, points)).astype(np.float32))
+        total += np.asarray(grid.resize((size, size), Image.Resampling.BICUBIC)) / 2**octave
+    return np.asarray(total / np.abs(total).max())
+
+
+def _colour(rng: np.random.Generator, low: float = 0.1, high: float = 0.9) -> Array:
+    """Returns a random colour near grey, as materials are."""
+    colour = rng.uniform(low, high) + rng.uniform(-0.2, 0.2, 3)
+    return np.asarray(np.clip(colour, 0, 1), np.float32)
+
+
+def _mix(low: Array, high: Array, part: Array) -> Array:
+    return np.asarray(low + (high - low) * part[..., None])
+
+
+def _picture(colours: Array) -> Image.Image:
+    """Returns colours in [0, 1] as a picture of SIZE x SIZE pixels."""
+    made = Image.fromarray((np.clip(colours, 0, 1) * 255 + 0.5).astype(np.uint8))
+    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+
+
+def _positions(turn: float = 0.0) -> tuple[Array, Array]:
+    """Returns x and y of every finer pixel, in pixels of the texture, turned by radians."""
+    y, x = np.mgrid[: SIZE * _FINER, : SIZE * _FINER].astype(np.float32) / _FINER
+    return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+
+
+def bricks(rng: np.random.Generator, scale: float) -> Image.Image:
+    x, y = _positions()
+    high, long, gap = 16 * scale, 40 * scale, 1 + 1.5 * scale * rng.random()
+    row = np.floor(y / high)
+    along = x + (row % 2) * long / 2
+    column = np.floor(along / long)
+    inside = (y % high > gap) & (along % long > gap)
+    shades = rng.uniform(-0.15, 0.15, (97, 89)).astype(np.float32)
+    shade = shades[row.astype(int) % 97, column.astype(int) % 89]
+    grain = 0.12 * _noise(rng, SIZE * _FINER, 12 * scale)
+    lit = 0.1 * ((y % high < gap + 1.5) & inside)
+    stone, mortar = _colour(rng), _colour(rng)
+    return _picture(_mix(mortar, stone, inside.astype(np.float32)) + (
+        (shade * inside) + grain + lit
+    )[..., None])  # fmt: skip
+
+
+def planks(rng: np.random.Generator, scale: float) -> Image.Image:
+    x, y = _positions(rng.choice([0.0, np.pi / 2]))
+    wide = 28 * scale
+    board = np.floor(y / wide)
+    warp = 10 * scale * _noise(rng, SIZE * _FINER, 60 * scale, 3)
+    offsets = rng.uniform(0, 100, 997).astype(np.float32)[board.astype(int) % 997]
+    rings = np.sin((y % wide + warp + offsets + 0.02 * x) / (0.6 * scale))
+    fine = _noise(rng, SIZE * _FINER, 6 * scale, 2)
+    part = 0.5 + 0.3 * rings + 0.15 * fine + 0.002 * (offsets - 50)
+    gap = (y % wide > 1.5).astype(np.float32)
+    dark = _colour(rng, 0.1, 0.5)
+    return _picture(_mix(dark, dark + rng.uniform(0.1, 0.4), part) * gap[..., None])
+
+
+def ground(rng: np.random.Generator, scale: float) -> Image.Image:
+    size = SIZE * _FINER
+    part = 0.5 + 0.5 * _noise(rng, size, 50 * scale, 7)
+    colours = _mix(_colour(rng), _colour(rng), part)
+    patches = _noise(rng, size, 30 * scale, 6) > 0.1
+    return _picture(np.where(patches[..., None], colours, _mix(_colour(rng), colours, part)))
+
+
+def tiles(rng: np.random.Generator, scale: float) -> Image.Image:
+    x, y = _positions(rng.uniform(0, np.pi))
+    wide = 14 * scale
+    odd = (np.floor(x / wide) + np.floor(y / wide)) % 2
+    seam = (x % wide < 1.0) | (y % wide < 1.0)
+    colours = _mix(_colour(rng), _colour(rng), odd)
+    grain = 0.05 * _noise(rng, SIZE * _FINER, 8 * scale)
+    return _picture(np.where(seam[..., None], _colour(rng), colours) + grain[..., None])
+
+
+def _canvas(rng: np.random.Generator) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    made = Image.new("RGB", (SIZE * _FINER, SIZE * _FINER), _ink(rng))
+    return made, ImageDraw.Draw(made)
+
+
+def _ink(rng: np.random.Generator) -> tuple[int, int, int]:
+    red, green, blue = (int(c) for c in rng.integers(0, 256, 3))
+    return red, green, blue
+
+
+def foliage(rng: np.random.Generator, scale: float) -> Image.Image:
+    made, draw = _canvas(rng)
+    green = _colour(rng, 0.1, 0.5) + np.array([-0.1, 0.15, -0.1])
+    for _ in range(int(900 / scale**2)):
+        at, turn = rng.uniform(0, SIZE * _FINER, 2), rng.uniform(0, 2 * np.pi)
+        along = 14 * scale * np.array([np.cos(turn), np.sin(turn)]) * rng.uniform(0.5, 1.5)
+        across = np.array([-along[1], along[0]]) * 0.25
+        leaf = [at - along, at + across, at + along, at - across]
+        shade = np.clip(green + rng.uniform(-0.25, 0.3), 0, 1) * 255
+        draw.polygon([(float(px), float(py)) for px, py in leaf], fill=tuple(map(int, shade)))
+    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+
+
+def shapes(rng: np.random.Generator, scale: float) -> Image.Image:
+    """Draws flat polygons, discs and lines, like signs and cel shading."""
+    made, draw = _canvas(rng)
+    for _ in range(int(40 / scale)):
+        points = rng.uniform(0, SIZE * _FINER, 2) + rng.uniform(-90, 90, (4, 2)) * scale
+        corners = [(float(px), float(py)) for px, py in points]
+        wide = int(rng.integers(1, 9) * scale) + 1
+        match int(rng.integers(3)):
+            case 0:
+                draw.polygon(corners[:3], fill=_ink(rng))
+            case 1:
+                draw.line(corners, fill=_ink(rng), width=wide, joint="curve")
+            case _:
+                draw.circle(corners[0], 30 * scale, fill=_ink(rng), outline=_ink(rng), width=wide)
+    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+
+
+def interface(rng: np.random.Generator, scale: float) -> Image.Image:
+    """Draws panels with letters, at the texture's own pixels, as a user interface has them."""
+    made = Image.new("RGB", (SIZE, SIZE), _ink(rng))
+    draw = ImageDraw.Draw(made)
+    for _ in range(6):
+        x, y = (int(v) for v in rng.integers(-30, SIZE - 30, 2))
+        wide, high = (int(v) for v in rng.integers(40, 160, 2))
+        back, ink = _ink(rng), _ink(rng)
+        draw.rounded_rectangle((x, y, x + wide, y + high), int(rng.integers(0, 12)), back, ink)
+        font = ImageFont.load_default(size=round(11 * scale * rng.uniform(0.9, 1.1)))
+        step = round(15 * scale)
+        for line in range(y + 4, y + high - step, step):
+            letters = rng.integers(33, 123, int(rng.integers(3, 24))).astype(np.uint8)
+            draw.text((x + 6, line), letters.tobytes().decode("ascii"), ink, font)
+    return made
+
+
+FAMILIES: Mapping[str, Callable[[np.random.Generator, float], Image.Image]] = {
+    "bricks": bricks,
+    "planks": planks,
+    "ground": ground,
+    "tiles": tiles,
+    "foliage": foliage,
+    "shapes": shapes,
+    "interface": interface,
+}
+
+
+# ------------------------------------------------------------------ renderings
+
+
+def views(held_out: bool) -> Iterator[tuple[int, int, str]]:
+    """Yields the world's seed, the second of its flight, and the light of every rendering."""
+    if held_out:
+        for second in (5, 35, 65):
+            yield from ((_HELD_OUT_WORLD, second, light) for light in ("day", "evening"))
+        return
+    for seed in _TRAINED_WORLDS:
+        yield seed, 3 * seed, "day"
+        yield seed, 120 + 3 * seed, "evening"
+
+
+def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
+    """Yields pictures of the demo game; those that ``folder`` lacks are rendered."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, second, light in views(held_out):
+        path = folder / f"world{seed}-{second}s-{light}.png"
+        if not path.exists():
+            command = [sys.executable, "-m", "demo_game", "--headless", "--clock=virtual"]
+            command += ["--frames=1", "--quality=low", "--size=960x540", f"--light={light}"]
+            command += [f"--seed={seed}", f"--start={second}", f"--screenshot={path}"]
+            subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+        yield _opened(path)
+
+
+def photos() -> Iterator[Image.Image]:
+    """Yields the photos; they are downloaded where they are missing."""
+    found = [assets.Asset(assets.PICTURES, f"skimage/data/{n}", h) for n, h in _PHOTOS.items()]
+    for credit in assets.fetch(*found):
+        print(credit, file=sys.stderr)
+    for asset in found:
+        yield _opened(asset.path)
+
+
+def _opened(path: Path) -> Image.Image:
+    """Returns a picture in RGB whose sides are even."""
+    with Image.open(path) as picture:
+        return picture.convert("RGB").crop((0, 0, picture.width & ~1, picture.height & ~1))
+
+
+# ------------------------------------------------------------------ pairs and their distance
+
+
+def halved(picture: Image.Image) -> Image.Image:
+    """Returns the picture at half its size, by the antialiased cubic filter (a = -0.5)."""
+    half = (picture.width // 2, picture.height // 2)
+    return picture.resize(half, Image.Resampling.BICUBIC)
+
+
+def doubled(picture: Image.Image) -> Image.Image:
+    """Returns the picture at twice its size, by the cubic filter (a = -0.5)."""
+    size = (picture.width * 2, picture.height * 2)
+    return picture.resize(size, Image.Resampling.BICUBIC)
+
+
+def as_planes(picture: Image.Image) -> Array:
+    """Returns a picture as float32 [3, H, W] with values from 0 to 1."""
+    return np.asarray(picture, np.float32).transpose(2, 0, 1) / 255
+
+
+def psnr(picture: Image.Image, truth: Image.Image) -> float:
+    """Returns the peak signal-to-noise ratio of two pictures over all pixels and colours, in dB."""
+    wrong = np.asarray(picture, np.float64) - np.asarray(truth, np.float64)
+    return float(10 * np.log10(255**2 / np.mean(wrong**2)))

@@ -1,0 +1,51 @@
+"""The committed example network: equal in both formats, on both backends, and worth its cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.runtime.node_check import check_nodes
+from examples.enlarge import pictures
+from examples.enlarge.__main__ import MODELS, enlarger, gains
+
+SHAPES = {"image": (1, 3, 40, 56)}
+
+
+@pytest.mark.parametrize("name", ["enlarge.onnx", "enlarge.tgz"])
+def test_a_file_takes_less_than_150_kilobytes(name):
+    assert (MODELS / name).stat().st_size <= 150_000
+
+
+def test_both_files_have_the_same_network(rng):
+    image = rng.random(SHAPES["image"], np.float32)
+    first, second = (
+        cml.Session(cml.load(MODELS / f"enlarge.{suffix}", shapes=SHAPES), "cpu")
+        for suffix in ("onnx", "tgz")
+    )
+    enlarged = first.run({"image": image})["enlarged"]
+    np.testing.assert_array_equal(second.run({"image": image})["enlarged"], enlarged)
+    assert enlarged.shape == (1, 3, 80, 112) and 0 <= enlarged.min() <= enlarged.max() <= 1
+
+
+def test_both_backends_agree(gpu, rng):
+    graph = cml.load(MODELS / "enlarge.onnx", shapes=SHAPES)
+    checks = list(check_nodes(graph, gpu, {"image": rng.random(SHAPES["image"], np.float32)}))
+    assert sum(check.node.op == "conv" for check in checks) == 6
+    assert all(check.ok for check in checks)
+
+
+def held_out(family, rng):
+    return [pictures.texture(family, rng, held_out=True) for _ in range(2)]
+
+
+@pytest.mark.parametrize("family", pictures.FAMILIES)
+def test_it_gains_a_decibel_over_the_cubic_filter(family, gpu, rng):
+    cubic, network = gains(held_out(family, rng), enlarger(MODELS / "enlarge.onnx", gpu))
+    assert np.mean(network) >= np.mean(cubic) + 1
+
+
+def test_the_comparison_finds_a_worse_way(rng):
+    cubic, nearest = gains(held_out("bricks", rng), lambda p: p.resize((256, 256), 0))
+    assert np.mean(nearest) < np.mean(cubic)
