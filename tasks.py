@@ -215,6 +215,15 @@ def demo(arguments: Sequence[str]) -> int:
     return python("-m", "demo_game", *arguments)
 
 
+def pictures(arguments: Sequence[str]) -> int:
+    """make docs/demo.jpg and docs/demo_overlay.png anew, from a flight on a quiet machine"""
+    prepare("game")
+    flight = ("-m", "demo_game", "--headless", "--quality", "software", "--start", "25.2")
+    large = ("--size", "1280x720", "--screenshot-quality", "high", "--screenshot", "docs/demo.jpg")
+    small = ("--size", "640x360", "--screenshot", "docs/demo_overlay.png")
+    return python(*flight, *large, *arguments) or python(*flight, *small, *arguments)
+
+
 def bake(arguments: Sequence[str]) -> int:
     """bake a part of the demo's world on all cores: out/planet.zarr, and its picture"""
     prepare("bake")
@@ -329,6 +338,7 @@ def show_help(_arguments: Sequence[str] = ()) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
     "demo": demo,
+    "pictures": pictures,
     "bake": bake,
     "cook": cook,
     "upscale": upscale,

@@ -100,8 +100,14 @@ def parser() -> argparse.ArgumentParser:
     made.set_defaults(tour=False)
     made.add_argument("--report", type=Path, help="write the report as JSON")
     made.add_argument(
-        "--screenshot", type=Path, help="write the last frame with the overlay as a PNG"
+        "--screenshot",
+        type=Path,
+        metavar="FILE",
+        help="write the last frame, with the overlay, as a PNG or JPEG",
     )
+    made.add_argument("--screenshot-quality", choices=("software", "low", "high"), help="draw the "
+                      "screenshot at this quality, whatever the flight's is")  # fmt: skip
+
     return made
 
 
@@ -219,18 +225,24 @@ def run_headless(
     """Flights without a window, in the modes that were asked for."""
     from demo_game.headless import MODES, Options
     from demo_game.headless import run as fly
+    from demo_game.settings import chosen
 
     report, screenshot = options.report, options.screenshot
     if report is None and screenshot is None:
         report, screenshot = OUT / "demo.json", OUT / "demo.png"
     film = options.film or (OUT / "demo.gif" if options.tour else None)
+    still = None
+    if options.screenshot_quality is not None:
+        size = quality.width, quality.height
+        other = {**vars(options), "quality": options.screenshot_quality, "size": size}
+        still = chosen(argparse.Namespace(**other))
     modes = MODES if options.compare else TOUR if options.tour else (options.mode,)
     runs: list[RunReport] = []
     for mode in modes:
         asked = Options(
             options.frames, mode, options.clock, options.budget_ms, options.start,
             started=time.perf_counter() if runs else STARTED,
-            overlay=options.overlay, panels=options.panels,
+            overlay=options.overlay, panels=options.panels, still=still,
         )  # fmt: skip
         shown = mode in ("sliced", options.mode)
         run = fly(

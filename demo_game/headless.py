@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ FORMAT = "rgba8unorm-srgb"
 #: seconds without another tile after which loading, or finishing the last picture, has failed
 _PATIENCE_S = 120.0
 _SAY_EVERY_S = 1.0
+#: of 100: above it files grow and nothing more is seen
+_JPEG_QUALITY = 88
 #: frames until the last GPU times have arrived
 _DRAIN = 12
 MODES = ("off", "sliced", "layer", "unsliced")
@@ -54,6 +56,8 @@ class Options:
     overlay: bool = False
     #: the titles of the overlay's open panels; None: those that are open at start
     panels: tuple[str, ...] | None = None
+    #: the quality and settings of the screenshot; None: those of the flight
+    still: tuple[Quality, Settings] | None = None
 
 
 class HeadlessRun:
@@ -210,10 +214,31 @@ class HeadlessRun:
 
     def screenshot(self, path: Path) -> None:
         """Writes the last frame, at full resolution and with the overlay, as a picture."""
+        if self.options.still is not None:
+            self._screenshot_of_another_quality(path, *self.options.still)
+            return
         pose = self._pose(max(0, self.options.frames - 1))
         self.game.draw_still(self.view, pose, self._seconds, self._over)
         picture = Image.fromarray(self.pixels())
-        write_atomically(path, lambda file: picture.save(file, "PNG"))
+        kind = "JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG"
+        write_atomically(path, lambda file: picture.save(file, kind, quality=_JPEG_QUALITY))
+
+    def _screenshot_of_another_quality(
+        self, path: Path, quality: Quality, settings: Settings
+    ) -> None:
+        """Loads the world once more, and draws this flight's overlay over it."""
+        last_s = max(0, self.options.frames - 1) * settings.frame_ms / 1e3
+        start_s = self.options.start_s + last_s
+        options = replace(self.options, frames=0, start_s=start_s, still=None)
+        other = HeadlessRun(self.gpu, quality, settings, options)
+        other.progress = self.progress
+        try:
+            other.load()
+            other.overlay = self.overlay
+            other.screenshot(path)
+        finally:
+            other.overlay = None
+            other.close()
 
     def film(self, path: Path) -> None:
         """The flight's first seconds once more, now that nothing is measured."""

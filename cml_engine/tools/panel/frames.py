@@ -22,8 +22,8 @@ HISTORY = 240
 LANES = ("render", "inference", "other", "free", "over")
 #: samples that still wait for GPU times; older ones never get them (a device without timestamps)
 _WAITING = 16
-#: reports kept until their times arrive
-_REPORTS = 8
+#: reports kept until the times of one arrive: a software driver times few frames
+_REPORTS = 32
 
 
 @dataclass(slots=True)

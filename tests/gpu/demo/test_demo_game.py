@@ -12,6 +12,7 @@ from shutil import copytree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import cml_engine as cml
 from demo_game.chain import MODELS
@@ -418,3 +419,36 @@ def test_without_the_extra_it_says_what_to_install(missing, options, capsys, mon
     assert main(options) == 2
     said = capsys.readouterr().err
     assert f"with {missing} (" in said and "pip install 'cml-engine[game]', or " in said
+
+
+def test_a_screenshot_has_the_overlay_and_may_be_of_another_quality(gpu, tmp_path):
+    pytest.importorskip("imgui_bundle")
+    pictures = {}
+    size = replace(SMALL, width=640, height=360)
+    still = replace(size, name="low", mesh_step=2), NEAR
+    for name, options in (
+        ("plain", Options(frames=2, clock="virtual", panels=())),
+        ("panels", Options(frames=2, clock="virtual")),
+        ("still", Options(frames=2, clock="virtual", still=still)),
+    ):
+        path = tmp_path / f"{name}.jpg"
+        run(gpu, size, NEAR, options, screenshot=path)
+        with Image.open(path) as picture:
+            assert picture.format == "JPEG"
+            pictures[name] = np.asarray(picture).astype(int)
+    changed = np.abs(pictures["panels"] - pictures["plain"]).max(axis=2) > 40
+    height, width = changed.shape
+    assert changed[:20, : width // 4].mean() > 0.3, "the panels"
+    assert changed[-20:].mean() < 0.1, "the land below them"
+    land = np.abs(pictures["still"] - pictures["panels"])[height // 2 :]
+    assert 0 < land.mean() < 40, "the same land, drawn finer"
+
+
+def test_a_wrong_panel_is_told_the_right_ones(capsys):
+    pytest.importorskip("imgui_bundle")
+    assert main(["--headless", "--panels", "frames,fps"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "no panel 'fps': choose from frames, operators, this frame, jobs, memory, sliders, c"
+        in said
+    )
