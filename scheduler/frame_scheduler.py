@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from itertools import count
 from threading import current_thread
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 from weakref import WeakMethod
 
 from cml_engine.compiler.plan import Timing
@@ -19,6 +19,7 @@ from cml_engine.errors.arguments import (
     check_text,
     shortened,
 )
+from cml_engine.io.json_files import JsonObject
 from scheduler.checks import checked, checked_count, checked_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
@@ -163,7 +164,7 @@ class FrameScheduler:
         self.lifecycle.recorder = Recorder(recording)
         return recording
 
-    def resume(self, options: Mapping[str, Any]) -> None:
+    def resume(self, options: JsonObject) -> None:
         """Restores the state that a recorded scheduler had at the start of its recording.
 
         ``options`` are the options of the recording.
@@ -271,14 +272,10 @@ class FrameScheduler:
         if name is not None:
             check_text(name, "name")
         period_ms = checked("period_ms", period_ms, above=True)
-        options: dict[str, Any] = {
-            "priority": checked("priority", priority),
-            "deadline_ms": period_ms,
-            "name": name,
-            "slot": f"periodic {next(self._periodics)}",
-        }
-        now = self._steady.now_ms()
-        made = Periodic(self, session, make_inputs, period_ms, options, now)
+        made = Periodic(
+            self, session, make_inputs, period_ms, checked("priority", priority), name,
+            f"periodic {next(self._periodics)}", self._steady.now_ms(),
+        )  # fmt: skip
         with self.lifecycle.lock:
             self._periodic.append(made)
         return made

@@ -12,11 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cml_engine.compiler.plan import StepCost, Timing
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.json_files import read_json
+from cml_engine.io.json_files import JsonObject, read_json
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 
@@ -30,9 +29,9 @@ class Recording:
     ``decisions`` are the slices of every frame: ``[job, step, first, count]``.
     """
 
-    options: dict[str, Any] = field(default_factory=dict)
-    networks: list[dict[str, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    options: JsonObject = field(default_factory=dict)
+    networks: list[JsonObject] = field(default_factory=list)
+    events: list[JsonObject] = field(default_factory=list)
     decisions: list[list[list[int]]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -60,7 +59,7 @@ class Recorder:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._networks: dict[int, int] = {}
-        self._seen: list[Any] = []  # keeps them alive, so that their ids stay unique
+        self._seen: list[object] = []  # keeps them alive, so that their ids stay unique
 
     def submitted(self, job: Job) -> None:
         self.recording.events.append(
@@ -143,7 +142,7 @@ class Recorder:
         return self._networks[key]
 
 
-def _row(cost: StepCost) -> list[Any]:
+def _row(cost: StepCost) -> list[str | float]:
     return [cost.key, cost.op, cost.title, cost.groups, cost.flops, cost.nbytes]
 
 

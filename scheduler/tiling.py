@@ -7,8 +7,9 @@ from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_instance
+from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
-from cml_engine.runtime.tiling import Tiles
+from cml_engine.runtime.tiling import Tile, Tiles
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import ENDED, Job, State
 
@@ -32,7 +33,7 @@ class TiledJob:
     def __init__(self, scheduler: FrameScheduler, tiles: Tiles, options: Mapping[str, Any]) -> None:
         self._scheduler, self._tiles, self._options = scheduler, tiles, options
         self._left = list(tiles)
-        self._jobs: list[tuple[Any, Job]] = []
+        self._jobs: list[tuple[Tile, Job]] = []
         self._pasted = 0
         self.error = ""
         self._state: State = "queued"
@@ -77,8 +78,9 @@ class TiledJob:
                 continue
             if job.state != "queued":
                 self._state = "running"
-            found = {name: job.read(name) for name in self._tiles.outputs}
-            if any(value is None for value in found.values()):
+            read = {name: job.read(name) for name in self._tiles.outputs}
+            found = {name: value for name, value in read.items() if value is not None}
+            if len(found) < len(read):
                 waiting.append((tile, job))
                 continue
             self._tiles.paste(tile, found)
@@ -88,7 +90,7 @@ class TiledJob:
         if self.ended:
             self._let_go()
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Array | None:
         """Returns the whole output as a NumPy array, or None until all tiles have arrived."""
         self.advance()
         if self._state in ("failed", "cancelled"):
@@ -113,7 +115,7 @@ class TiledJob:
 def submit_tiled(
     scheduler: FrameScheduler,
     session: Session,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, Array],
     tile: int = 256,
     overlap: int = 16,
     *,

@@ -11,46 +11,24 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scheduler.executor import WALL_CLOCK, Network
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport, SliceReport
 
+if TYPE_CHECKING:
+    from cml_engine.compiler.plan import Plan
+    from cml_engine.compiler.tuning_tables import Record
+    from cml_engine.runtime.tuning.bench import Bench
+    from cml_engine.runtime.tuning.trial import Trial
+
 #: frames after a job's end in which its last timings must arrive, else the pair is run again
 _PATIENCE = 60
 #: repeated pairs in a row after which the option counts as one that cannot be timed
 _MOST_VAIN = 8
-
-
-class Workbench(Protocol):
-    """The interface to the choices to measure: :class:`cml_engine.runtime.tuning.Bench`."""
-
-    candidates: Sequence[Any]
-
-    def plans(self, candidate: Any) -> Mapping[str, Any]:
-        """Returns the plan of each option; may be slow, so it is called on another thread."""
-        ...
-
-    def program(self, plan: Any, *, deferred: bool) -> Network:
-        """Returns an unprepared program that runs the plan."""
-        ...
-
-    def trial(self, candidate: Any, plans: Mapping[str, Any], rounds: int) -> Any:
-        """Returns the :class:`cml_engine.runtime.tuning.Trial` of a candidate.
-
-        The trial selects the next option to time, and decides.
-        """
-        ...
-
-    def record(self, candidate: Any, trial: Any) -> Any:
-        """Returns the decision to keep, or None."""
-        ...
-
-    def save(self, records: list[Any]) -> Any:
-        """Saves the decisions; called by the same thread as :meth:`plans`."""
-        ...
 
 
 @dataclass
@@ -95,7 +73,7 @@ class Tuning:
     """
 
     def __init__(
-        self, scheduler: FrameScheduler, bench: Workbench, *, rounds: int = 15, priority: float = 0
+        self, scheduler: FrameScheduler, bench: Bench, *, rounds: int = 15, priority: float = 0
     ) -> None:
         if scheduler.executor.clock_source == WALL_CLOCK:
             raise ValueError("this device times nothing in a frame: tune it with `cml tune MODEL`")
@@ -104,13 +82,13 @@ class Tuning:
         self.rounds, self.priority = rounds, priority
         self.total = len(bench.candidates)
         #: the decisions so far
-        self.records: list[Any] = []
+        self.records: list[Record] = []
         self.decided = 0
         self._waiting = list(bench.candidates)
         self._thread = ThreadPoolExecutor(1, "cml-tuning")
-        self._saving: list[Future[Any]] = []
-        self._plans: Future[Mapping[str, Any]] | None = None
-        self._trial: Any = None
+        self._saving: list[Future[Path]] = []
+        self._plans: Future[dict[str, Plan]] | None = None
+        self._trial: Trial | None = None
         self._programs: dict[str, Network] = {}
         self._runs: list[_Run] = []
         self._vain = 0
@@ -132,9 +110,9 @@ class Tuning:
         elif self._trial is None:
             self._begin()
         elif self._runs:
-            self._judge()
+            self._judge(self._trial)
         else:
-            self._submit()
+            self._submit(self._trial)
         return self.done
 
     def stop(self) -> None:
@@ -177,16 +155,16 @@ class Tuning:
                 return
             self._trial = self.bench.trial(self._waiting[0], plans, self.rounds)
 
-    def _submit(self) -> None:
-        pair = self._trial.next()
+    def _submit(self, trial: Trial) -> None:
+        pair = trial.next()
         if pair is None:
-            self._decide()
+            self._decide(trial)
             return
         for option in pair:
             try:
                 self._runs.append(self._run(option, pair))
             except Exception as error:  # no memory for it
-                self._give_up(option, str(error))
+                self._give_up(trial, option, str(error))
                 return
 
     def _run(self, option: str, pair: tuple[str, str]) -> _Run:
@@ -201,11 +179,11 @@ class Tuning:
         job = self.scheduler.submit(program, {}, priority=self.priority, name=f"tuning {option}")
         return _Run(option, job, sum(step.groups for step in program.step_costs()))
 
-    def _judge(self) -> None:
+    def _judge(self, trial: Trial) -> None:
         """Passes the pair's times to the trial once they have arrived."""
         for run in self._runs:
             if run.job.state in ("failed", "cancelled"):
-                self._give_up(run.option, run.job.error or run.job.state)
+                self._give_up(trial, run.option, run.job.error or run.job.state)
                 return
         if all(run.complete for run in self._runs):
             exact = all(run.exact for run in self._runs)
@@ -213,31 +191,31 @@ class Tuning:
             self._clear()
             if exact:
                 self._vain = 0
-                self._trial.told(times)
+                trial.record(times)
             else:
-                self._again(times)
+                self._again(trial, times)
         elif all(self._overdue(run) for run in self._runs):
-            self._again({run.option: 0.0 for run in self._runs})
+            self._again(trial, {run.option: 0.0 for run in self._runs})
 
     def _overdue(self, run: _Run) -> bool:
         ended = run.job.ended_frame
         return ended is not None and self.scheduler.frame > ended + _PATIENCE
 
-    def _again(self, pair: Mapping[str, float]) -> None:
+    def _again(self, trial: Trial, pair: Mapping[str, float]) -> None:
         self._clear()
         self._vain += 1
         if self._vain >= _MOST_VAIN:
             for option in pair:
-                if option != self._trial.default:
-                    self._give_up(option, "its time could not be told from that of others")
+                if option != trial.default:
+                    self._give_up(trial, option, "its time could not be told from that of others")
 
-    def _give_up(self, option: str, why: str) -> None:
+    def _give_up(self, trial: Trial, option: str, why: str) -> None:
         self._clear()
         self._vain = 0
-        self._trial.drop(option, why)
+        trial.drop(option, why)
 
-    def _decide(self) -> None:
-        record = self.bench.record(self._waiting[0], self._trial)
+    def _decide(self, trial: Trial) -> None:
+        record = self.bench.record(self._waiting[0], trial)
         if record is not None:
             self.records.append(record)
             self._saving.append(self._thread.submit(self.bench.save, [record]))

@@ -6,8 +6,10 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+#: a JSON object, whose values are checked where they are used
+JsonObject: TypeAlias = dict[str, Any]
 #: far above the size of any file that this project writes
 MAX_BYTES = 64 * 2**20
 

@@ -7,14 +7,20 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_callable, check_text
-from scheduler.executor import Executor, Network
+from scheduler.executor import Executor, Handle, Network
 from scheduler.jobs.outputs import Outputs
 from scheduler.planning.policy import Ranked
+
+if TYPE_CHECKING:
+    import wgpu
+
+    from cml_engine.gpu.memory.tensors import GpuTensor
+    from cml_engine.ir.graph import Array
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
@@ -27,9 +33,9 @@ class JobOwner(Protocol):
     def executor(self) -> Executor: ...
     def end(self, job: Job, state: State, error: str = "") -> None: ...
     def pause(self, job: Job, paused: bool) -> None: ...
-    def read(self, job: Job, name: str) -> Any: ...
+    def read(self, job: Job, name: str) -> Array | None: ...
     def copy_to_texture(
-        self, job: Job, encoder: Any, name: str, options: Mapping[str, Any]
+        self, job: Job, encoder: wgpu.GPUCommandEncoder, name: str, options: Mapping[str, object]
     ) -> None: ...
     def note(self, error: Exception) -> None: ...
     def eta_ms(self, job: Job) -> float: ...
@@ -91,7 +97,7 @@ class Job(Ranked):
     number: int
     network: Network
     #: the pending inputs; empty once they are in the network's memory, and when the job has ended
-    inputs: Mapping[str, Any] = field(repr=False)
+    inputs: Mapping[str, object] = field(repr=False)
     priority: float
     submitted_ms: float
     deadline_at_ms: float | None
@@ -134,7 +140,7 @@ class Job(Ranked):
         default_factory=list, init=False, repr=False
     )
     #: the device's handle of the run
-    run: Any = field(default=None, init=False, repr=False)
+    run: Handle = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.outputs = Outputs(self.owner.executor.release)
@@ -162,7 +168,7 @@ class Job(Ranked):
         """Returns the future output as an input for another job."""
         return JobOutput(self, check_text(name, "an output's name"))
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> GpuTensor:
         """Returns the output on the GPU, without a readback.
 
         Raises :class:`cml_engine.InputError` if the job is not done or its outputs were released.
@@ -172,9 +178,9 @@ class Job(Ranked):
 
     def copy_to_texture(
         self,
-        encoder: Any,
+        encoder: wgpu.GPUCommandEncoder,
         name: str,
-        texture: Any,
+        texture: wgpu.GPUTexture,
         scale: float | Sequence[float] = 1.0,
         shift: float | Sequence[float] = 0.0,
         *,
@@ -205,7 +211,7 @@ class Job(Ranked):
         """A line of text that says in which state the job is and what it waits for."""
         return self.owner.waiting_for(self)
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Array | None:
         """Returns the output as a NumPy array, or None until it has arrived.
 
         The copy is part of the next frame and arrives some frames later. Raises if the job was
@@ -222,7 +228,7 @@ class Job(Ranked):
         """
         self.owner.add_done_callback(self, check_callable(callback, "callback"))
 
-    def __await__(self) -> Generator[Any, None, Job]:
+    def __await__(self) -> Generator[object, None, Job]:
         """Waits for the job in asyncio and returns it; another thread may run the frame loop.
 
         Raises as :meth:`wait` does. Cancelling the waiting task does not cancel the job.
@@ -290,7 +296,7 @@ class Job(Ranked):
     # --- for the scheduler
 
     @property
-    def result(self) -> Any:
+    def result(self) -> Handle:
         """The device's handle of the outputs."""
         return self.outputs.result
 

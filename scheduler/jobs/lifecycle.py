@@ -27,6 +27,9 @@ from scheduler.reports import FrameReport
 if TYPE_CHECKING:
     import wgpu
 
+    from cml_engine.gpu.memory.tensors import GpuTensor
+    from cml_engine.ir.graph import Array
+
 #: the id of a network, and the numbers of its steps (None: all)
 _Work = tuple[int, tuple[int, ...] | None]
 
@@ -194,7 +197,7 @@ class Lifecycle:
                 said = "paused" if paused else "resumed"
                 self.recorder.changed(job, said, self._clock.now_ms())
 
-    def read(self, job: Job, name: str) -> object:
+    def read(self, job: Job, name: str) -> Array | None:
         """Implements :meth:`Job.read`."""
         with self.lock:  # the job must not end between the check of its state and its use
             if not job.ended:
@@ -415,7 +418,7 @@ def gathered_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _tensor(value: JobOutput) -> object:
+def _tensor(value: JobOutput) -> GpuTensor:
     if value.job.state == "failed":  # a job of another scheduler, after it was done
         raise InputError(f"its input's job failed: {value.job.error}")
     if value.job.result is None:

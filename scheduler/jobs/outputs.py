@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
 from weakref import WeakSet
+
+from scheduler.executor import Handle
 
 #: global, because jobs of several schedulers may take each other's outputs
 _lock = Lock()
@@ -17,12 +18,12 @@ class Outputs:
     It is kept until the host has released it and no job needs it.
     """
 
-    def __init__(self, release: Callable[[Any], None]) -> None:
-        self.result: Any = None
+    def __init__(self, release: Callable[[Handle], None]) -> None:
+        self.result: Handle = None
         #: True once the host has released the outputs
         self.released = False
         self._release = release
-        self._takers: WeakSet[Any] = WeakSet()
+        self._takers: WeakSet[object] = WeakSet()
 
     def keep_for(self, taker: object) -> bool:
         """Keeps the outputs for a job until :meth:`taken`.

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scheduler.jobs.job import Job
+
+if TYPE_CHECKING:
+    from cml_engine.runtime.session import Session
+    from scheduler.executor import Network
 
 
 class Submitter(Protocol):
@@ -31,11 +35,13 @@ class Periodic:
     """
 
     scheduler: Submitter
-    session: Any
-    make_inputs: Callable[[], Mapping[str, Any]] | None
+    session: Session | Network | None
+    make_inputs: Callable[[], Mapping[str, object]] | None
     period_ms: float
-    options: dict[str, Any] = field(default_factory=dict)
-    next_ms: float = 0.0
+    priority: float
+    name: str | None
+    slot: str
+    next_ms: float
     stopped: bool = False
     error: str = ""
     _latest: Job | None = None
@@ -61,14 +67,17 @@ class Periodic:
         _ = self.latest  # drops ended jobs
         with self._lock:
             session, make_inputs = self.session, self.make_inputs
-        if make_inputs is None or now_ms < self.next_ms:
+        if session is None or make_inputs is None or now_ms < self.next_ms:
             return
         missed = (now_ms - self.next_ms) // self.period_ms
         self.next_ms += (missed + 1) * self.period_ms
         try:
-            job = self.scheduler.submit(session, make_inputs(), **self.options)
+            job = self.scheduler.submit(
+                session, make_inputs(), priority=self.priority, deadline_ms=self.period_ms,
+                name=self.name, slot=self.slot,
+            )  # fmt: skip
         except Exception as error:  # the host's own code, in the middle of a frame
-            name = self.options["name"] or "job"
+            name = self.name or "job"
             self.error = (
                 f"periodic job '{name}': its inputs could not be made, it is stopped: "
                 f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Protocol
 
 from scheduler.executor import Network
 from scheduler.jobs.job import Job
@@ -27,16 +27,18 @@ from scheduler.planning.policy import (
 _FEW = 3
 #: outdated entries after which a heap is rebuilt
 _STALE = 64
+#: a sort key of jobs
+Key = tuple[float, ...]
 _Dated = tuple[float, float, int]
 
 
 class Heap:
     """A heap of jobs, ordered by ``key``; the key must not change while a job is in the heap."""
 
-    def __init__(self, key: Callable[[Job], Any]) -> None:
+    def __init__(self, key: Callable[[Job], Key]) -> None:
         self._key = key
-        self._entries: list[tuple[Any, int]] = []
-        self._here: dict[int, tuple[Any, Job]] = {}
+        self._entries: list[tuple[Key, int]] = []
+        self._here: dict[int, tuple[Key, Job]] = {}
 
     def add(self, job: Job) -> None:
         key = self._key(job)
@@ -73,7 +75,7 @@ class Order(Protocol):
 class _OneHeap:
     """A queue ordered by a key that never changes while a job waits."""
 
-    def __init__(self, key: Callable[[Job], Any]) -> None:
+    def __init__(self, key: Callable[[Job], Key]) -> None:
         self._heap = Heap(key)
         self.add, self.remove = self._heap.add, self._heap.remove
 
@@ -157,7 +159,7 @@ class _InTurn(_OneHeap):
     """A queue in order of submission, for jobs that build on the results of the job before."""
 
     def __init__(self) -> None:
-        super().__init__(lambda job: job.number)
+        super().__init__(lambda job: (job.number,))
 
 
 def _order_for(policy: AnyPolicy) -> Order:

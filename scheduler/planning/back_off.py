@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from cml_engine.io.json_files import JsonObject
 
 #: a frame longer than usual by this factor is late, not just jitter
 _LATE = 1.15
@@ -52,7 +51,7 @@ class BackOff:
             "rest_due": self.skip_due,
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def resume(self, state: JsonObject) -> None:
         """Restores a :meth:`state`."""
         self.factor, self._usual_ms = state["back_off"], state["usual"]
         self._ended_ms = state["ended"]

@@ -16,11 +16,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.json_files import finite, read_json
+from cml_engine.io.json_files import JsonObject, finite, read_json
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.planning.margin import TailMargin
 
@@ -263,7 +262,7 @@ class CostModel:
 
     # --- as data
 
-    def state(self, keys: Iterable[str]) -> dict[str, Any]:
+    def state(self, keys: Iterable[str]) -> JsonObject:
         """Returns the model's knowledge of these steps as JSON, exactly.
 
         For each key it has the points of its curve, ``[log of workgroups, log of ms, samples,
@@ -286,7 +285,7 @@ class CostModel:
         }
 
     @classmethod
-    def of_state(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
+    def of_state(cls, data: JsonObject, share: float = 0.01) -> CostModel:
         """Returns a model with the same predictions as the one whose :meth:`state` this is."""
         model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown, model._drift = data["unknown"], data["drift"]
@@ -302,7 +301,7 @@ class CostModel:
         """The keys of the steps that were measured."""
         return list(self._curves)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the table in a readable format.
 
         It has ``[workgroups, ms, samples, spread]`` rows for each step key.
@@ -322,12 +321,12 @@ class CostModel:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], share: float = 0.01) -> CostModel:
+    def from_json(cls, data: object, share: float = 0.01) -> CostModel:
         """Returns the model from the result of :meth:`to_json`.
 
         Raises ``ValueError`` for anything else.
         """
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
         try:
             model = cls(share, FirstGuess.from_json(data["guess"]))
@@ -362,7 +361,7 @@ class CostModel:
         return cls(share, guess)
 
 
-def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
+def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
     curve = _Curve()
     for count, ms, samples, spread in rows:
         point = _Point(

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from cml_engine.compiler.plan import StepCost
-from cml_engine.io.json_files import finite
+from cml_engine.io.json_files import JsonObject, finite
 
 #: the least value of a divisor
 _LEAST = 1e-9
@@ -56,7 +55,7 @@ class FirstGuess:
         return [*((words, guess) for _, words, guess in _shipped()), ("", cls())]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FirstGuess:
+    def from_json(cls, data: JsonObject) -> FirstGuess:
         """Reads a shipped file or the result of :meth:`to_json`.
 
         Raises ``ValueError`` if numbers are missing.
@@ -72,7 +71,7 @@ class FirstGuess:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a device's first guess: {error!r}") from error
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the numbers as a JSON object."""
         return asdict(self)
 

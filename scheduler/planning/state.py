@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from cml_engine.compiler.plan import StepCost
+from cml_engine.io.json_files import JsonObject
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import BUILT_IN, AnyPolicy, Ranked
 from scheduler.reports import Reason
@@ -60,7 +60,7 @@ class FrameState:
         """Returns the jobs in the policy's order."""
         return self.policy(self.jobs, self.now_ms, self.rate) if self.jobs else ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the state as JSON, exactly; raises ``ValueError`` with a policy of the game."""
         name = next((name for name, known in BUILT_IN.items() if known is self.policy), None)
         if name is None:
@@ -75,7 +75,7 @@ class FrameState:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FrameState:
+    def from_json(cls, data: JsonObject) -> FrameState:
         """Returns the state from the result of :meth:`to_json`."""
         return cls(
             **{
@@ -112,7 +112,7 @@ class FramePlan:
     reason: Reason
     by_budget: bool = True
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the plan as a JSON object."""
         return asdict(self)
 

@@ -7,18 +7,20 @@ one of these commands runs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from cml_engine.compiler.plan import StepCost
 from cml_engine.cooked import DeviceGuess
+from cml_engine.ir.graph import Array
+from cml_engine.runtime.session import Session
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.first_guess import FirstGuess
 from scheduler.reports import FrameReport
-from scheduler.tools.measure import FramesReport, measure_frames
+from scheduler.tools.measure import FramesReport, gpu_of, measure_frames
 from scheduler.tools.sim_device import Noise, SimNetwork, SimStep, network_like
 from scheduler.tools.simulate import Arrival, SimulatedRun, compare_policies, simulate
 from scheduler.tools.trace import write_trace
@@ -54,7 +56,7 @@ class Forecast:
 
 
 def forecast(
-    name: str, costs: Any, budget_ms: float, frame_ms: float, model: CostModel
+    name: str, costs: Sequence[StepCost], budget_ms: float, frame_ms: float, model: CostModel
 ) -> Forecast:
     """Simulates the number of frames that a network of these steps takes.
 
@@ -91,12 +93,12 @@ def known_costs(device: str, file: Path | None) -> CostModel:
 
 
 def frames(
-    session: Any, inputs: Mapping[str, Any], *, budget_ms: float, frame_ms: float, count: int,
-    layers: int, same: Callable[[Any, Any], bool], costs_file: Path | None = None,
+    session: Session, inputs: Mapping[str, Array], *, budget_ms: float, frame_ms: float, count: int,
+    layers: int, same: Callable[[Array, Array], bool], costs_file: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
     """Runs :func:`measure_frames` with the costs learned before, and saves the costs afterwards."""
-    model = known_costs(session.gpu.name, costs_file)
+    model = known_costs(gpu_of(session).name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
         same=same, cost_model=model, progress=progress,
@@ -116,21 +118,22 @@ def _keep(model: CostModel, file: Path) -> None:
 
 
 def trace(
-    session: Any, inputs: Mapping[str, Any], path: Path, *, budget_ms: float, frame_ms: float,
+    session: Session, inputs: Mapping[str, Array], path: Path, *, budget_ms: float, frame_ms: float,
     runs: int, memory: Mapping[str, float], places: Mapping[str, str],
 ) -> tuple[int, int]:  # fmt: skip
     """Runs the session ``runs`` times in frames and writes a trace.
 
     Returns the numbers of frames and slices in it.
     """
-    scheduler = FrameScheduler(session.gpu, frame_ms, budget_ms)
+    gpu = gpu_of(session)
+    scheduler = FrameScheduler(gpu, frame_ms, budget_ms)
     reports: list[FrameReport] = []
     jobs: list[Job] = []
 
     def frame() -> None:
-        encoder = session.gpu.device.create_command_encoder()
+        encoder = gpu.device.create_command_encoder()
         reports.append(scheduler.encode(encoder))
-        session.gpu.queue.submit([encoder.finish()])
+        gpu.queue.submit([encoder.finish()])
         scheduler.end_frame()
 
     for _ in range(runs):
@@ -139,15 +142,15 @@ def trace(
             frame()
     for _ in range(10):  # until the last timings are here
         frame()
-    about = {"device": session.gpu.name, "clock": scheduler.executor.clock_source}
+    about = {"device": gpu.name, "clock": scheduler.executor.clock_source}
     names = {job.number: f"{job.name} {job.number}" for job in jobs}
     write_trace(path, reports, names, memory, about, places)
     return len(reports), sum(len(r.slices) for r in reports)
 
 
 def policies(
-    name: str, costs: Any, *, budget_ms: float, frame_ms: float, speed: float, model: CostModel,
-    frames: int = 2000,
+    name: str, costs: Sequence[StepCost], *, budget_ms: float, frame_ms: float, speed: float,
+    model: CostModel, frames: int = 2000,
 ) -> list[SimulatedRun]:  # fmt: skip
     """Simulates repeated runs of the network under each policy.
 
@@ -177,7 +180,7 @@ def _teach(model: CostModel, step: SimStep) -> None:
         model.learn([(step, count)], max(1e-9, count * step.ms_per_group))
 
 
-def cooked_guesses() -> list[Any]:
+def cooked_guesses() -> list[DeviceGuess]:
     """Returns the shipped first guesses in the format of a cooked file."""
     return [
         DeviceGuess(words, g.flops_per_ms, g.bytes_per_ms, g.launch_ms, g.kernels)

@@ -15,7 +15,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cml_engine.compiler.plan import Slice, Timing
 from scheduler.clock import VirtualClock
@@ -106,7 +106,7 @@ class _Device(SimGpu):
         self.exact_ms = 0.0
 
     def encode(
-        self, encoder: Any, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
+        self, encoder: object, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> None:
         now = self._noise[frame]
         exact = [sum(_exact_ms(part) for part in group) for group in groups]
@@ -118,7 +118,7 @@ class _Device(SimGpu):
 
 
 def _exact_ms(part: Slice) -> float:
-    step: Any = part.network.step_costs()[part.step]
+    step: SimStep = part.network.step_costs()[part.step]
     return float(part.count * step.ms_per_group)
 
 

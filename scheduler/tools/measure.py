@@ -13,15 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import Slice
 from cml_engine.errors import InputError
+from cml_engine.ir.graph import Array
+from cml_engine.runtime.session import Session
 from scheduler.frame_scheduler import FrameScheduler
+from scheduler.jobs.admission import network_of
 from scheduler.jobs.job import Job
 from scheduler.planning.cost_model import CostModel
 from scheduler.reports import FrameReport
 from scheduler.tools.operators_per_frame import whole_operators
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
 
 #: jobs that are not counted: the first build caches, and the cost model knows nothing yet
 _WARM_UP_JOBS = 3
@@ -133,8 +139,8 @@ class _Samples:
 class _Turns:
     """Frames submitted beside the scheduler's, on a separate executor."""
 
-    def __init__(self, session: Any) -> None:
-        self.gpu = session.gpu
+    def __init__(self, session: Session) -> None:
+        self.gpu = gpu_of(session)
         self.executor = self.gpu.executor()
         self._frame = 0
         self._sinks: dict[int, list[float]] = {}
@@ -168,15 +174,22 @@ class _Turns:
             self._take(0)
 
 
+def gpu_of(session: Session) -> Gpu:
+    """Returns the GPU of a session; raises :class:`InputError` for a session on the CPU."""
+    if session.gpu is None:
+        raise InputError(f"'{session.graph.name}' runs on the CPU: frames need a session on a GPU")
+    return session.gpu
+
+
 def measure_frames(
-    session: Any,
-    inputs: Mapping[str, Any],
+    session: Session,
+    inputs: Mapping[str, Array],
     *,
     budget_ms: float = 4.0,
     frame_ms: float = 1000 / 60,
     frames: int = 600,
     layers: int = 4,
-    same: Callable[[Any, Any], bool],
+    same: Callable[[Array, Array], bool],
     cost_model: CostModel | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:
@@ -185,25 +198,25 @@ def measure_frames(
     ``same(a, b)`` returns True if two outputs are bit-identical. The session must be on a GPU with
     timestamp queries.
     """
-    if not session.program.step_costs():
+    if not network_of(session).step_costs():
         raise InputError(
             f"'{session.graph.name}' has nothing to run on the GPU: no frame to measure"
         )
     session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
     # the other types of frames have their own network: they must not touch the job's memory
-    other = type(session)(session.source_graph, session.gpu, session.options)
+    other = Session(session.source_graph, gpu_of(session), session.options)
     other.run(inputs)
     turns = _Turns(other)
     scheduler = FrameScheduler(
-        session.gpu, frame_ms, budget_ms, cost_model=cost_model or CostModel()
+        gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
     loop = _Loop(session, scheduler, inputs, reference, same)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
     samples = _Samples()
     control = _control(other, scheduler, budget_ms)
-    whole = whole_operators(other.program)
+    whole = whole_operators(network_of(other))
     in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
     while loop.counted < frames:
@@ -225,8 +238,8 @@ class _Loop:
     """The scheduler's frames: one job after the other, each compared with the unsliced run."""
 
     def __init__(
-        self, session: Any, scheduler: FrameScheduler, inputs: Mapping[str, Any],
-        reference: Mapping[str, Any], same: Callable[[Any, Any], bool],
+        self, session: Session, scheduler: FrameScheduler, inputs: Mapping[str, Array],
+        reference: Mapping[str, Array], same: Callable[[Array, Array], bool],
     ) -> None:  # fmt: skip
         self.session, self.scheduler, self.inputs = session, scheduler, inputs
         self.reference, self.same = reference, same
@@ -274,7 +287,7 @@ class _Loop:
             self._encode()
 
     def _encode(self) -> FrameReport:
-        gpu = self.session.gpu
+        gpu = gpu_of(self.session)
         encoder = gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder)
         gpu.queue.submit([encoder.finish()])
@@ -286,34 +299,35 @@ class _Loop:
         while job.read(next(iter(self.reference))) is None:
             self._encode()
         for name, wanted in self.reference.items():
-            self.identical &= self.same(job.read(name), wanted)
+            got = job.read(name)
+            self.identical &= got is not None and self.same(got, wanted)
         job.release()
 
 
-def _control(session: Any, scheduler: FrameScheduler, budget_ms: float) -> list[Slice]:
+def _control(session: Session, scheduler: FrameScheduler, budget_ms: float) -> list[Slice]:
     """Returns a slice of the longest operator of about the size of a scheduled slice."""
-    costs = session.program.step_costs()
+    costs = network_of(session).step_costs()
     model = scheduler.cost_model
     index = max(range(len(costs)), key=lambda i: model.predict_ms(costs[i], costs[i].groups))
     aim = model.aim_ms(budget_ms)
     count = model.groups_within(costs[index], costs[index].groups, aim) or 1
     granule = scheduler.executor.granule
     count = max(1, count - count % granule if count > granule else count)
-    one = Slice(session.program, index, 0, count)
+    one = Slice(network_of(session), index, 0, count)
     # an operator shorter than a slice is repeated
     times = max(1, round(aim / max(1e-6, model.predict_ms(costs[index], count))))
     return [one] * min(times, 64)
 
 
 def _report(
-    session: Any, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
+    session: Session, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
 ) -> FramesReport:
     budget = scheduler.next_budget_ms
     # a frame in which a job ended is not full, so it does not show how well a budget is filled
     full = [r for r in loop.measured if r.slices and not r.finished and r.measured_ms is not None]
     took = [r.measured_ms or 0.0 for r in full]
     model = scheduler.cost_model
-    costs = session.program.step_costs()
+    costs = network_of(session).step_costs()
     longest = max(costs, key=lambda c: model.predict_ms(c, c.groups))
     spent = dict.fromkeys((job.number for job in loop.jobs), 0.0)
     for r in loop.measured:
@@ -324,7 +338,7 @@ def _report(
     errors = [abs(r.predicted_ms / r.measured_ms - 1) for r in full if r.measured_ms]
     return FramesReport(
         model=session.graph.name,
-        device=session.gpu.name,
+        device=gpu_of(session).name,
         clock=scheduler.executor.clock_source,
         budget_ms=budget,
         frame_ms=scheduler.frame_ms,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from cml_engine.compiler.plan import Timing
+from cml_engine.io.json_files import JsonObject
 from scheduler.clock import VirtualClock
+from scheduler.executor import Handle
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.controller import FixedBudget
@@ -20,20 +21,22 @@ from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 class _Echo(SimGpu):
     """A device that returns the recorded timings."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: JsonObject) -> None:
         kept = ("granule", "max_groups", "clock_source")
         super().__init__(**{name: options[name] for name in kept})
         self.arrived: list[Timing] = []
         self.busy = 0
         self.held: set[int] = set()
 
-    def reserve(self, network: Any, inputs: Any) -> str:
+    def reserve(self, network: Handle, inputs: object) -> str:
         return "memory" if id(network) in self.held else ""
 
-    def finish_job(self, encoder: Any, network: Any) -> Any:
+    def finish_job(self, encoder: object, network: Handle) -> Handle:
         return None if id(network) in self.held else network
 
-    def encode(self, encoder: Any, frame: int, groups: Any, *, timed: bool = True) -> None: ...
+    def encode(
+        self, encoder: object, frame: int, groups: object, *, timed: bool = True
+    ) -> None: ...
 
     def end_frame(self, frame: int) -> list[Timing]:
         return self.arrived
@@ -83,7 +86,7 @@ class _Replay:
                 self._apply(event)
         return decided
 
-    def _frame(self, event: Mapping[str, Any], given: list[list[int]] | None) -> list[list[int]]:
+    def _frame(self, event: JsonObject, given: list[list[int]] | None) -> list[list[int]]:
         for index, ready in event["ready"].items():
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
@@ -96,7 +99,7 @@ class _Replay:
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
         return decisions_of(self.scheduler.encode(None))
 
-    def _apply(self, event: Mapping[str, Any]) -> None:
+    def _apply(self, event: JsonObject) -> None:
         kind = event["kind"]
         if kind == "end":
             self.device.arrived = [Timing(*timing) for timing in event["timings"]]
@@ -114,7 +117,7 @@ class _Replay:
         else:
             self.scheduler.lifecycle.pause(self.jobs[event["job"]], kind == "paused")
 
-    def _submit(self, event: Mapping[str, Any]) -> None:
+    def _submit(self, event: JsonObject) -> None:
         network, now = self.networks[event["network"]], self.clock.now_ms()
         loads = _steps(event.get("loads", ()))
         job = Job(
@@ -142,11 +145,11 @@ def _given(job: int) -> frozenset[str]:
     return frozenset({f"of job {job}"})
 
 
-def _numbers(event: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _numbers(event: JsonObject) -> tuple[int, ...] | None:
     return None if event["steps"] is None else tuple(event["steps"])
 
 
-def _network(data: Mapping[str, Any]) -> SimNetwork:
+def _network(data: JsonObject) -> SimNetwork:
     return SimNetwork(
         data["name"],
         _steps(data["steps"]),
@@ -156,7 +159,7 @@ def _network(data: Mapping[str, Any]) -> SimNetwork:
     )
 
 
-def _steps(rows: Iterable[Sequence[Any]]) -> list[SimStep]:
+def _steps(rows: Iterable[list[Handle]]) -> list[SimStep]:
     return [
         SimStep(key, groups, 0.0, op, title, flops, nbytes)
         for key, op, title, groups, flops, nbytes in rows

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
@@ -69,7 +68,7 @@ class SimNetwork:
 
 
 def network_like(
-    name: str, costs: Sequence[Any], speed: float = 1.0, model: Any = None
+    name: str, costs: Sequence[StepCost], speed: float = 1.0, model: CostModel | None = None
 ) -> SimNetwork:
     """Returns a simulated network with the steps of a real plan (``plan.step_costs()``).
 
@@ -227,7 +226,7 @@ class SimGpu:
         return name
 
     def copy_to_texture(
-        self, encoder: object, result: Handle, name: str, options: Mapping[str, Any]
+        self, encoder: object, result: Handle, name: str, options: Mapping[str, Handle]
     ) -> SimStep:
         """Records a copy; a step stands for the texture, and the copy takes the step's time."""
         step: SimStep = options["texture"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.json_files import JsonObject
 from scheduler.reports import FrameReport
 
 _PID = 1
@@ -24,7 +24,7 @@ def trace_events(
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
     places: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Returns the trace events of some frames.
 
     ``names`` are the jobs' names by number; jobs of one name share a track. ``memory`` is bytes by
@@ -46,7 +46,7 @@ def write_trace(
     reports: Sequence[FrameReport],
     names: Mapping[int, str] | None = None,
     memory: Mapping[str, float] | None = None,
-    about: Mapping[str, Any] | None = None,
+    about: JsonObject | None = None,
     places: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the trace as one JSON object; ``about`` is stored in it for people.
@@ -70,7 +70,7 @@ def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[in
     return {job: names.get(job) or f"job {job}" for job in seen}
 
 
-def _names(threads: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _names(threads: Mapping[str, int]) -> Iterator[JsonObject]:
     yield _meta("process_name", 0, "networks on the GPU")
     yield _meta("thread_name", _FRAMES, "frames, actual")
     yield _meta("thread_name", _EXPECTED, "frames, expected")
@@ -83,7 +83,7 @@ def _threads(tracks: Mapping[int, str]) -> dict[str, int]:
     return {name: _FIRST_JOB + i for i, name in enumerate(dict.fromkeys(tracks.values()))}
 
 
-def _meta(name: str, thread: int, value: str) -> dict[str, Any]:
+def _meta(name: str, thread: int, value: str) -> JsonObject:
     return {"ph": "M", "pid": _PID, "tid": thread, "name": name, "args": {"name": value}}
 
 
@@ -93,7 +93,7 @@ def _frame(
     threads: Mapping[int, int],
     memory: Mapping[str, float],
     places: Mapping[str, str],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     took = report.measured_ms if report.measured_ms is not None else report.predicted_ms
     args = {
         "budget_ms": report.budget_ms,
@@ -123,14 +123,12 @@ def _frame(
         yield _counter("memory (MiB)", at_ms, {k: v / 2**20 for k, v in memory.items()})
 
 
-def _span(
-    name: str, thread: int, at_ms: float, ms: float, args: Mapping[str, Any]
-) -> dict[str, Any]:
+def _span(name: str, thread: int, at_ms: float, ms: float, args: JsonObject) -> JsonObject:
     return {
         "ph": "X", "pid": _PID, "tid": thread, "name": name,
         "ts": 1e3 * at_ms, "dur": 1e3 * ms, "args": dict(args),
     }  # fmt: skip
 
 
-def _counter(name: str, at_ms: float, values: Mapping[str, float]) -> dict[str, Any]:
+def _counter(name: str, at_ms: float, values: Mapping[str, float]) -> JsonObject:
     return {"ph": "C", "pid": _PID, "name": name, "ts": 1e3 * at_ms, "args": dict(values)}
