@@ -3,12 +3,12 @@
  *
  *     scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]
  *
- * The network takes a picture [1, 3, H, W] and gives one. In every frame: the scene, as large as
- * the network's input, the network's slices, and the screen, which shows the network's newest
- * picture on its right, the scene as it is on its left. Everything goes into one command buffer. */
+ * The network takes a picture [1, 3, H, W] and gives one. Every frame draws the scene, as large as
+ * the network's input, encodes the network's slices, and draws the screen: the scene on its left,
+ * the network's newest picture on its right. All of it is one command buffer. */
 #include "gpu.h"
 
-enum { WIDTH = 640, HEIGHT = 384, MOST_FRAMES = 100000 };
+enum { WIDTH = 640, HEIGHT = 384, MAX_FRAMES = 100000 };
 
 static const char *const scene_text =
     "@group(0) @binding(0) var<uniform> at: vec4f;\n" /* seconds, width, height */
@@ -51,27 +51,48 @@ static const char *const show_text = /* the tensor is bound as it lies */
     "}\n"
     "@fragment fn draw(@builtin(position) p: vec4f) -> @location(0) vec4f {\n"
     "    let q = p.xy / at.zw;\n"
-    "    if (q.x < 0.5) { return textureLoad(scene, vec2u(q * vec2f(textureDimensions(scene))), "
-    "0); }\n"
+    "    let size_of_scene = vec2f(textureDimensions(scene));\n"
+    "    if (q.x < 0.5) { return textureLoad(scene, vec2u(q * size_of_scene), 0); }\n"
     "    let t = vec2u(q * at.xy);\n"
     "    let size = vec2u(at.xy);\n"
     "    let i = t.y * size.x + t.x;\n"
-    "    return vec4f(picture[i], picture[i + size.x * size.y], picture[i + 2u * size.x * size.y], "
-    "1.0);\n"
+    "    let plane = size.x * size.y;\n"
+    "    return vec4f(picture[i], picture[i + plane], picture[i + 2u * plane], 1.0);\n"
     "}\n";
 
-static gpu g;
+typedef struct engine {
+    gpu g;
+    uint32_t width, height; /* of the scene, as of the network's input */
+    WGPUTexture scene, screen;
+    WGPUTextureView scene_view, screen_view;
+    WGPUBuffer moment, sizes; /* uniforms */
+    WGPUBuffer packed;        /* the scene as the network wants it */
+    WGPUBuffer picture;       /* the network's newest output */
+    WGPUBuffer home;          /* the screen on the host */
+    WGPURenderPipeline draw_scene, draw_screen;
+    WGPUComputePipeline pack;
+    WGPUBindGroup scene_group, pack_group, screen_group;
+} engine;
+
+typedef struct times { /* milliseconds of frames */
+    double values[MAX_FRAMES];
+    size_t count;
+} times;
+
+static times networks_ms, cpu_ms;
+
+/* ------------------------------------------------------------------ objects of the engine */
 
 static WGPUStringView text(const char *data) { return (WGPUStringView){data, strlen(data)}; }
 
-static WGPUShaderModule shader(const char *code) {
+static WGPUShaderModule create_shader(const engine *e, const char *code) {
     WGPUShaderSourceWGSL source = {.chain.sType = WGPUSType_ShaderSourceWGSL, .code = text(code)};
-    return wgpuDeviceCreateShaderModule(
-        g.device, &(WGPUShaderModuleDescriptor){.nextInChain = &source.chain});
+    WGPUShaderModuleDescriptor wanted = {.nextInChain = &source.chain};
+    return wgpuDeviceCreateShaderModule(e->g.device, &wanted);
 }
 
-static WGPURenderPipeline drawing(const char *code) {
-    WGPUShaderModule module = shader(code);
+static WGPURenderPipeline create_drawing(const engine *e, const char *code) {
+    WGPUShaderModule module = create_shader(e, code);
     WGPUColorTargetState target = {.format = WGPUTextureFormat_RGBA8Unorm,
                                    .writeMask = WGPUColorWriteMask_All};
     WGPUFragmentState fragment = {
@@ -81,74 +102,170 @@ static WGPURenderPipeline drawing(const char *code) {
         .primitive.topology = WGPUPrimitiveTopology_TriangleList,
         .multisample = {.count = 1, .mask = 0xFFFFFFFF},
         .fragment = &fragment};
-    WGPURenderPipeline made = wgpuDeviceCreateRenderPipeline(g.device, &wanted);
+    WGPURenderPipeline made = wgpuDeviceCreateRenderPipeline(e->g.device, &wanted);
     wgpuShaderModuleRelease(module);
     return made;
 }
 
-static WGPUBuffer buffer(uint64_t bytes, WGPUBufferUsage usage) {
-    return wgpuDeviceCreateBuffer(g.device, &(WGPUBufferDescriptor){.size = bytes, .usage = usage});
+static WGPUComputePipeline create_packing(const engine *e) {
+    WGPUShaderModule module = create_shader(e, pack_text);
+    WGPUComputePipelineDescriptor wanted = {
+        .compute = {.module = module, .entryPoint = text("main")}};
+    WGPUComputePipeline made = wgpuDeviceCreateComputePipeline(e->g.device, &wanted);
+    wgpuShaderModuleRelease(module);
+    return made;
 }
 
-static WGPUTexture texture(uint32_t width, uint32_t height) {
-    WGPUTextureUsage usage = WGPUTextureUsage_RenderAttachment | WGPUTextureUsage_TextureBinding |
-                             WGPUTextureUsage_CopySrc;
-    return wgpuDeviceCreateTexture(g.device,
-                                   &(WGPUTextureDescriptor){.usage = usage,
-                                                            .dimension = WGPUTextureDimension_2D,
-                                                            .size = {width, height, 1},
-                                                            .format = WGPUTextureFormat_RGBA8Unorm,
-                                                            .mipLevelCount = 1,
-                                                            .sampleCount = 1});
+static WGPUBuffer create_buffer(const engine *e, uint64_t bytes, WGPUBufferUsage usage) {
+    WGPUBufferDescriptor wanted = {.size = bytes, .usage = usage};
+    return wgpuDeviceCreateBuffer(e->g.device, &wanted);
 }
 
-static WGPUBindGroup bound(WGPUBindGroupLayout layout, size_t count,
-                           WGPUBindGroupEntry const *entries) {
+static WGPUTexture create_texture(const engine *e, uint32_t width, uint32_t height) {
+    WGPUTextureDescriptor wanted = {.usage = WGPUTextureUsage_RenderAttachment |
+                                             WGPUTextureUsage_TextureBinding |
+                                             WGPUTextureUsage_CopySrc,
+                                    .dimension = WGPUTextureDimension_2D,
+                                    .size = {width, height, 1},
+                                    .format = WGPUTextureFormat_RGBA8Unorm,
+                                    .mipLevelCount = 1,
+                                    .sampleCount = 1};
+    return wgpuDeviceCreateTexture(e->g.device, &wanted);
+}
+
+static WGPUBindGroup create_group(const engine *e, WGPUBindGroupLayout layout, size_t count,
+                                  WGPUBindGroupEntry const *entries) {
     WGPUBindGroupDescriptor wanted = {.layout = layout, .entryCount = count, .entries = entries};
-    WGPUBindGroup made = wgpuDeviceCreateBindGroup(g.device, &wanted);
+    WGPUBindGroup made = wgpuDeviceCreateBindGroup(e->g.device, &wanted);
     wgpuBindGroupLayoutRelease(layout);
     return made;
 }
 
-static void draw(WGPUCommandEncoder encoder, WGPUTextureView into, WGPURenderPipeline pipeline,
-                 WGPUBindGroup with) {
+static void create_engine(engine *e, const cml_shape *in, const cml_shape *out) {
+    WGPUBufferUsage uniform = WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst;
+    WGPUBufferUsage storage =
+        WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
+    float sizes[4] = {(float)out->extents[3], (float)out->extents[2], WIDTH, HEIGHT};
+    e->width = in->extents[3];
+    e->height = in->extents[2];
+    e->scene = create_texture(e, e->width, e->height);
+    e->screen = create_texture(e, WIDTH, HEIGHT);
+    e->scene_view = wgpuTextureCreateView(e->scene, NULL);
+    e->screen_view = wgpuTextureCreateView(e->screen, NULL);
+    e->moment = create_buffer(e, 16, uniform);
+    e->sizes = create_buffer(e, sizeof sizes, uniform);
+    e->packed = create_buffer(e, in->bytes, storage);
+    e->picture = create_buffer(e, out->bytes, storage);
+    e->home =
+        create_buffer(e, 4 * WIDTH * HEIGHT, WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
+    e->draw_scene = create_drawing(e, scene_text);
+    e->draw_screen = create_drawing(e, show_text);
+    e->pack = create_packing(e);
+    WGPUBindGroupEntry of_scene = {.binding = 0, .buffer = e->moment, .size = 16};
+    WGPUBindGroupEntry of_pack[] = {{.binding = 0, .textureView = e->scene_view},
+                                    {.binding = 1, .buffer = e->packed, .size = in->bytes}};
+    WGPUBindGroupEntry of_screen[] = {{.binding = 0, .textureView = e->scene_view},
+                                      {.binding = 1, .buffer = e->picture, .size = out->bytes},
+                                      {.binding = 2, .buffer = e->sizes, .size = sizeof sizes}};
+    e->scene_group =
+        create_group(e, wgpuRenderPipelineGetBindGroupLayout(e->draw_scene, 0), 1, &of_scene);
+    e->pack_group = create_group(e, wgpuComputePipelineGetBindGroupLayout(e->pack, 0), 2, of_pack);
+    e->screen_group =
+        create_group(e, wgpuRenderPipelineGetBindGroupLayout(e->draw_screen, 0), 3, of_screen);
+    wgpuQueueWriteBuffer(e->g.queue, e->sizes, 0, sizes, sizeof sizes);
+}
+
+static void destroy_engine(engine *e) {
+    WGPUBuffer buffers[] = {e->moment, e->sizes, e->packed, e->picture, e->home};
+    wgpuBindGroupRelease(e->scene_group);
+    wgpuBindGroupRelease(e->pack_group);
+    wgpuBindGroupRelease(e->screen_group);
+    wgpuRenderPipelineRelease(e->draw_scene);
+    wgpuRenderPipelineRelease(e->draw_screen);
+    wgpuComputePipelineRelease(e->pack);
+    wgpuTextureViewRelease(e->scene_view);
+    wgpuTextureViewRelease(e->screen_view);
+    wgpuTextureRelease(e->scene);
+    wgpuTextureRelease(e->screen);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) wgpuBufferRelease(buffers[i]);
+}
+
+/* ------------------------------------------------------------------ passes of a frame */
+
+static void encode_drawing(WGPUCommandEncoder encoder, WGPUTextureView into,
+                           WGPURenderPipeline pipeline, WGPUBindGroup group) {
     WGPURenderPassColorAttachment target = {.view = into,
                                             .depthSlice = WGPU_DEPTH_SLICE_UNDEFINED,
                                             .loadOp = WGPULoadOp_Clear,
                                             .storeOp = WGPUStoreOp_Store};
-    WGPURenderPassEncoder pass = wgpuCommandEncoderBeginRenderPass(
-        encoder,
-        &(WGPURenderPassDescriptor){.colorAttachmentCount = 1, .colorAttachments = &target});
+    WGPURenderPassDescriptor wanted = {.colorAttachmentCount = 1, .colorAttachments = &target};
+    WGPURenderPassEncoder pass = wgpuCommandEncoderBeginRenderPass(encoder, &wanted);
     wgpuRenderPassEncoderSetPipeline(pass, pipeline);
-    wgpuRenderPassEncoderSetBindGroup(pass, 0, with, 0, NULL);
+    wgpuRenderPassEncoderSetBindGroup(pass, 0, group, 0, NULL);
     wgpuRenderPassEncoderDraw(pass, 3, 1, 0, 0);
     wgpuRenderPassEncoderEnd(pass);
     wgpuRenderPassEncoderRelease(pass);
 }
 
-static void mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *done, void *unused) {
+static void encode_scene(const engine *e, WGPUCommandEncoder encoder, long frame) {
+    float moment[4] = {(float)frame / 60, (float)e->width, (float)e->height, 0};
+    wgpuQueueWriteBuffer(e->g.queue, e->moment, 0, moment, sizeof moment);
+    encode_drawing(encoder, e->scene_view, e->draw_scene, e->scene_group);
+}
+
+static void encode_packing(const engine *e, WGPUCommandEncoder encoder) {
+    WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, NULL);
+    wgpuComputePassEncoderSetPipeline(pass, e->pack);
+    wgpuComputePassEncoderSetBindGroup(pass, 0, e->pack_group, 0, NULL);
+    wgpuComputePassEncoderDispatchWorkgroups(pass, (e->width + 7) / 8, (e->height + 7) / 8, 1);
+    wgpuComputePassEncoderEnd(pass);
+    wgpuComputePassEncoderRelease(pass);
+}
+
+static void encode_screen_copy(const engine *e, WGPUCommandEncoder encoder) {
+    WGPUTexelCopyTextureInfo from = {.texture = e->screen};
+    WGPUTexelCopyBufferInfo to = {.layout = {.bytesPerRow = 4 * WIDTH, .rowsPerImage = HEIGHT},
+                                  .buffer = e->home};
+    WGPUExtent3D size = {WIDTH, HEIGHT, 1};
+    wgpuCommandEncoderCopyTextureToBuffer(encoder, &from, &to, &size);
+}
+
+static void submit_frame(engine *e, WGPUCommandEncoder encoder) {
+    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+    wgpuQueueSubmit(e->g.queue, 1, &commands);
+    wgpuCommandBufferRelease(commands);
+    wgpuCommandEncoderRelease(encoder);
+    gpu_wait(&e->g); /* as one waits for the display */
+}
+
+/* ------------------------------------------------------------------ what is printed and written */
+
+static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *done, void *unused) {
     (void)message;
     (void)unused;
     *(int *)done = status == WGPUMapAsyncStatus_Success ? 1 : -1;
 }
 
-static int write_picture(WGPUBuffer from, const char *path) {
+static int write_picture(engine *e, const char *path) {
     FILE *out = fopen(path, "wb");
     int done = 0;
-    const uint8_t *texels;
+    WGPUBufferMapCallbackInfo callback = {
+        .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = &done};
     if (out == NULL) return 0;
-    wgpuBufferMapAsync(from, WGPUMapMode_Read, 0, 4 * WIDTH * HEIGHT,
-                       (WGPUBufferMapCallbackInfo){.mode = WGPUCallbackMode_AllowProcessEvents,
-                                                   .callback = mapped,
-                                                   .userdata1 = &done});
-    while (done == 0) gpu_wait(&g);
-    texels = done > 0 ? wgpuBufferGetConstMappedRange(from, 0, 4 * WIDTH * HEIGHT) : NULL;
-    fprintf(out, "P6\n%d %d\n255\n", WIDTH, HEIGHT);
-    for (size_t i = 0; texels != NULL && i < (size_t)WIDTH * HEIGHT; i++)
-        fwrite(texels + 4 * i, 1, 3, out);
+    wgpuBufferMapAsync(e->home, WGPUMapMode_Read, 0, 4 * WIDTH * HEIGHT, callback);
+    while (done == 0) gpu_wait(&e->g);
+    if (done > 0) {
+        const uint8_t *texels = wgpuBufferGetConstMappedRange(e->home, 0, 4 * WIDTH * HEIGHT);
+        fprintf(out, "P6\n%d %d\n255\n", WIDTH, HEIGHT);
+        for (size_t i = 0; i < (size_t)WIDTH * HEIGHT; i++) fwrite(texels + 4 * i, 1, 3, out);
+        wgpuBufferUnmap(e->home);
+    }
     fclose(out);
-    wgpuBufferUnmap(from);
-    return texels != NULL;
+    return done > 0;
+}
+
+static void add_time(times *to, double ms) {
+    if (to->count < MAX_FRAMES) to->values[to->count++] = ms;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -156,7 +273,9 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void print_row(const char *name, double *values, size_t count) {
+static void print_row(const char *name, times *of) {
+    double *values = of->values;
+    size_t count = of->count;
     if (count == 0) return;
     qsort(values, count, sizeof *values, by_size);
     printf("%-28s %8.3f %8.3f %8.3f %8.3f\n", name, values[count / 2], values[count * 95 / 100],
@@ -164,150 +283,107 @@ static void print_row(const char *name, double *values, size_t count) {
 }
 
 static int refuse(const cml_error *error) {
-    fprintf(stderr, "%s\n", error->text);
+    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
     return 1;
 }
 
-int main(int argc, char **argv) {
-    static double networks_ms[MOST_FRAMES], cpu_ms[MOST_FRAMES];
-    long frames = argc > 3 ? atol(argv[3]) : 300, runs = 0, over = 0;
-    double budget = argc > 4 ? atof(argv[4]) : 4.0;
-    size_t measured = 0, encoded = 0, size = 0;
-    void *bytes = argc > 2 ? read_whole(argv[1], &size) : NULL;
-    cml_scheduler *scheduler;
-    cml_net *net;
+static void print_log(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
+}
+
+/* ------------------------------------------------------------------ the frames */
+
+static int play(engine *e, cml_scheduler *scheduler, cml_net *net, const cml_shape *in,
+                const cml_shape *out, long frames, double budget_ms) {
+    char input_name[64], output_name[64];
+    cml_input input = {.name = input_name, .buffer = e->packed};
     cml_error error;
-    cml_job job = 0, shown = 0;
-    cml_shape in, out;
-    if (bytes == NULL || frames < 1 || frames > MOST_FRAMES) {
-        fprintf(stderr, "usage: scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]\n");
-        return 2;
-    }
-    if (!gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
-
-    /* the network, behind the loading screen */
-    cml_options options = {
-        .device = g.device, .adapter = g.adapter, .queue = g.queue, .instance = g.instance};
-    if (cml_create(&options, &scheduler, &error) != CML_OK) return refuse(&error);
-    if (cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error) != CML_OK)
-        return refuse(&error);
-    for (cml_status status = CML_PENDING; status != CML_OK;) {
-        status = cml_build(net, 10.0, &error);
-        if (status > CML_PENDING) return refuse(&error);
-    }
-    free(bytes);
-    if (cml_get_input_shape(net, 0, &in) != CML_OK ||
-        cml_get_output_shape(net, 0, &out) != CML_OK || in.rank != 4 || out.rank != 4 ||
-        in.extents[1] != 3 || out.extents[1] != 3) {
-        fprintf(stderr, "wanted a network of a picture [1, 3, H, W] that gives one\n");
-        return 1;
-    }
-
-    /* the engine's own things */
-    uint32_t width = in.extents[3], height = in.extents[2];
-    float sizes[4] = {(float)out.extents[3], (float)out.extents[2], WIDTH, HEIGHT};
-    WGPUBufferUsage storage =
-        WGPUBufferUsage_Storage | WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst;
-    WGPUBufferUsage uniform = WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst;
-    WGPUBuffer moment = buffer(16, uniform), screen_size = buffer(16, uniform);
-    WGPUBuffer packed = buffer(in.bytes, storage), picture = buffer(out.bytes, storage);
-    WGPUBuffer home = buffer(4 * WIDTH * HEIGHT, WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
-    WGPUTexture scene = texture(width, height), screen = texture(WIDTH, HEIGHT);
-    WGPUTextureView scene_view = wgpuTextureCreateView(scene, NULL),
-                    view = wgpuTextureCreateView(screen, NULL);
-    WGPURenderPipeline draw_scene = drawing(scene_text), draw_screen = drawing(show_text);
-    WGPUShaderModule module = shader(pack_text);
-    WGPUComputePipeline pack = wgpuDeviceCreateComputePipeline(
-        g.device, &(WGPUComputePipelineDescriptor){
-                      .compute = {.module = module, .entryPoint = text("main")}});
-    WGPUBindGroup with_moment =
-        bound(wgpuRenderPipelineGetBindGroupLayout(draw_scene, 0), 1,
-              &(WGPUBindGroupEntry){.binding = 0, .buffer = moment, .size = 16});
-    WGPUBindGroup with_scene =
-        bound(wgpuComputePipelineGetBindGroupLayout(pack, 0), 2,
-              (WGPUBindGroupEntry[]){{.binding = 0, .textureView = scene_view},
-                                     {.binding = 1, .buffer = packed, .size = in.bytes}});
-    WGPUBindGroup with_picture =
-        bound(wgpuRenderPipelineGetBindGroupLayout(draw_screen, 0), 3,
-              (WGPUBindGroupEntry[]){{.binding = 0, .textureView = scene_view},
-                                     {.binding = 1, .buffer = picture, .size = out.bytes},
-                                     {.binding = 2, .buffer = screen_size, .size = 16}});
-    wgpuQueueWriteBuffer(g.queue, screen_size, 0, sizes, sizeof sizes);
-
-    for (long frame = 0; frame < frames || shown == 0; frame++) {
-        WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
-        float now[4] = {(float)frame / 60, (float)width, (float)height, 0};
-        char name[64];
-        cml_tensor tensor;
+    cml_job job = 0;
+    long pictures = 0, over = 0;
+    snprintf(input_name, sizeof input_name, "%.*s", (int)in->name.length, in->name.data);
+    snprintf(output_name, sizeof output_name, "%.*s", (int)out->name.length, out->name.data);
+    for (long frame = 0; frame < frames || pictures == 0; frame++) {
+        WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(e->g.device, NULL);
         cml_job_info info = cml_get_job_info(scheduler, job);
-        wgpuQueueWriteBuffer(g.queue, moment, 0, now, sizeof now);
-        draw(encoder, scene_view, draw_scene, with_moment);
         if (info.state == CML_STATE_FAILED || frame > 100 * frames) {
             fprintf(stderr, "the network's job failed: %s\n", info.error);
             return 1;
         }
-        if (info.state != CML_STATE_QUEUED &&
-            info.state != CML_STATE_RUNNING) { /* its next picture is this frame's */
-            WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, NULL);
-            wgpuComputePassEncoderSetPipeline(pass, pack);
-            wgpuComputePassEncoderSetBindGroup(pass, 0, with_scene, 0, NULL);
-            wgpuComputePassEncoderDispatchWorkgroups(pass, (width + 7) / 8, (height + 7) / 8, 1);
-            wgpuComputePassEncoderEnd(pass);
-            wgpuComputePassEncoderRelease(pass);
-            if (job != 0) cml_release(scheduler, job);
-            snprintf(name, sizeof name, "%.*s", (int)in.name.length, in.name.data);
-            if (cml_submit(scheduler, net, &(cml_input){.name = name, .buffer = packed}, 1, NULL,
-                           &job, &error) != CML_OK)
+        encode_scene(e, encoder, frame);
+        if (info.state != CML_STATE_QUEUED && info.state != CML_STATE_RUNNING) {
+            encode_packing(e, encoder); /* this frame is the network's next picture */
+            cml_release(scheduler, job);
+            if (cml_submit(scheduler, net, &input, 1, NULL, &job, &error) != CML_OK)
                 return refuse(&error);
         }
-        const cml_report *report = cml_encode(scheduler, encoder, budget);
-        if (report->slices > 0 && encoded < MOST_FRAMES) cpu_ms[encoded++] = report->cpu_ms;
-        snprintf(name, sizeof name, "%.*s", (int)out.name.length, out.name.data);
-        if (report->finished > 0 && cml_get_tensor(scheduler, job, name, &tensor) == CML_OK) {
-            wgpuCommandEncoderCopyBufferToBuffer(encoder, tensor.buffer, tensor.offset, picture, 0,
-                                                 tensor.bytes);
-            shown = job;
-            runs++;
+        const cml_report *report = cml_encode(scheduler, encoder, budget_ms);
+        cml_tensor tensor;
+        if (report->slices > 0) add_time(&cpu_ms, report->cpu_ms);
+        if (report->finished > 0 &&
+            cml_get_tensor(scheduler, job, output_name, &tensor) == CML_OK) {
+            wgpuCommandEncoderCopyBufferToBuffer(encoder, tensor.buffer, tensor.offset, e->picture,
+                                                 0, tensor.bytes);
+            pictures++;
         }
-        draw(encoder, view, draw_screen, with_picture);
-        if (frame + 1 >= frames)
-            wgpuCommandEncoderCopyTextureToBuffer(
-                encoder, &(WGPUTexelCopyTextureInfo){.texture = screen},
-                &(WGPUTexelCopyBufferInfo){
-                    .layout = {.bytesPerRow = 4 * WIDTH, .rowsPerImage = HEIGHT}, .buffer = home},
-                &(WGPUExtent3D){WIDTH, HEIGHT, 1});
-        WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
-        wgpuQueueSubmit(g.queue, 1, &commands); /* one submit, yours */
-        wgpuCommandBufferRelease(commands);
-        wgpuCommandEncoderRelease(encoder);
-        gpu_wait(&g); /* as one waits for the display */
-        for (uint32_t i = 0, count = cml_end_frame(scheduler); i < count && measured < MOST_FRAMES;
-             i++) {
+        encode_drawing(encoder, e->screen_view, e->draw_screen, e->screen_group);
+        if (frame + 1 >= frames) encode_screen_copy(e, encoder);
+        submit_frame(e, encoder); /* one submit, the engine's own */
+        for (uint32_t i = 0, count = cml_end_frame(scheduler); i < count; i++) {
             const cml_report *full = cml_get_measured(scheduler, i);
-            if (full->finished > 0) continue;
-            over += full->measured_ms > full->budget_ms;
-            networks_ms[measured++] = full->measured_ms;
+            if (full->finished > 0) continue; /* it was not filled */
+            if (full->measured_ms > full->budget_ms) over++;
+            add_time(&networks_ms, full->measured_ms);
         }
     }
     printf("ms per frame                      P50      P95      P99      max\n");
-    print_row("networks", networks_ms, measured);
-    print_row("CPU of cml_encode", cpu_ms, encoded);
-    printf("%zu full frames, %ld over the budget of %g ms; %ld pictures in %ld frames\n", measured,
-           over, budget, runs, frames);
-    int written = write_picture(home, argv[2]);
+    print_row("networks", &networks_ms);
+    print_row("CPU of cml_encode", &cpu_ms);
+    printf("%zu full frames, %ld over the budget of %g ms; %ld pictures in %ld frames\n",
+           networks_ms.count, over, budget_ms, pictures, frames);
+    return 0;
+}
+
+static int is_picture(const cml_shape *shape) { return shape->rank == 4 && shape->extents[1] == 3; }
+
+int main(int argc, char **argv) {
+    long frames = argc > 3 ? atol(argv[3]) : 300;
+    double budget_ms = argc > 4 ? atof(argv[4]) : 4.0;
+    size_t size = 0;
+    void *bytes = argc > 2 ? read_whole(argv[1], &size) : NULL;
+    engine e;
+    cml_scheduler *scheduler;
+    cml_net *net;
+    cml_error error;
+    cml_status status;
+    cml_shape in, out;
+    if (bytes == NULL || frames < 1 || frames > MAX_FRAMES) {
+        fprintf(stderr, "usage: scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]\n");
+        return 2;
+    }
+    if (!gpu_open(&e.g, bytes, size, CML_TRUSTED)) return 3;
+    cml_options options = {.device = e.g.device,
+                           .adapter = e.g.adapter,
+                           .queue = e.g.queue,
+                           .instance = e.g.instance,
+                           .log = print_log};
+    if (cml_create(&options, &scheduler, &error) != CML_OK) return refuse(&error);
+    if (cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error) != CML_OK)
+        return refuse(&error);
+    while ((status = cml_build(net, 10.0, &error)) == CML_PENDING) {} /* a loading screen */
+    if (status != CML_OK) return refuse(&error);
+    free(bytes);
+    if (cml_get_input_shape(net, 0, &in) != CML_OK || !is_picture(&in) ||
+        cml_get_output_shape(net, 0, &out) != CML_OK || !is_picture(&out)) {
+        fprintf(stderr, "the network must take a picture [1, 3, H, W] and give one\n");
+        return 1;
+    }
+    create_engine(&e, &in, &out);
+    int code = play(&e, scheduler, net, &in, &out, frames, budget_ms);
+    if (code == 0 && !write_picture(&e, argv[2])) code = 1;
     cml_unload(scheduler, net);
     cml_destroy(scheduler);
-
-    wgpuBindGroupRelease(with_moment), wgpuBindGroupRelease(with_scene),
-        wgpuBindGroupRelease(with_picture);
-    wgpuRenderPipelineRelease(draw_scene), wgpuRenderPipelineRelease(draw_screen),
-        wgpuComputePipelineRelease(pack);
-    wgpuShaderModuleRelease(module);
-    wgpuTextureViewRelease(scene_view), wgpuTextureViewRelease(view), wgpuTextureRelease(scene),
-        wgpuTextureRelease(screen);
-    wgpuBufferRelease(moment), wgpuBufferRelease(screen_size), wgpuBufferRelease(packed),
-        wgpuBufferRelease(picture);
-    wgpuBufferRelease(home);
-    gpu_close(&g);
-    return written && g.errors == 0 ? 0 : 1;
+    destroy_engine(&e);
+    gpu_close(&e.g);
+    return code == 0 && e.g.errors == 0 ? 0 : 1;
 }

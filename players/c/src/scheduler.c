@@ -132,9 +132,10 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
                                   "wrong. Submit every encoder, or call cml_abandon_frame()";
         if (j->run.state == CML_STATE_GONE || !(j->slot_mask >> slot & 1)) continue;
         cml__end_job(s, j, CML_STATE_FAILED, why);
-        if (j->run.state == CML_STATE_CANCELLED) continue;
-        j->run.state = CML_STATE_FAILED; /* even if it was done */
+        if (j->run.state != CML_STATE_DONE) continue;
+        j->run.state = CML_STATE_FAILED; /* its outputs are wrong */
         memcpy(j->error, why, sizeof why);
+        cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", LONG(j->number), why);
     }
 }
 

@@ -84,7 +84,8 @@ static wgsl_name *name_of(wgsl_scan *s, cml_text token) {
     return NULL;
 }
 
-static const char *find_names(wgsl_scan *s) { /* what is state_lost, or NULL, as all of these */
+/* Collects the declared names. Like the functions below it returns the problem, or NULL. */
+static const char *find_names(wgsl_scan *s) {
     cml_text before = {"", 0}, token;
     size_t at = 0;
     while ((token = next_token(s, &at)).length > 0) {
