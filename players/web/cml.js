@@ -2037,7 +2037,7 @@ function withoutAdapter() {
     return "WebGPU finds no GPU that it can use: update the graphics driver, and switch on graphics acceleration in the " +
       "browser's settings";
   }
-  if (globalThis.isSecureContext === false) {
+  if (/** @type {any} */ (globalThis).isSecureContext === false) {
     return "this page has no WebGPU because its address is not secure: serve it by https or from localhost";
   }
   return "this browser has no WebGPU: use Chrome or Edge 113, Safari 26, Firefox 141, or newer";

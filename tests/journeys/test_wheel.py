@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -104,12 +103,9 @@ def play(gpu: cml.Gpu, path: str) -> Job:
 def test_a_host_is_checked_with_full_types(environment, tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "host.py").write_text(TYPED_HOST)
-    command = [sys.executable, "-m", "mypy", "--strict", "host.py"]
-    command += ["--python-executable", environment.bin / "python", "--cache-dir", "cache"]
-    done = subprocess.run(
-        [*command, "--no-color-output"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
+    options = ("--python-executable", environment.bin / "python", "--cache-dir", "cache")
+    words = (sys.executable, "-m", "mypy", "--strict", "--no-color-output", *options, "host.py")
+    done = environment.run(*words, cwd=tmp_path)
     revealed = re.findall(r'Revealed type is "([^"]*)"', done.stdout)
     where = "cml_engine.scheduler"
     assert revealed == [
