@@ -119,7 +119,7 @@ def _keep(model: CostModel, file: Path) -> None:
 
 def trace(
     session: Session, inputs: Mapping[str, Array], path: Path, *, budget_ms: float, frame_ms: float,
-    runs: int, memory: Mapping[str, float], places: Mapping[str, str],
+    runs: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Runs the session ``runs`` times in frames and writes a trace.
 
@@ -144,6 +144,10 @@ def trace(
         frame()
     about = {"device": gpu.name, "clock": scheduler.executor.clock_source}
     names = {job.number: f"{job.name} {job.number}" for job in jobs}
+    plan = session.plan
+    assert plan is not None
+    memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
+    places = {step.title: str(step.source) for step in plan.steps if step.source}
     write_trace(path, reports, names, memory, about, places)
     return len(reports), sum(len(r.slices) for r in reports)
 

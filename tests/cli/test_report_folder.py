@@ -165,7 +165,7 @@ def test_what_is_decided_is_cooked(weighted, tmp_path, capsys):
     cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
     assert main([*cook, str(mine)]) == 0
     (step,) = cml.load_cooked(cooked).ready.plans[0].plan("net").steps[-1:]
-    assert "conv_plain" in step.finished.kernel.label
+    assert "conv_plain" in step.cooked.kernel.label
     assert [b.nbytes for b in step.written] == [1024, 1024]
 
 

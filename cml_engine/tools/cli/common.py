@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.tools.report.model_facts import ModelFacts
 
 T = TypeVar("T")
 #: texts on the terminal for the stages of ``Session(on_progress=…)``
@@ -213,6 +214,17 @@ def write_decisions(
     array_files.check_place(Path(a.decisions), a.model)
     found = decisions_on(device, graph, optimized, plan, read_decisions(a))
     write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
+
+
+def load_facts(a: argparse.Namespace) -> ModelFacts:
+    """Loads the model, and writes the file of ``--decisions``; runs nothing."""
+    from cml_engine.tools.report.model_facts import ModelFacts
+
+    graph = load_model(a)
+    facts = ModelFacts(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
+    if getattr(a, "decisions", None):
+        write_decisions(a, graph, facts.optimized, facts.plan, facts.device)
+    return facts
 
 
 def session_of(

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions
-from cml_engine.compiler.planning.plan_graph import plan_graph
-from cml_engine.compiler.tuning_tables import table_for
-from cml_engine.errors import DeviceError
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import mib
-from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.tools.report.reuse_info import ReuseInfo
 
 #: the device of the prediction: a small integrated GPU. A measured table replaces it later.
@@ -59,6 +51,33 @@ class ModelInfo:
     #: the runs that are computed in bands of rows to limit memory
     bands: tuple[BandedOperators, ...] = ()
 
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan, storage: Storage = "float") -> ModelInfo:
+        """Summarizes a graph and its plan for :data:`PORTABLE` limits; runs nothing."""
+        operators = Counter(node.op for node in graph.nodes)
+        several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
+        return cls(
+            model=graph.name,
+            inputs={n: str(graph.facts[n]) for n in graph.inputs},
+            outputs={n: str(graph.facts[n]) for n in graph.outputs},
+            operators=dict(operators.most_common()),
+            parameters=sum(array.size for array in graph.constants.values()),
+            weights_bytes=plan.weights_bytes + plan.own_bytes,
+            arena_bytes=plan.memory.peak,
+            arena_lower_bound=plan.memory.bound,
+            arena_ratio=plan.memory.ratio,
+            steps=len(plan.steps),
+            variants=count_variants(plan),
+            gflop=plan.cost.flops / 1e9,
+            moved_bytes=plan.cost.bytes,
+            predicted_ms=predicted_ms(plan),
+            storage=storage,
+            layers=tuple(str(step) for step in plan.steps),
+            notes=graph.notes,
+            bands=plan.bands,
+            reuse=ReuseInfo.of(graph, PORTABLE, storage) if several else None,
+        )
+
     def __str__(self) -> str:
         def block(title: str, rows: dict[str, str]) -> list[str]:
             return [title] + [f"  {name:24s} {value}" for name, value in rows.items()]
@@ -85,76 +104,6 @@ class ModelInfo:
     def json(self, **more: Any) -> str:
         """Returns the facts as a JSON object, with the given additional entries."""
         return json.dumps({**asdict(self), **more}, indent=2)
-
-
-def model_info(
-    graph: Graph,
-    limits: Limits | None = None,
-    storage: Storage = "float",
-    decide: Decisions = NO_DECISIONS,
-    arena_limit: int = 0,
-) -> ModelInfo:
-    """Plans the graph and summarizes it; runs nothing and needs no GPU.
-
-    The limits are :data:`PORTABLE` by default.
-    """
-    optimized = optimize(graph)
-    options = PlanOptions(arena_limit=arena_limit)
-    plan = plan_graph(optimized, limits or PORTABLE, storage, options, decide=decide, written=graph)
-    operators = Counter(node.op for node in graph.nodes)
-    several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
-    return ModelInfo(
-        model=graph.name,
-        inputs={n: str(graph.facts[n]) for n in graph.inputs},
-        outputs={n: str(graph.facts[n]) for n in graph.outputs},
-        operators=dict(operators.most_common()),
-        parameters=sum(array.size for array in graph.constants.values()),
-        weights_bytes=plan.weights_bytes + plan.own_bytes,
-        arena_bytes=plan.memory.peak,
-        arena_lower_bound=plan.memory.bound,
-        arena_ratio=plan.memory.ratio,
-        steps=len(plan.steps),
-        variants=count_variants(plan),
-        gflop=plan.cost.flops / 1e9,
-        moved_bytes=plan.cost.bytes,
-        predicted_ms=predicted_ms(plan),
-        storage=storage,
-        layers=tuple(str(step) for step in plan.steps),
-        notes=graph.notes,
-        bands=plan.bands,
-        reuse=ReuseInfo.of(graph, limits or PORTABLE, storage) if several else None,
-    )
-
-
-def make_plan(
-    graph: Graph,
-    storage: Storage = "float",
-    decide: Decisions = NO_DECISIONS,
-    arena_limit: int = 0,
-) -> tuple[Plan, str]:
-    """Returns the plan of a session on this machine's GPU, and the GPU's name.
-
-    Without a GPU the plan is for :data:`PORTABLE` limits and the name is "". Raises
-    :class:`DeviceError` if there is no GPU of the name in ``CML_ADAPTER``.
-    """
-    try:
-        from cml_engine.gpu.gpu import Gpu
-
-        gpu = Gpu()
-        limits, name = gpu.limits, gpu.name
-    except (DeviceError, ImportError):
-        if os.environ.get("CML_ADAPTER"):
-            raise
-        limits, name = PORTABLE, ""
-    optimized = optimize(graph)
-    variants = table_for(name) if name else NO_VARIANTS
-
-    def lowered() -> Plan:
-        options = PlanOptions(variants=variants, arena_limit=arena_limit)
-        return plan_graph(optimized, limits, storage, options, decide, written=graph)
-
-    ready, plain = graph.ready, not decide and not arena_limit
-    return (lowered() if ready is None else ready.plan(limits, storage, plain, lowered)), name
 
 
 def predicted_ms(plan: Plan) -> float:

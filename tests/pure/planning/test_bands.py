@@ -30,7 +30,7 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families, registered
-from cml_engine.tools.report.model_info import model_info
+from cml_engine.tools.report.model_facts import ModelFacts
 from cml_engine.tools.testing import case_graph
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
@@ -292,7 +292,7 @@ def test_what_is_kept_stays_whole(tmp_path):
 
 def test_info_says_what_is_computed_in_bands(tmp_path):
     graph = loaded(WIDE, tmp_path)
-    whole = model_info(graph)
-    info = model_info(graph, arena_limit=whole.arena_bytes // 2)
+    whole = ModelFacts(graph).summary
+    info = ModelFacts(graph, arena_limit=whole.arena_bytes // 2).summary
     assert info.arena_bytes <= whole.arena_bytes // 2
     assert "bands of rows" in str(info) and "bands" not in str(whole)

@@ -104,8 +104,12 @@ def test_only_the_gpu_folder_imports_wgpu():
 
 
 def test_dependencies_run_one_way():
-    # some commands run frames; the package re-exports the scheduler's names
-    above = (Path("cml_engine/tools/cli/commands"), Path("cml_engine/__init__.py"))
+    # some commands run frames, and their facts predict these; the package re-exports names
+    above = (
+        Path("cml_engine/tools/cli/commands"),
+        Path("cml_engine/tools/report/model_facts.py"),
+        Path("cml_engine/__init__.py"),
+    )
     assert offenders("cml_engine", ("scheduler", "demo_game"), above) == []
     assert offenders("scheduler", ("wgpu", "numpy", "demo_game", "cml_engine.gpu")) == []
     assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []

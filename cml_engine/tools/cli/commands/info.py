@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from cml_engine.compiler.optimize import optimize
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import BUDGET_MS
-from cml_engine.io.folders import costs_file
-from cml_engine.ir.graph import Graph
-from cml_engine.tools.cli.common import (
-    arena_limit_of,
-    load_model,
-    read_decisions,
-    storage_of,
-    write_decisions,
-)
+from cml_engine.tools.cli.common import load_facts, load_model
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
-from cml_engine.tools.report.model_info import make_plan, model_info
-
-if TYPE_CHECKING:
-    from scheduler.tools.commands import Forecast
 
 GROUP = "Look at a model"
 EXAMPLE = "cml info enlarge.onnx --budget-ms 2 --shape 1,3,64,64"
@@ -49,26 +35,13 @@ def options(parser: CommandParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.cooked_info import CookedInfo
-
-    graph = load_model(a)
     if a.integer or a.gas:
-        return _print_proof(graph, a)
-    cooked = graph.ready is not None
-    limit = arena_limit_of(a)
-    if cooked and limit:
+        return _print_proof(a)
+    facts = load_facts(a)
+    if facts.graph.ready is not None and facts.arena_limit:
         raise InputError(f"'{a.model}' is cooked: its memory was planned when that was done")
-    info = (
-        CookedInfo.of(graph)
-        if cooked
-        else model_info(graph, None, storage_of(a), read_decisions(a), limit)
-    )
-    if a.decisions:
-        plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
-        write_decisions(a, graph, optimize(graph), plan, device)
-    forecast = None
-    if a.budget_ms:
-        forecast = _forecast_of(graph, a)
+    info = facts.summary
+    forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
     if a.json:
         print(info.json(forecast=asdict(forecast)) if forecast else info.json())
         return 0
@@ -80,7 +53,7 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def _print_proof(graph: Graph, a: argparse.Namespace) -> int:
+def _print_proof(a: argparse.Namespace) -> int:
     """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone."""
     from cml_engine.tools.report.integer_info import IntegerInfo
 
@@ -89,18 +62,6 @@ def _print_proof(graph: Graph, a: argparse.Namespace) -> int:
             "--integer and --gas are of the model alone: leave --plan, --budget-ms, --half, "
             "--decide and --decisions out"
         )
-    info = IntegerInfo.of(graph, points=a.integer, gas=a.gas)
+    info = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)
     print(info.json() if a.json else info)
     return 0
-
-
-def _forecast_of(graph: Graph, a: argparse.Namespace) -> Forecast:
-    """Returns the predicted course of a run under ``--budget-ms``.
-
-    The costs are those of this machine's GPU, if it has one.
-    """
-    from scheduler.tools.commands import forecast, known_costs
-
-    plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
-    model = known_costs(device, costs_file(device) if device else None)
-    return forecast(graph.name, plan.step_costs(), a.budget_ms, a.frame_ms, model)

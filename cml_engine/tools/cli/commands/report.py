@@ -8,22 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cml_engine.compiler.optimize import optimize
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import TIMES
-from cml_engine.io.folders import costs_file
-from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import Session, random_inputs
-from cml_engine.tools.cli.common import compile_options, load_model, read_decisions, storage_of
+from cml_engine.tools.cli.common import compile_options, load_facts
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.tools.report.folder.page import PageSection
     from cml_engine.tools.report.folder.report_folder import ReportFolder
-    from cml_engine.tools.report.folder.sections import Subject
-    from cml_engine.tools.report.folder.step_table import Peak
-    from scheduler.planning.cost_model import CostModel
+    from cml_engine.tools.report.model_facts import ModelFacts
 
 #: the sections of the page, in the order in which they are shown and computed
 _TITLES = {
@@ -60,24 +55,23 @@ def run(a: argparse.Namespace) -> int:
     from cml_engine.tools.report.folder import sections
     from cml_engine.tools.report.folder.report_folder import INDEX, ReportFolder
 
-    graph = load_model(a)
-    if graph.ready is not None:
+    facts = load_facts(a)
+    if facts.graph.ready is not None:
         raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
     gpu = _gpu() if a.run else None  # raises before anything is written if there is no GPU
-    subject = _subject(graph, a)
     titles = _TITLES | (_MEASURED if gpu else {})
     folder = ReportFolder(Path(a.output), titles, overwrite=a.overwrite)
-    folder.heading, folder.lead = graph.name, subject.lead
+    folder.heading, folder.lead = facts.graph.name, sections.lead(facts)
     print(f"{folder.path / INDEX}", flush=True)
     for key in _TITLES:
         if key == "frames":
-            folder.add(_frames(subject, folder, a))
+            folder.add(_frames(facts, folder, a))
         else:
             make: sections.Maker = getattr(sections, key)
-            folder.add(make(subject, folder))
+            folder.add(make(facts, folder))
         print(f"  {_TITLES[key].lower()}", flush=True)
     if gpu is not None:
-        folder.add(_measured(subject, folder, gpu, a))
+        folder.add(_measured(facts, folder, gpu, a))
         print("  measured", flush=True)
     return 0
 
@@ -88,55 +82,13 @@ def _gpu() -> Gpu:
     return Gpu()
 
 
-def _subject(graph: Graph, a: argparse.Namespace) -> Subject:
-    from cml_engine.compiler.tuning_tables import known
-    from cml_engine.tools.report.folder.sections import Subject
-    from cml_engine.tools.report.model_info import make_plan
-
-    plan, device = make_plan(graph, storage_of(a), read_decisions(a))
-    model = _costs(device)
-    return Subject(
-        graph=graph,
-        optimized=optimize(graph),
-        plan=plan,
-        storage=storage_of(a),
-        device=device,
-        predicted_ms=[model.predict_ms(cost, cost.groups) for cost in plan.step_costs()],
-        peak=_peak(model),
-        records=known(device) if device else {},
-        decide=read_decisions(a),
-    )
-
-
-def _costs(device: str) -> CostModel:
-    from scheduler.tools.commands import known_costs
-
-    return known_costs(device, costs_file(device) if device else None)
-
-
-def _peak(model: CostModel) -> Peak | None:
-    """Returns the shipped peak rates of the cost model's device, or None for an unknown device."""
-    from cml_engine.tools.report.folder.step_table import Peak
-    from scheduler.planning.first_guess import FirstGuess
-
-    guess = model.guess
-    if guess == FirstGuess():
-        return None
-    return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
-
-
-def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
+def _frames(facts: ModelFacts, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
     """Returns the section of simulated frames: the table of ``cml simulate`` and a picture."""
     from cml_engine.tools.report.folder.page import PageSection, html, note, pre
     from cml_engine.tools.report.folder.sections import SHOWN, frames_picture
-    from scheduler.tools.commands import policies
     from scheduler.tools.simulate import table
 
-    outcomes = policies(
-        subject.graph.name, subject.plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms,
-        speed=1.0, model=_costs(subject.device),
-        frames=SHOWN,
-    )  # fmt: skip
+    outcomes = facts.policies(a.budget_ms, a.frame_ms, frames=SHOWN)
     data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
     file = folder.data("frames.json", {"budget_ms": a.budget_ms, "outcomes": data})
     said = (
@@ -150,7 +102,7 @@ def _frames(subject: Subject, folder: ReportFolder, a: argparse.Namespace) -> Pa
 
 
 def _measured(
-    subject: Subject, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
+    facts: ModelFacts, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
 ) -> PageSection:  # fmt: skip
     """Returns the table of operators with newly measured times, and a trace of runs in frames."""
     from cml_engine.gpu.program import inspect
@@ -159,43 +111,39 @@ def _measured(
     from cml_engine.tools.report.folder.page import PageSection, html, pre
     from cml_engine.tools.report.folder.sections import operators
 
-    session = Session(subject.graph, gpu, compile_options(a))
+    session = Session(facts.graph, gpu, compile_options(a))
     program, arrays = session.program, random_inputs(session.inputs)
     assert isinstance(program, GpuProgram)
     inspect.time_steps(program, arrays, 1)
     times = inspect.time_steps(program, arrays, a.runs)
-    folder.add(operators(subject, folder, [float(ms) for ms in np.median(times, axis=0)]))
+    folder.add(operators(facts, folder, [float(ms) for ms in np.median(times, axis=0)]))
     clock = "timestamps" if gpu.has_timestamps else "wall clock"
     steps = [OpTime.of_step(step) for step in program.plan.steps]
-    rank = RankReport.of(subject.graph.name, gpu.name, clock, steps, times)
+    rank = RankReport.of(facts.graph.name, gpu.name, clock, steps, times)
     files = [folder.text("rank.json", rank.json() + "\n")]
     if gpu.has_timestamps:
         files.append(_trace(session, folder.place("trace.json"), a))
     body = pre(str(rank))
     if a.half:
-        body = html(body, pre(_storage_errors(subject)))
+        body = html(body, pre(_storage_errors(facts)))
     return PageSection("measured", "Measured", body, tuple(files))
 
 
-def _storage_errors(subject: Subject) -> str:
+def _storage_errors(facts: ModelFacts) -> str:
     """Returns a text about the errors of 16-bit storage, computed with NumPy on random inputs."""
     from cml_engine.runtime.half_storage import storage_errors
     from cml_engine.tools.report.storage_report import StorageReport
 
-    graph = subject.optimized
+    graph = facts.optimized
     arrays = random_inputs({name: graph.facts[name] for name in graph.inputs})
-    return str(StorageReport.of(graph, storage_errors(graph, subject.plan.layouts, arrays)))
+    return str(StorageReport.of(graph, storage_errors(graph, facts.plan.layouts, arrays)))
 
 
 def _trace(session: Session, path: Path, a: argparse.Namespace) -> str:
     from scheduler.tools import commands
 
-    plan = session.plan
-    assert plan is not None
-    memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
     commands.trace(
         session, random_inputs(session.inputs), path, budget_ms=a.budget_ms, frame_ms=a.frame_ms,
-        runs=_TRACED_RUNS, memory=memory,
-        places={step.title: str(step.source) for step in plan.steps if step.source},
+        runs=_TRACED_RUNS,
     )  # fmt: skip
     return path.name

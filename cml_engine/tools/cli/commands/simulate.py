@@ -8,18 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cml_engine.compiler.optimize import optimize
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import SPEED
 from cml_engine.io import arrays as array_files
-from cml_engine.io.folders import costs_file
-from cml_engine.tools.cli.common import (
-    arena_limit_of,
-    load_model,
-    read_decisions,
-    storage_of,
-    write_decisions,
-)
+from cml_engine.tools.cli.common import load_facts
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
@@ -44,20 +36,12 @@ def options(parser: CommandParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    from cml_engine.tools.report.model_info import make_plan
-    from scheduler.tools import commands
     from scheduler.tools.simulate import table
 
     if a.plot:
         _check_plot(Path(a.plot), a.model)
-    graph = load_model(a)
-    plan, device = make_plan(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
-    write_decisions(a, graph, optimize(graph), plan, device)
-    model = commands.known_costs(device, costs_file(device) if device else None)
-    outcomes = commands.policies(
-        graph.name, plan.step_costs(), budget_ms=a.budget_ms, frame_ms=a.frame_ms, speed=a.speed,
-        model=model,
-    )  # fmt: skip
+    facts = load_facts(a)
+    outcomes = facts.policies(a.budget_ms, a.frame_ms, speed=a.speed)
     print(table(outcomes))
     if a.plot:
         _plot(outcomes, a.frame_ms, Path(a.plot))

@@ -34,11 +34,8 @@ def run(a: argparse.Namespace) -> int:
     path = Path(a.output)
     array_files.check_place(path, a.model)
     session, arrays = gpu_session(a)
-    plan = session.plan
-    memory = {"weights": plan.weights_bytes + plan.own_bytes, "activations": plan.memory.peak}
     frames, slices = commands.trace(
-        session, arrays, path, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs,
-        memory=memory, places={s.title: str(s.source) for s in plan.steps if s.source},
-    )  # fmt: skip
+        session, arrays, path, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs
+    )
     print(f"{path}: {frames} frames, {slices} slices; open it in ui.perfetto.dev")
     return 0

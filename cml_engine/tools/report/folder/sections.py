@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
-from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.overrides import Decisions
-from cml_engine.compiler.tuning_tables import Record
-from cml_engine.ir.graph import Graph
 from cml_engine.ir.memory import mib
-from cml_engine.tools.report.decision_table import decisions_on, decisions_table
+from cml_engine.tools.report.decision_table import decisions_table
 from cml_engine.tools.report.folder.arena_picture import arena_data, arena_picture
 from cml_engine.tools.report.folder.graph_table import graph_data, graph_table, node_rows
 from cml_engine.tools.report.folder.page import (
@@ -27,8 +22,8 @@ from cml_engine.tools.report.folder.page import (
 )
 from cml_engine.tools.report.folder.pass_stages import stages
 from cml_engine.tools.report.folder.report_folder import KERNELS, PASSES, ReportFolder
-from cml_engine.tools.report.folder.step_table import Peak, step_rows, steps_data, steps_table
-from cml_engine.tools.report.model_info import model_info
+from cml_engine.tools.report.folder.step_table import step_rows, steps_data, steps_table
+from cml_engine.tools.report.model_facts import ModelFacts
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1200, 180, 76, 10
 #: the number of frames in the picture
@@ -59,59 +54,40 @@ def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
     )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The subject of the report: a model and its plan.
-
-    ``device`` is "" without a GPU. ``predicted_ms`` has one value per step. ``records`` are earlier
-    measurements of kernels.
-    """
-
-    graph: Graph
-    optimized: Graph
-    plan: Plan
-    storage: Storage
-    device: str
-    predicted_ms: Sequence[float]
-    peak: Peak | None
-    records: Mapping[str, Record]
-    decide: Decisions
-
-    @property
-    def lead(self) -> str:
-        """The line below the page's title."""
-        if not self.device:
-            return "Planned for what WebGPU guarantees: no GPU was found."
-        return f"Planned for {self.device}."
+def lead(facts: ModelFacts) -> str:
+    """Returns the line below the page's title."""
+    if not facts.device:
+        return "Planned for what WebGPU guarantees: no GPU was found."
+    return f"Planned for {facts.device}."
 
 
-#: returns a section about a subject, and writes its files
-Maker = Callable[[Subject, ReportFolder], PageSection]
+#: returns a section about a model, and writes its files
+Maker = Callable[[ModelFacts, ReportFolder], PageSection]
 
 
-def summary(subject: Subject, folder: ReportFolder) -> PageSection:
+def summary(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with the text of ``cml info``."""
-    info = model_info(subject.graph, storage=subject.storage, decide=subject.decide)
+    info = facts.summary
     file = folder.text("model.json", info.json() + "\n")
     return PageSection("summary", "Summary", pre(str(info)), (file,))
 
 
-def graph(subject: Subject, folder: ReportFolder) -> PageSection:
+def graph(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with the operators as they run."""
-    rows = node_rows(subject.graph, subject.optimized)
-    file = folder.data("graph.json", graph_data(subject.optimized, rows))
+    rows = node_rows(facts.graph, facts.optimized)
+    file = folder.data("graph.json", graph_data(facts.optimized, rows))
     said = (
-        f"{len(rows)} operators, of {len(subject.graph.nodes)} in the model. Each opens to the "
+        f"{len(rows)} operators, of {len(facts.graph.nodes)} in the model. Each opens to the "
         "lines of the model that it was made of."
     )
-    body = html(note(said), graph_table(rows, subject.optimized.constants))
+    body = html(note(said), graph_table(rows, facts.optimized.constants))
     return PageSection("graph", "Graph", body, (file,))
 
 
-def passes(subject: Subject, folder: ReportFolder) -> PageSection:
+def passes(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with the graph after each pass, in a file if the pass changed it."""
     rows = []
-    for number, stage in enumerate(stages(subject.graph)):
+    for number, stage in enumerate(stages(facts.graph)):
         file = None
         if stage.text:
             suffix = "txt" if stage.refused else "nnef"
@@ -124,14 +100,14 @@ def passes(subject: Subject, folder: ReportFolder) -> PageSection:
 
 
 def operators(
-    subject: Subject, folder: ReportFolder, measured_ms: Sequence[float] | None = None
+    facts: ModelFacts, folder: ReportFolder, measured_ms: Sequence[float] | None = None
 ) -> PageSection:
     """Returns the section with the plan, step by step."""
-    peak = subject.peak
-    rows = step_rows(subject.plan, subject.predicted_ms, measured_ms, peak, subject.records)
+    peak = facts.peak
+    rows = step_rows(facts.plan, facts.predicted_ms, measured_ms, peak, facts.records)
     files = (
-        folder.data("plan.json", steps_data(rows, subject.device, peak)),
-        folder.text("plan.txt", f"{subject.plan}\n"),
+        folder.data("plan.json", steps_data(rows, facts.device, peak)),
+        folder.text("plan.txt", f"{facts.plan}\n"),
     )
     said = "Predicted by what was learned of this device, else by FLOPs and bytes. "
     if peak is not None:
@@ -141,28 +117,26 @@ def operators(
     return PageSection("operators", "Operators", html(note(said), steps_table(rows)), files)
 
 
-def memory(subject: Subject, folder: ReportFolder) -> PageSection:
+def memory(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with the arena by step."""
-    found = subject.plan.memory
-    file = folder.data("arena.json", arena_data(subject.plan))
+    found = facts.plan.memory
+    file = folder.data("arena.json", arena_data(facts.plan))
     said = (
         f"Peak {mib(found.peak)}, {found.ratio:.3f} of the lower bound of {mib(found.bound)} (the "
         "broken line): the most that lives at once. Upwards are addresses, to the right steps."
     )
-    return PageSection("memory", "Memory", html(note(said), arena_picture(subject.plan)), (file,))
+    return PageSection("memory", "Memory", html(note(said), arena_picture(facts.plan)), (file,))
 
 
-def decisions(subject: Subject, folder: ReportFolder) -> PageSection:
+def decisions(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with the compiler's decisions and their sources."""
-    found = decisions_on(
-        subject.device, subject.graph, subject.optimized, subject.plan, subject.decide
-    )
+    found = facts.decisions
     file = folder.data("decisions.json", [asdict(decision) for decision in found])
     said = f"{len(found)} decisions."
     return PageSection("decisions", "Decisions", html(note(said), decisions_table(found)), (file,))
 
 
-def kernels(subject: Subject, folder: ReportFolder) -> PageSection:
+def kernels(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with every kernel's source."""
     from cml_engine.gpu.shaders.dump import source_file
     from cml_engine.gpu.shaders.hlsl import ShaderKey
@@ -170,7 +144,7 @@ def kernels(subject: Subject, folder: ReportFolder) -> PageSection:
 
     contents: dict[tuple[str, str], str] = {}
     by_kernel: dict[ShaderKey, list[str]] = {}
-    for step in subject.plan.steps:
+    for step in facts.plan.steps:
         by_kernel.setdefault(step_key(step, contents), []).append(f"{step.index} {step.title}")
     rows = []
     for key, steps in by_kernel.items():

@@ -19,15 +19,7 @@ from cml_engine.tools.report.folder.page import (
     table,
     whole,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The known peak rates of a type of device; ``source`` names the source of the numbers."""
-
-    gflops: float
-    gbytes_per_s: float
-    source: str
+from cml_engine.tools.report.model_facts import Peak
 
 
 @dataclass(frozen=True, slots=True)

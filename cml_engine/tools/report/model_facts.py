@@ -1,0 +1,170 @@
+"""The facts about a model on this machine, each computed once, for the commands that show them.
+
+The predicted times come from the scheduler, which is imported when they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.compiler.planning.decisions import Decision
+from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.overrides import Decisions
+from cml_engine.compiler.planning.plan_graph import plan_graph
+from cml_engine.compiler.tuning_tables import Record, known, table_for
+from cml_engine.errors import DeviceError
+from cml_engine.io.folders import costs_file
+from cml_engine.ir.graph import Graph
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
+from cml_engine.tools.report.cooked_info import CookedInfo
+from cml_engine.tools.report.decision_table import decisions_on
+from cml_engine.tools.report.model_info import PORTABLE, ModelInfo
+
+if TYPE_CHECKING:
+    from scheduler.planning.cost_model import CostModel
+    from scheduler.tools.commands import Forecast
+    from scheduler.tools.simulate import SimulatedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The known peak rates of a type of device; ``source`` names the source of the numbers."""
+
+    gflops: float
+    gbytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model, its plan for this machine's GPU, and what is known of its costs there.
+
+    Nothing is computed before it is read, and nothing runs.
+
+    Parameters
+    ----------
+    graph : from :func:`cml_engine.load` or :func:`cml_engine.load_cooked`.
+    storage, decide, arena_limit : the options of the plan; an ``arena_limit`` of 0 is none.
+    """
+
+    graph: Graph
+    storage: Storage = "float"
+    decide: Decisions = field(default_factory=dict)
+    arena_limit: int = 0
+
+    @cached_property
+    def optimized(self) -> Graph:
+        """The graph after all passes."""
+        return optimize(self.graph)
+
+    @cached_property
+    def summary(self) -> ModelInfo | CookedInfo:
+        """The table of ``cml info``: for :data:`PORTABLE` limits, or of a cooked file."""
+        if self.graph.ready is not None:
+            return CookedInfo.of(self.graph)
+        return ModelInfo.of(self.graph, self._plan(PORTABLE, NO_VARIANTS), self.storage)
+
+    @cached_property
+    def _target(self) -> tuple[Limits, str]:
+        """The limits and the name of this machine's GPU.
+
+        Without a GPU they are :data:`PORTABLE` and "". Raises :class:`DeviceError` if there is no
+        GPU of the name in ``CML_ADAPTER``.
+        """
+        try:
+            from cml_engine.gpu.gpu import Gpu
+
+            gpu = Gpu()
+        except (DeviceError, ImportError):
+            if os.environ.get("CML_ADAPTER"):
+                raise
+            return PORTABLE, ""
+        return gpu.limits, gpu.name
+
+    @property
+    def device(self) -> str:
+        """The name of this machine's GPU; "" if it has none."""
+        return self._target[1]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of a session on this machine's GPU; without one, for :data:`PORTABLE` limits."""
+        limits, name = self._target
+
+        def lowered() -> Plan:
+            return self._plan(limits, table_for(name) if name else NO_VARIANTS)
+
+        ready, plain = self.graph.ready, not self.decide and not self.arena_limit
+        return lowered() if ready is None else ready.plan(limits, self.storage, plain, lowered)
+
+    def _plan(self, limits: Limits, variants: VariantTable) -> Plan:
+        options = PlanOptions(variants=variants, arena_limit=self.arena_limit)
+        return plan_graph(
+            self.optimized, limits, self.storage, options, self.decide, written=self.graph
+        )
+
+    @cached_property
+    def decisions(self) -> list[Decision]:
+        """The decisions of the plan, with their reasons."""
+        return decisions_on(self.device, self.graph, self.optimized, self.plan, self.decide)
+
+    @cached_property
+    def records(self) -> Mapping[str, Record]:
+        """The measurements of kernels on this device."""
+        return known(self.device) if self.device else {}
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """The costs that were learned on this device before, else the assumed ones."""
+        from scheduler.tools.commands import known_costs
+
+        return known_costs(self.device, costs_file(self.device) if self.device else None)
+
+    @cached_property
+    def predicted_ms(self) -> list[float]:
+        """The predicted time of every step."""
+        return [self.costs.predict_ms(cost, cost.groups) for cost in self.plan.step_costs()]
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """The shipped peak rates of the device, or None for an unknown device."""
+        from scheduler.planning.first_guess import FirstGuess
+
+        guess = self.costs.guess
+        if guess == FirstGuess():
+            return None
+        return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
+
+    def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
+        """Returns the predicted course of a run in frames."""
+        from scheduler.tools.commands import forecast
+
+        costs = self.plan.step_costs()
+        return forecast(self.graph.name, costs, budget_ms, frame_ms, self.costs)
+
+    def policies(
+        self, budget_ms: float, frame_ms: float, *, speed: float = 1.0, frames: int = 2000
+    ) -> list[SimulatedRun]:
+        """Simulates repeated runs under each scheduling policy.
+
+        The simulated device is ``speed`` times as fast as this one.
+        """
+        from scheduler.tools.commands import policies
+
+        return policies(
+            self.graph.name,
+            self.plan.step_costs(),
+            budget_ms=budget_ms,
+            frame_ms=frame_ms,
+            speed=speed,
+            model=self.costs,
+            frames=frames,
+        )
