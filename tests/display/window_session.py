@@ -10,15 +10,16 @@ after a minute.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import glfw
-from tests.display.long_flight import objects, resident_mib
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
@@ -32,6 +33,21 @@ _PATIENCE_S = 90.0
 _APART = 3
 #: seconds of a round of all acts, and seconds until memory use has settled
 _ROUND_S, _WARM_S = 30.0, 60.0
+
+
+def resident_mib() -> float:
+    """Returns the process's resident memory in MiB, if the system reports it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0.0
+    return pages * 4096 / 2**20
+
+
+def objects() -> int:
+    """Returns the number of wgpu's live objects."""
+    gc.collect()
+    return sum(str(type(o).__module__).startswith("wgpu.back") for o in gc.get_objects())
 
 
 @dataclass(frozen=True)

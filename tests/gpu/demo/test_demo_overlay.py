@@ -14,6 +14,7 @@ from imgui_bundle import imgui
 
 from cml_engine import FrameReport, FrameScheduler, InputError
 from cml_engine.tools.panel import FrameLog, FrameSample
+from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.drawing import widgets as drawn_widgets
 from cml_engine.tools.panel.drawing.ranking import details
 from demo_game.agents import Agents
@@ -28,7 +29,7 @@ from tests.fixtures.memory import held_bytes
 _FORMAT = "rgba8unorm"
 _BACKGROUND = 100
 SIZES = [(480, 320), (640, 360), (960, 540), (1280, 720), (1920, 1080)]
-TITLES = ("frames", "this frame", "operators", "jobs", "memory", "controls")
+TITLES = (*(section.title for section in SECTIONS), "controls")
 
 
 def game_of(gpu, agents, tiles: int = 0) -> SimpleNamespace:
