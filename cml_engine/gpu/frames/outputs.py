@@ -55,7 +55,7 @@ class Result:
         return cls(memory, places, size)
 
     def __post_init__(self) -> None:
-        self._finalizer = weakref.finalize(self, self.memory.allocator.later, self.memory.free)
+        self._finalizer = weakref.finalize(self, self.memory.allocator.free_later, self.memory.free)
         self._finalizer.atexit = False
 
     @property

@@ -24,9 +24,9 @@ class Home(Protocol):
 
     def give_back(self, allocation: Allocation, found: MemoryRange) -> None: ...
 
-    def later(self, free: Callable[[], None]) -> None: ...
+    def free_later(self, free: Callable[[], None]) -> None: ...
 
-    def settle(self) -> None: ...
+    def free_deferred(self) -> None: ...
 
 
 class Allocation:
@@ -54,8 +54,8 @@ class Allocation:
         Raises :class:`InputError` if it was freed before.
         """
         self._once()
-        self._memory.later(self._give_back)
-        self._memory.settle()
+        self._memory.free_later(self._give_back)
+        self._memory.free_deferred()
 
     def free_now(self) -> None:
         """Frees the range even while a frame is being encoded.

@@ -4,33 +4,55 @@
 >>> encoder.set_vertex_buffer(0, tiles.buffer, tiles.offset, tiles.nbytes)          # doctest: +SKIP
 >>> tiles.free()                                                                    # doctest: +SKIP
 
-Memory comes from a source: the engine's heaps (``heaps.py``) or the host's allocator. ``books.py``
-counts the memory of each owner; ``pressure.py`` enforces the budget and evicts idle models.
+Memory comes from a source: the engine's heaps (``heaps.py``) or the host's allocator. A ledger
+counts the memory of each owner; ``eviction.py`` frees memory when there is no room.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from threading import RLock
+from typing import Any, TypeVar
 
 import wgpu
 
-from cml_engine.errors import DeviceError, InputError
+from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import IntegerRange, check_text
 from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.memory.heaps import guarded
-from cml_engine.gpu.memory.pressure import Pressure
+from cml_engine.gpu.memory.deferred_frees import DeferredFrees
+from cml_engine.gpu.memory.eviction import Eviction, Tenant
+from cml_engine.gpu.memory.heaps import Heaps, guarded
 from cml_engine.gpu.memory.textures import TextureAccount, close_when_destroyed
-from cml_engine.ir.memory import MemoryRange, MemorySource, checked_category, texture_bytes
+from cml_engine.ir.memory import (
+    Ledger,
+    MemoryRange,
+    MemorySource,
+    MemoryStats,
+    checked_budget,
+    checked_category,
+    exhausted_message,
+    leak_report,
+    texture_bytes,
+)
 
+T = TypeVar("T")
 _Usage = wgpu.BufferUsage
+_NO_MORE = object()
+_LIMITS = (
+    "max-buffer-size",
+    "min-storage-buffer-offset-alignment",
+    "min-uniform-buffer-offset-alignment",
+)
+#: categories of memory that jobs and models may free
+_OUTPUTS, _MODELS = frozenset({"output"}), frozenset({"weights", "activations"})
 HEAP_BYTES = 64 << 20
 _BYTES, _STEP = IntegerRange(0, 2**63 - 1), IntegerRange(1, 2**31)
 #: flags of wgpu.BufferUsage
 _USAGE = IntegerRange(1, 2**31 - 1)
 
 
-class Allocator(Pressure):
+class Allocator:
     """The memory of one device, as :attr:`cml_engine.Gpu.memory`.
 
     Parameters
@@ -56,9 +78,133 @@ class Allocator(Pressure):
         heap_bytes: int = HEAP_BYTES,
         source: MemorySource | None = None,
     ) -> None:
-        super().__init__(device, budget_bytes, heap_bytes, source)
+        self.device = device
+        self._budget = checked_budget(budget_bytes)
+        self._limits = {name: int(device.limits[name]) for name in _LIMITS}
+        self._heaps: Heaps | None = None
+        if source is None:
+            largest = min(heap_bytes, self._limits["max-buffer-size"] & ~255)
+            source = self._heaps = Heaps(device, largest, self._may_reserve, lambda: self._budget)
+        self._source = source
+        self._ledger = Ledger()
+        self._texture_bytes = 0
+        #: lock order: its owner acquires a program's lock only without blocking
+        self.lock = RLock()
+        self._frees = DeferredFrees(self.lock)
+        self._eviction = Eviction(self._free_unused)
+        #: frames that schedulers on this device have ended
+        self.frame = 0
+        self._uses = 0
         # the category that each host buffer was first used for
-        self._foreign: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._foreign: weakref.WeakKeyDictionary[wgpu.GPUBuffer, str] = weakref.WeakKeyDictionary()
+
+    def _may_reserve(self, nbytes: int) -> bool:
+        return self._budget is None or self.reserved_bytes + nbytes <= self._budget
+
+    def _free_unused(self) -> None:
+        self._frees.run()
+        if self._heaps is not None:
+            self._heaps.trim()
+
+    # --- the budget
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The limit of the memory reserved from the driver, in bytes; None for no limit.
+
+        If the limit is set below :attr:`reserved_bytes`, memory that can be freed is freed at
+        once, and the rest as soon as its owners free it. :attr:`over_budget_bytes` is the
+        remaining excess, and ``str()`` lists the owners.
+        """
+        return self._budget
+
+    @budget_bytes.setter
+    def budget_bytes(self, nbytes: int | None) -> None:
+        self._budget = checked_budget(nbytes)
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Frees memory until the budget is met or nothing more can be freed."""
+        if self.over_budget_bytes:
+            with self.lock:
+                for _ in self._eviction.free_step_by_step(lambda: self.over_budget_bytes):
+                    if not self.over_budget_bytes:
+                        return
+
+    def on_pressure(self, callback: Callable[[int], int]) -> Callable[[], None]:
+        """Registers a callback that is called before models are evicted.
+
+        ``callback(needed_bytes)`` frees the memory that it can spare and returns the number of
+        freed bytes. Returns a function that removes the callback.
+        """
+        return self._eviction.add_callback(callback)
+
+    def add_tenant(self, tenant: Tenant) -> None:
+        """Registers a model that may be evicted; garbage collection unregisters it."""
+        with self.lock:
+            self._eviction.add_tenant(tenant)
+
+    def tick(self) -> int:
+        """Returns a number larger than any before, for :attr:`Tenant.last_used`."""
+        self._uses += 1
+        return self._uses
+
+    def may_ever_fit(self, nbytes: int, but: Tenant | None = None) -> bool:
+        """Returns True if ``nbytes`` would fit once others freed all the memory they can.
+
+        That is the memory of models other than ``but``, and the outputs and readbacks of jobs.
+        """
+        with self.lock:
+            if self._eviction.may_come_free(but):
+                return True
+        if self._budget is None or not self._ledger.of(_OUTPUTS):
+            return False
+        if self._heaps is None:
+            lasting = self._ledger.held - self._ledger.of(_OUTPUTS | _MODELS)
+        else:
+            lasting = self._heaps.lasting_bytes(_OUTPUTS | _MODELS) + self._texture_bytes
+        return lasting + self._eviction.lasting_bytes(but) + nbytes <= self._budget
+
+    def _obtain(self, nbytes: int, owner: str, category: str, make: Callable[[], T]) -> T:
+        """Calls ``make`` until it succeeds, and frees memory in between."""
+
+        def may_suffice() -> bool:
+            if self._budget is None:
+                return True
+            return self._ledger.held - self._eviction.evictable_bytes + nbytes <= self._budget
+
+        attempts = self._eviction.free_step_by_step(lambda: nbytes, may_suffice)
+        while True:
+            try:
+                return make()
+            except MemoryError as error:
+                if next(attempts, _NO_MORE) is _NO_MORE:
+                    raise OutOfGpuMemory(
+                        exhausted_message(nbytes, owner, category, self.stats(), reason=str(error))
+                    ) from None
+
+    # --- frames: frees are deferred while one is encoded
+
+    def free_later(self, free: Callable[[], None]) -> None:
+        """Calls ``free`` as soon as no frame is being encoded.
+
+        Safe to call from any thread or finalizer.
+        """
+        self._frees.add(free)
+
+    def free_deferred(self) -> None:
+        """Runs the deferred frees, unless a frame is being encoded."""
+        self._frees.run()
+
+    def open_frame(self, executor: object) -> None:
+        """Marks the executor as encoding; its previous frame has been submitted."""
+        self._frees.begin_frame(executor)
+
+    def close_frame(self, executor: object) -> None:
+        """Marks the executor's frame as submitted and runs the deferred frees."""
+        self.frame += 1
+        self._frees.end_frame(executor)
+        self._shrink()  # memory that was in use when the budget was lowered may be free now
 
     # --- buffers
 
@@ -84,7 +230,7 @@ class Allocator(Pressure):
                 f"has {self._limits['max-buffer-size']}"
             )
         with self.lock:
-            self.settle()
+            self._frees.run()
             found = self._obtain(
                 size, owner, category, lambda: self._from_source(size, usage, step, owner, category)
             )
@@ -152,7 +298,7 @@ class Allocator(Pressure):
             dimension=str(descriptor.get("dimension", "2d")),
         )
         with self.lock:
-            self.settle()
+            self._frees.run()
             texture = self._obtain(
                 nbytes, owner, category, lambda: self._new_texture(nbytes, descriptor)
             )
@@ -174,3 +320,60 @@ class Allocator(Pressure):
         with self.lock:
             self._ledger.remove(account.owner, account.category, account.nbytes)
             self._texture_bytes -= account.nbytes
+
+    # --- statistics
+
+    @property
+    def evictions(self) -> int:
+        """The number of evictions of models."""
+        return self._eviction.count
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in use."""
+        self._frees.run()
+        return self._ledger.held
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved from the driver: whole heaps, and textures."""
+        if self._heaps is None:
+            return self._ledger.held
+        return self._heaps.reserved_bytes + self._texture_bytes
+
+    @property
+    def over_budget_bytes(self) -> int:
+        """Bytes reserved beyond the budget.
+
+        They are positive after the budget was lowered, until the owners free enough memory.
+        """
+        return 0 if self._budget is None else max(0, self.reserved_bytes - self._budget)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest number of bytes that were in use at a time."""
+        return self._ledger.peak
+
+    def stats(self) -> MemoryStats:
+        """Returns all statistics as data; ``str()`` of them prints a memory map."""
+        self._frees.run()
+        with self.lock:
+            return MemoryStats(
+                self._ledger.held,
+                self.reserved_bytes,
+                self._ledger.peak,
+                self._budget,
+                self._ledger.holdings(),
+                self._heaps.heaps() if self._heaps else (),
+                self.evictions,
+            )
+
+    def report(self) -> str:
+        """Returns the bytes in use, one line per owner and category.
+
+        At the end of a program these are the leaks.
+        """
+        return leak_report(self.stats().holdings)
+
+    def __str__(self) -> str:
+        return str(self.stats())

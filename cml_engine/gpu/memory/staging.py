@@ -36,7 +36,7 @@ class Staging:
     def __init__(self, memory: Home, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
         self._held = _Held(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
-        self._finalizer = weakref.finalize(self, memory.later, self._held.give_back)
+        self._finalizer = weakref.finalize(self, memory.free_later, self._held.give_back)
         self._finalizer.atexit = False
 
     @property

@@ -14,7 +14,7 @@ class TextureHome(Protocol):
 
     def texture_gone(self, account: TextureAccount) -> None: ...
 
-    def later(self, free: Callable[[], None]) -> None: ...
+    def free_later(self, free: Callable[[], None]) -> None: ...
 
 
 class TextureAccount:
@@ -32,7 +32,7 @@ class TextureAccount:
 
     def close_later(self) -> None:
         """Schedules :meth:`close` after a garbage collection, which may happen at any time."""
-        self._memory.later(self.close)
+        self._memory.free_later(self.close)
 
 
 def close_when_destroyed(texture: wgpu.GPUTexture, account: TextureAccount) -> None:

@@ -31,7 +31,7 @@ class Waiting:
 
     def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
         self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")
-        weakref.finalize(self, gpu.memory.later, self._memory.free).atexit = False
+        weakref.finalize(self, gpu.memory.free_later, self._memory.free).atexit = False
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
         """Returns the buffer and byte offset of the only tensor, for any binding."""

@@ -38,7 +38,7 @@ class Prints:
         self._memory = gpu.memory.allocate(
             NBYTES, TENSOR_USAGE, owner=plan.name, category="staging"
         )
-        weakref.finalize(self, gpu.memory.later, self._memory.free).atexit = False
+        weakref.finalize(self, gpu.memory.free_later, self._memory.free).atexit = False
 
     @classmethod
     def of(cls, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> Prints | None:

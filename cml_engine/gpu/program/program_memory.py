@@ -36,7 +36,7 @@ class ProgramMemory(ABC):
         self.lacking = ""
         self.last_used = gpu.memory.tick()
         gpu.memory.add_tenant(self)
-        weakref.finalize(self, gpu.memory.later, self.residency.release).atexit = False
+        weakref.finalize(self, gpu.memory.free_later, self.residency.release).atexit = False
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class ProgramMemory(ABC):
         return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
 
     @property
-    def passing(self) -> bool:
+    def evictable_later(self) -> bool:
         """True if the program has memory on the device that cannot be evicted now but can later."""
         return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
 

@@ -69,7 +69,7 @@ class Uniforms:
             self._ranges.append(known[data])
         self._params = _filled(plan, gpu, block or bytearray(16))
         for memory in (self.slots.memory, self._params):
-            weakref.finalize(self, gpu.memory.later, memory.free).atexit = False
+            weakref.finalize(self, gpu.memory.free_later, memory.free).atexit = False
 
     def params_binding(self, step: Step) -> dict[str, Any]:
         """Returns the step's parameters as a bind group resource."""

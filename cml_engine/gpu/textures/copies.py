@@ -89,7 +89,7 @@ class TexturePacker:
             if self._finalizer is not None:
                 self._finalizer()
             self._packed = grown
-            self._finalizer = weakref.finalize(self, memory.later, grown.free)
+            self._finalizer = weakref.finalize(self, memory.free_later, grown.free)
             self._finalizer.atexit = False
         return self._packed
 

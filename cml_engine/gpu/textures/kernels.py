@@ -85,7 +85,7 @@ class TextureKernels:
         self._params = gpu.memory.allocate(
             self._stride * _SLOTS, usage, owner="textures", category="uniform"
         )
-        weakref.finalize(self, gpu.memory.later, self._params.free).atexit = False
+        weakref.finalize(self, gpu.memory.free_later, self._params.free).atexit = False
         self._next = 0
         self._lock = Lock()
         self._bound: weakref.WeakKeyDictionary[Any, _Bound] = weakref.WeakKeyDictionary()

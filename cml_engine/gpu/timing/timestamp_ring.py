@@ -111,7 +111,7 @@ class TimestampRing:
         """Allocates memory that is freed with this object."""
         memory = self._gpu.memory
         kept = memory.allocate(nbytes, usage, owner=self._owner, category="staging")
-        weakref.finalize(self, memory.later, kept.free).atexit = False
+        weakref.finalize(self, memory.free_later, kept.free).atexit = False
         return kept
 
     def begin(self, frame: int, *, timed: bool = True) -> FrameSlot | None:

@@ -57,7 +57,7 @@ def test_what_cannot_run_here_is_refused_at_submit(gpu, own_gpu, image):
         "got a array|got an array|got a.* array scalar.8,24,24": (here.program, {"x": image[0]}),
         "wanted scalar": (here, {"x": image.astype(bool)}),
         "is missing": (here, {}),
-        "on a GPU; one on the CPU": (cml.Session(conv_net(), "cpu"), {"x": image}),
+        "got a session on the CPU": (cml.Session(conv_net(), "cpu"), {"x": image}),
     }  # fmt: skip
     for says, (session, inputs) in wrong.items():
         with pytest.raises(cml.InputError, match=says):
@@ -206,7 +206,7 @@ def test_a_frame_timer_dropped_with_times_on_their_way_leaves_nothing(own_gpu):
 
 def whole_budget(gpu, more):
     """Sets the budget to the memory reserved now plus ``more`` bytes."""
-    gpu.memory._trim()
+    gpu.memory._free_unused()
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + more
 
 

@@ -559,7 +559,7 @@ def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
 class Model:
     """A tenant of ``nbytes`` bytes."""
 
-    last_used, passing, running = 0, False, False
+    last_used, evictable_later, running = 0, False, False
 
     def __init__(self, memory, name, nbytes):
         self.name = name
@@ -634,8 +634,8 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(gpu, value):
 
 def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_callers(gpu, caplog):
     memory, done = Allocator(gpu.device), []
-    memory.later(lambda: 1 / 0)
-    memory.later(lambda: done.append("after"))
+    memory.free_later(lambda: 1 / 0)
+    memory.free_later(lambda: done.append("after"))
     held = memory.allocate(64, STORAGE, owner="a", category="render")
     assert done == ["after"]
     (record,) = caplog.records
@@ -656,9 +656,9 @@ def test_any_number_of_allocations_is_given_back_at_once(gpu, caplog, put_off):
         if put_off == "in a frame":
             allocation.free()
         else:
-            memory.later(allocation.free)
+            memory.free_later(allocation.free)
     if put_off == "in a frame":
         memory.close_frame(memory)
     else:
-        memory.settle()
+        memory.free_deferred()
     assert memory.held_bytes == 0 and not caplog.records

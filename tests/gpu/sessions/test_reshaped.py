@@ -167,7 +167,7 @@ def test_what_hangs_on_the_shape_is_a_sessions_own(own, weights, monkeypatch):
 
 
 def held(gpu, category):
-    gpu.memory.settle()
+    gpu.memory.free_deferred()
     return sum(h.nbytes for (_, kind), h in gpu.memory.stats().holdings.items() if kind == category)
 
 
