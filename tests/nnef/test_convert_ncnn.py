@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,11 +14,9 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
-from cml_engine.ir.graph import Fact, Graph
+from cml_engine.ir.graph import Fact
 from cml_engine.tools.cli import main
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
-
-Convert = Callable[..., Graph]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
 
@@ -43,28 +40,6 @@ def convert_lines(tmp_path):
     return run
 
 
-def test_weights_lie_as_nnef_has_them(convert_lines):
-    values = np.arange(4 * 2 * 2 * 2, dtype=np.float32).reshape(2, 4, 2, 2)
-    weights = FLOAT32 + values.tobytes() + raw(5, 6)
-    for layer, wanted in (("Convolution", values), ("Deconvolution", values.swapaxes(0, 1))):
-        graph = convert_lines(f"{layer} c 1 1 in out 0=2 1=2 5=1 6=32", weights=weights)
-        np.testing.assert_array_equal(graph.constants["c_filter"], wanted)
-        assert graph.constants["c_bias"].tolist() == [[5, 6]]
-    graph = convert_lines("InnerProduct c 1 1 in out 0=2 1=0 2=512", weights=FLOAT32 + counted(512))
-    assert [node.op for node in graph.nodes] == ["reshape", "linear"]
-    assert graph.constants["c_filter"].shape == (2, 256)
-
-
-def test_depthwise_transposed_weights(convert_lines):
-    values = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2, 1, 1)  # groups, out, in
-    graph = convert_lines(
-        "DeconvolutionDepthWise c 1 1 in out 0=6 1=1 6=12 7=2", weights=FLOAT32 + values.tobytes()
-    )
-    found = graph.constants["c_filter"]
-    assert found.shape == (4, 3, 1, 1)
-    np.testing.assert_array_equal(found[2:, :, 0, 0], values[1, :, :, 0, 0].T)
-
-
 def test_half_floats_are_padded_to_words(convert_lines):
     halves = np.array([1, 2, 3, 4, 5], "<f2").tobytes() + b"\0\0"
     graph = convert_lines(
@@ -74,35 +49,6 @@ def test_half_floats_are_padded_to_words(convert_lines):
     )
     assert graph.constants["a_filter"].reshape(-1).tolist() == [1, 2, 3, 4]
     assert graph.constants["p_alpha"].tolist() == [[0.25]]
-
-
-@pytest.mark.parametrize(
-    ("activation", "op", "attrs"),
-    [("1", "relu", {}), ("2 -23310=1,0.1", "leaky_relu", {"alpha": 0.1}), ("4", "sigmoid", {}),
-     ("3 -23310=2,0,6", "clamp", {})],
-)  # fmt: skip
-def test_activations_fused_by_ncnn(convert_lines, activation, op, attrs):
-    graph = convert_lines(
-        f"Convolution c 1 1 in out 0=2 1=1 6=8 9={activation}", weights=FLOAT32 + counted(8)
-    )
-    assert [node.op for node in graph.nodes] == ["conv", op]
-    assert dict(graph.nodes[1].attrs) == attrs
-
-
-def test_global_pooling_and_constants(convert_lines):
-    graph = convert_lines("Pooling p 1 1 in out 0=1 4=1")
-    assert [node.op for node in graph.nodes] == ["mean_reduce", "squeeze"]
-    assert graph.facts["out"].shape == (1, 4)
-    graph = convert_lines(
-        "MemoryData m 0 1 k 0=1 1=4", "BinaryOp b 2 1 in k out 0=0", weights=counted(4)
-    )
-    assert graph.constants["k"].shape == (1, 4, 1)
-
-
-def test_pooling_that_rounds_up_pads_more_at_the_end(convert_lines):
-    """Also holds if the shape is a layer's result and not given in the file."""
-    graph = convert_lines("ReLU r 1 1 in a", "Pooling p 1 1 a out 0=0 1=3 2=2")
-    assert graph.nodes[1].attrs.padding == [(0, 0), (0, 0), (0, 1), (0, 1)]
 
 
 def test_the_shape_of_the_input(tmp_path):

@@ -98,25 +98,6 @@ def test_frames_that_are_abandoned_run_later(scheduler, device):
     assert whole(device.ran, "a") and whole(device.ran, "b")
 
 
-def test_an_abandoned_frame_does_not_bring_a_cancelled_job_back(scheduler, device):
-    job = scheduler.submit(network("a"), {})
-    frame(scheduler)
-    scheduler.encode(None)
-    job.cancel()
-    scheduler.abandon_frame()
-    for _ in range(5):
-        frame(scheduler)
-    assert job.state == "cancelled" and scheduler.jobs == []
-
-
-def test_without_an_open_frame_there_is_nothing_to_abandon(scheduler):
-    job = scheduler.submit(network("a"), {})
-    frame(scheduler)
-    step, group = job.step, job.group
-    scheduler.abandon_frame()
-    assert (job.step, job.group, job.state) == (step, group, "running")
-
-
 def test_a_replay_knows_of_abandoned_frames(scheduler):
     recording = scheduler.record()
     scheduler.submit(network("a"), {})

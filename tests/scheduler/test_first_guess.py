@@ -9,24 +9,6 @@ from scheduler.planning.first_guess import _DEFAULTS, FirstGuess
 from scheduler.tools.sim_device import SimGpu, SimStep
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("llvmpipe (LLVM 15.0.6, 256 bits) (Mesa 22.3.6)", "1-software.json"),
-        ("SwiftShader Device (Subzero) (SwiftShader driver)", "1-software.json"),
-        ("NVIDIA GeForce RTX 3060 (NVIDIA 550.1)", "2-discrete.json"),
-        ("AMD Radeon RX 6600 (RADV NAVI23)", "2-discrete.json"),
-        ("Intel(R) Arc(TM) A770 Graphics (DG2)", "2-discrete.json"),
-        ("Intel(R) UHD Graphics 620 (KBL GT2)", "3-integrated.json"),
-        ("AMD Radeon Graphics (RADV RENOIR)", "3-integrated.json"),
-        ("Apple M2 (Metal)", "3-integrated.json"),
-    ],
-)
-def test_a_device_is_known_by_its_name(name, file):
-    data = json.loads((_DEFAULTS / file).read_text(encoding="utf-8"))
-    assert FirstGuess.for_device(name) == FirstGuess.from_json(data)
-
-
 def test_an_unknown_device_is_a_slow_one():
     assert FirstGuess.for_device("simulated") == FirstGuess()
     assert FirstGuess.for_device("") == FirstGuess()

@@ -363,13 +363,6 @@ def test_numbers_that_make_no_sense_are_refused_at_set_up(option, value):
     assert loop.scheduler.jobs == []
 
 
-def test_zero_is_no_frame_and_no_period():
-    with pytest.raises(InputError, match="frame_ms"):
-        FrameScheduler(SimGpu(), frame_ms=0)
-    with pytest.raises(InputError, match="over_share"):
-        FrameScheduler(SimGpu(), over_share=1.0)
-
-
 def test_wrong_submissions_are_refused():
     loop = Loop()
     with pytest.raises(InputError, match="on a GPU"):

@@ -211,15 +211,6 @@ def test_logarithms_next_to_one(op, gpu):
     assert (np.abs(got - wanted) / wanted).max() < 3e-6
 
 
-def test_running_sums_keep_what_rounding_takes(gpu):
-    x = np.full(4000, 0.1, np.float32)
-    attrs = {"axis": 0, "exclusive": False, "reverse": False}
-    graph, given = case_graph("cumsum", Case((x,), attrs))
-    got = cml.Session(graph, gpu).run(given)["y0"]
-    wanted = np.cumsum(x, dtype=np.float64)
-    assert (np.abs(got - wanted) / wanted).max() < 1e-7
-
-
 SOFTMAX = np.array(
     [[1, 2, 3], [np.nan, 1, 2], [1, 2, np.nan], [np.inf, 1, -np.inf], [-np.inf] * 3,
      [3e38, -3e38, 0], [-np.inf, 5, 5]], np.float32

@@ -9,7 +9,6 @@ from fractions import Fraction
 from inspect import signature
 
 import numpy as np
-import pytest
 import wgpu
 
 import cml_engine as cml
@@ -112,14 +111,3 @@ def test_every_parameter_refuses_what_is_of_the_wrong_kind(gpu):
                 except Exception as error:
                     told.append(f"{name}, {parameter.name}={value!r}: {type(error)}: {error}")
     assert not told, "\n".join(told)
-
-
-@pytest.mark.parametrize("value", [Decimal(8), Fraction(17, 2), np.float32(8), np.array(8.0)])
-def test_times_may_be_numbers_of_any_kind(gpu, value):
-    scheduler = cml.FrameScheduler(gpu, frame_ms=value, budget_ms=value)
-    session = cml.Session(conv_net(), gpu)
-    job = scheduler.submit(session, {"x": IMAGE}, priority=value, deadline_ms=value)
-    scheduler.render_took(value)
-    for _ in range(100):
-        frames(scheduler, gpu)
-    assert job.state == "done" and float(value) in (8.0, 8.5)

@@ -1,8 +1,6 @@
 """ONNX models, against ONNX Runtime and the ``onnx`` package's own reading of the files."""
 
 import pickle
-import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ import cml_engine as cml  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
-
-Array = np.ndarray[Any, Any]
 
 
 def reference(made, inputs):
@@ -111,18 +107,6 @@ def test_extents_without_a_name_are_not_all_one():
     made = model([node("y = Relu(x)")], two, [value("y", None)])
     with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
         cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
-
-
-def test_a_converted_model_gives_the_same(rng, cnn, tmp_path, capsys):
-    folder = tmp_path / "cnn.nnef"
-    assert main(["convert", str(cnn), str(folder), "--shape", "image=1,3,8,8"]) == 0
-    assert "weight files" in capsys.readouterr().out
-    x = rng.standard_normal(SHAPE).astype(np.float32)
-    direct = cml.Session(cml.load(cnn, shapes={"image": SHAPE}), "cpu").run({"image": x})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        written = cml.Session(cml.load(folder), "cpu").run({"image": x})
-    np.testing.assert_array_equal(written["output"], direct["output"])
 
 
 def test_every_command_takes_it(cnn, tmp_path, capsys):
@@ -311,12 +295,6 @@ def test_how_many_are_found_is_not_how_many_there_is_room_for():
     made = model(nodes, [value("x", [2, 3])], [value("y", [None, 2])])
     with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
         cml.load(made.SerializeToString())
-
-
-def test_an_input_of_float64_is_told_of():
-    double = model([node("y = Exp(x)")], [value("x", [2], "float64")], [value("y", [2])])
-    with pytest.warns(cml.nnef.NnefWarning, match="input 'x' is float64.*float32"):
-        cml.load(double.SerializeToString())
 
 
 # -- the table against the operators' schemas ------------------------------------------------------
