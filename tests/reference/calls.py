@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cml_engine.cpu.compare import Comparison, compare
+from cml_engine.cpu.compare import compare
 from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
 from cml_engine.ops import is_registered, load_families, lookup
 from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.tools.testing import case_graph
@@ -23,7 +22,7 @@ Array = np.ndarray[Any, Any]
 load_families()
 #: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_small_models.py)
 GRAPH_LEVEL = ("external", "variable", "constant", "update")
-SIGNATURES: Mapping[str, Signature] = {**standard_signatures(), **extension_signatures()}
+SIGNATURES = {**standard_signatures(), **extension_signatures()}
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
 COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
 #: operators whose results jump at values that they round themselves. Others that jump (floor,
@@ -46,15 +45,15 @@ class SampleCall:
     note: str = ""
 
     @property
-    def names(self) -> list[str]:
+    def names(self):
         return [f"x{i}" for i in range(len(self.arrays))]
 
     @property
-    def inputs(self) -> dict[str, Array]:
+    def inputs(self):
         return dict(zip(self.names, self.arrays, strict=True))
 
     @property
-    def is_nnef(self) -> bool:
+    def is_nnef(self):
         """True if the tensors have the declared types.
 
         Some operators accept more types here than a model's text can pass to them.
@@ -66,12 +65,12 @@ class SampleCall:
         pairs = zip(types, self.arrays, strict=False)
         return all(a.dtype.kind == known.get(t or "", a.dtype.kind) for t, a in pairs)
 
-    def answers(self) -> list[Array]:
+    def answers(self):
         order = [p.name for p in SIGNATURES[self.op].params if p.name in self.attrs]
         extra = [name for name in self.attrs if name not in order]
         return wanted(self.op, self.arrays, {k: self.attrs[k] for k in (*order, *extra)})
 
-    def beside(self) -> list[list[Array]]:
+    def beside(self):
         """Returns the answers on both sides of a jump of the operator; empty for operators without
         jumps.
 
@@ -84,7 +83,7 @@ class SampleCall:
         moved = (x - DECIDING * size, x + DECIDING * size)
         return [SampleCall(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
 
-    def verdicts(self, found: Sequence[Array]) -> list[Comparison]:
+    def verdicts(self, found):
         """Compares each result with the formula's answer by :func:`judge`."""
         beside = self.beside()
         return [
@@ -92,7 +91,7 @@ class SampleCall:
             for i, (got, right) in enumerate(zip(found, self.answers(), strict=True))
         ]
 
-    def body(self, results: int) -> str:
+    def body(self, results):
         """Returns the statement that computes the results ``y0``, ``y1``, …."""
         sig = SIGNATURES[self.op]
         tensors = ", ".join(self.names)
@@ -106,25 +105,25 @@ class SampleCall:
             left = f"[{left}]"
         return f"{left} = {self.op}{generic}({', '.join(given)});"
 
-    def head(self) -> str:
+    def head(self):
         """Returns the declaration that the model must contain."""
         if self.op in standard_signatures():
             return ""
         return texts.declaration(self.op)
 
-    def run(self, folder: Path, backend: Any, results: int, *, fixed: bool = False) -> list[Array]:
+    def run(self, folder, backend, results, *, fixed=False):
         """Writes, loads and runs the call; with ``fixed`` all tensors but the first are weights."""
         names = frozenset(self.names[1:]) if fixed else frozenset()
         return texts.run_text(
             folder, self.body(results), self.inputs, backend, head=self.head(), fixed=names
         )
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder):
         count = len(self.answers())
         return texts.write_text(folder, self.body(count), self.inputs, head=self.head())
 
 
-def literal(value: Any) -> str:
+def literal(value):
     """Returns a value as NNEF text."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
@@ -140,7 +139,7 @@ def literal(value: Any) -> str:
     return str(value)
 
 
-def declared_calls(op: str) -> Iterator[SampleCall]:
+def declared_calls(op):
     """Returns the cases of the operator's own declaration."""
     if not is_registered(op):
         return
@@ -152,7 +151,7 @@ def declared_calls(op: str) -> Iterator[SampleCall]:
             yield call
 
 
-def tolerance_of(op: str) -> Tolerance:
+def tolerance_of(op):
     """Returns the operator's declared tolerance plus one rounding of the formula.
 
     Compound operators have a common tolerance; exact operators keep zero.
@@ -165,7 +164,7 @@ def tolerance_of(op: str) -> Tolerance:
     return Tolerance(own.rtol + 1e-7, own.atol + 1e-7, own.why)
 
 
-def judge(op: str, got: Array, right: Array, beside: Sequence[Array] = ()) -> Comparison:
+def judge(op, got, right, beside=()):
     """Compares a result with the formula's answer within the operator's tolerance.
 
     Each value is compared with the nearest of the right answers (:meth:`SampleCall.beside`).

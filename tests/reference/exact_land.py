@@ -3,58 +3,56 @@
 Every product and sum is checked to fit 32 bits.
 """
 
-from __future__ import annotations
-
 U32 = 0xFFFFFFFF
 AMPLITUDES = (4, 8, 17, 36, 76, 161, 341, 721, 1524, 3222, 6812, 14400)
 
 
-def int32(value: int) -> int:
+def int32(value):
     if not -(2**31) <= value < 2**31:
         raise OverflowError(f"{value} needs more than 32 bits")
     return value
 
 
-def wrapped(value: int) -> int:
+def wrapped(value):
     return (value + 2**31 & U32) - 2**31
 
 
-def scaled(a: int, by: int, bits: int) -> int:
+def scaled(a, by, bits):
     upper, lower = int32((a >> bits) * by), int32((a & (1 << bits) - 1) * by)
     return int32(upper + (lower >> bits))
 
 
-def halves_up(a: int, bits: int) -> int:
+def halves_up(a, bits):
     return int32(a + (1 << bits - 1)) >> bits
 
 
-def mix(x: int) -> int:
+def mix(x):
     x = (x ^ x >> 16) * 0x7FEB352D & U32
     x = (x ^ x >> 15) * 0x846CA68B & U32
     return x ^ x >> 16
 
 
-def hashed(x: int, z: int, salt: int, seed: int) -> int:
+def hashed(x, z, salt, seed):
     key = salt * 0x9E3779B9 + seed * 0x85EBCA6B
     return mix((x & U32) + mix((z & U32) + key & U32) & U32)
 
 
-def fade(t: int) -> int:
+def fade(t):
     cube = scaled(int32(t * t), t, 13)
     rest = int32(int32(t * (6 * t - 122880)) + 671088640)
     return scaled(cube, rest >> 11, 12) >> 12
 
 
-def corner(x: int, z: int, fx: int, fz: int, salt: int, seed: int) -> int:
+def corner(x, z, fx, fz, salt, seed):
     h = hashed(x, z, salt, seed)
     return int32(((h & 1023) * 2 - 1023) * fx + ((h >> 10 & 1023) * 2 - 1023) * fz)
 
 
-def blend(a: int, b: int, by: int) -> int:
+def blend(a, b, by):
     return int32(a + (scaled(int32(b - a), by, 14) >> 3))
 
 
-def noise(x: int, z: int, shift: int, salt: int, seed: int) -> int:
+def noise(x, z, shift, salt, seed):
     ix, iz, last = x >> shift, z >> shift, (1 << shift) - 1
     fx, fz = (x & last) << 13 - shift, (z & last) << 13 - shift
     rows = [
@@ -68,22 +66,22 @@ def noise(x: int, z: int, shift: int, salt: int, seed: int) -> int:
     return blend(*rows, fade(fz))
 
 
-def continent(x: int, z: int, level: int, seed: int) -> int:
+def continent(x, z, level, seed):
     return noise(x, z, 13 - level, 13, seed) + (noise(x, z, 12 - level, 12, seed) >> 1)
 
 
-def mountains(land: int) -> int:
+def mountains(land):
     t = max(0, min(16384, int32(land + 838861) >> 8))
     return scaled(int32(t * t) >> 14, 49152 - 2 * t, 14)
 
 
-def octave(x: int, z: int, level: int, number: int, mask: int, seed: int) -> int:
+def octave(x, z, level, number, mask, seed):
     n = noise(x, z, number - level, number, seed) >> 3
     ridge, hill = 503316 - (int32(7 * abs(n)) >> 1), n >> 1
     return scaled(hill + scaled(ridge - hill, mask, 14), AMPLITUDES[number], 14)
 
 
-def height(x: int, z: int, level: int, seed: int) -> int:
+def height(x, z, level, seed):
     land = continent(x, z, level, seed)
     mask = mountains(land)
     total = scaled(land, 2800, 14) + 60 * 1024
@@ -92,13 +90,13 @@ def height(x: int, z: int, level: int, seed: int) -> int:
     return max(-8388607, min(8388607, total))
 
 
-def detail(x: int, z: int, level: int, seed: int) -> int:
+def detail(x, z, level, seed):
     mask = mountains(continent(x, z, level, seed))
     total = sum(octave(x, z, level, level + n, mask, seed) for n in (1, 2))
     return halves_up(total, level + 4)
 
 
-def moisture(x: int, z: int, level: int, seed: int) -> int:
+def moisture(x, z, level, seed):
     total = 1 << 19
     for number, weight in zip((10, 9, 8, 7), (11469, 6881, 4129, 2477), strict=True):
         if number - level >= 2:
@@ -106,5 +104,5 @@ def moisture(x: int, z: int, level: int, seed: int) -> int:
     return halves_up(int32(total), 13)
 
 
-def grain(x: int, z: int, level: int, seed: int) -> int:
+def grain(x, z, level, seed):
     return hashed(wrapped(x), wrapped(z), 200 + level, seed) >> 25

@@ -3,11 +3,8 @@
 Formulas in which an index decides are loops over single elements.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,10 @@ Array = np.ndarray[Any, Any]
 # ---------------------------------------------------------------- one element at a time
 
 
-def _wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
+def _wrapped(function):
     """Wraps the function so that its integer results of any size are cut to 32 bits."""
 
-    def formula(*arrays: Array) -> Array:
+    def formula(*arrays):
         wide = [a.astype(object) for a in arrays]
         low = np.asarray(np.frompyfunc(function, len(wide), 1)(*wide)) & 0xFFFFFFFF
         return np.asarray(low, object).astype(np.uint32).astype(np.int32)
@@ -28,19 +25,19 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
     return formula
 
 
-def _quotient(a: int, b: int) -> int:
+def _quotient(a, b):
     """Divides integers as C does: rounds towards zero."""
     return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0
 
 
-def _shift(a: int, by: int, left: bool) -> int:
+def _shift(a, by, left):
     if not 0 <= by < 32:
         return 0
     return a << by if left else (a & 0xFFFFFFFF) >> by
 
 
 #: operators of integers; the rest of ELEMENTWISE takes floats
-INTEGERS: dict[str, Callable[..., Array]] = {
+INTEGERS = {
     "int_add": _wrapped(lambda a, b: a + b), "int_sub": _wrapped(lambda a, b: a - b),
     "int_mul": _wrapped(lambda a, b: a * b), "int_div": _wrapped(_quotient),
     "int_rem": _wrapped(lambda a, b: a - _quotient(a, b) * b if b else 0),
@@ -55,7 +52,7 @@ INTEGERS: dict[str, Callable[..., Array]] = {
     "shift_right": _wrapped(lambda a, by: _shift(a, by, False)),
 }  # fmt: skip
 
-ELEMENTWISE: dict[str, Callable[..., Array]] = {
+ELEMENTWISE = {
     **INTEGERS,
     "is_nan": lambda x: x != x,
     "is_inf": lambda x: np.abs(x) == np.inf,
@@ -71,7 +68,7 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
 # ---------------------------------------------------------------- by index
 
 
-def _gather_elements(x: Array, indices: Array, axis: int) -> list[Array]:
+def _gather_elements(x, indices, axis):
     y = np.zeros(indices.shape, x.dtype)
     for at in np.ndindex(*indices.shape):
         place = list(at)
@@ -80,22 +77,21 @@ def _gather_elements(x: Array, indices: Array, axis: int) -> list[Array]:
     return [y]
 
 
-_MEET: dict[str, Callable[[Any, Any], Any]] = {
+_MEET = {
     "none": lambda a, b: b, "add": lambda a, b: a + b, "mul": lambda a, b: a * b,
     "min": min, "max": max,
 }  # fmt: skip
 
 
-def _wide(x: Array) -> Array:
+def _wide(x):
     return np.array(x, np.float64 if x.dtype.kind == "f" else x.dtype)
 
 
-def _is_in(place: Any, shape: Any) -> bool:
+def _is_in(place, shape):
     return all(-e <= i < e for i, e in zip(place, shape, strict=False))
 
 
-def _scatter_elements(x: Array, indices: Array, updates: Array, axis: int,
-                      reduction: str = "none") -> list[Array]:  # fmt: skip
+def _scatter_elements(x, indices, updates, axis, reduction="none"):
     y = _wide(x)
     for at in np.ndindex(*indices.shape):
         place = list(at)
@@ -105,7 +101,7 @@ def _scatter_elements(x: Array, indices: Array, updates: Array, axis: int,
     return [y]
 
 
-def _scatter_nd(x: Array, indices: Array, updates: Array, reduction: str = "none") -> list[Array]:
+def _scatter_nd(x, indices, updates, reduction="none"):
     y = _wide(x)
     for at in np.ndindex(*indices.shape[:-1]):
         place = tuple(indices[at])
@@ -119,7 +115,7 @@ def _scatter_nd(x: Array, indices: Array, updates: Array, reduction: str = "none
 # ---------------------------------------------------------------- along lines
 
 
-def _cumprod(x: Array, axis: int, exclusive: bool = False, reverse: bool = False) -> list[Array]:
+def _cumprod(x, axis, exclusive=False, reverse=False):
     lines = np.moveaxis(_wide(x), axis, 0)
     lines = lines[::-1] if reverse else lines
     y, total = np.ones_like(lines), np.ones(lines.shape[1:])
@@ -129,7 +125,7 @@ def _cumprod(x: Array, axis: int, exclusive: bool = False, reverse: bool = False
     return [np.moveaxis(y[::-1] if reverse else y, 0, axis)]
 
 
-def _reverse_sequence(x: Array, lengths: Array, time_axis: int, batch_axis: int) -> list[Array]:
+def _reverse_sequence(x, lengths, time_axis, batch_axis):
     y = np.array(x)
     for at in np.ndindex(*x.shape):
         length, place = min(lengths[at[batch_axis]], x.shape[time_axis]), list(at)
@@ -142,7 +138,7 @@ def _reverse_sequence(x: Array, lengths: Array, time_axis: int, batch_axis: int)
 # ---------------------------------------------------------------- positions and regions
 
 
-def _keys(s: float) -> float:
+def _keys(s):
     """Returns the cubic convolution kernel with the coefficient -0.75."""
     s = abs(s)
     if s <= 1:
@@ -150,12 +146,12 @@ def _keys(s: float) -> float:
     return -0.75 * s**3 + 3.75 * s**2 - 6 * s + 3 if s < 2 else 0.0
 
 
-_KERNELS: dict[str, Callable[[float], float]] = {
+_KERNELS = {
     "nearest": lambda s: float(s == 0), "linear": lambda s: max(1 - abs(s), 0.0), "cubic": _keys,
 }  # fmt: skip
 
 
-def _mirrored(at: float, low: float, high: float) -> float:
+def _mirrored(at, low, high):
     if low == high:
         return low
     while not low <= at <= high:
@@ -163,8 +159,7 @@ def _mirrored(at: float, low: float, high: float) -> float:
     return at
 
 
-def _grid_sample(x: Array, grid: Array, method: str = "linear", border: str = "constant",
-                 align_corners: bool = False) -> list[Array]:  # fmt: skip
+def _grid_sample(x, grid, method="linear", border="constant", align_corners=False):
     y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
     for n, *place in np.ndindex(len(x), *grid.shape[1:-1]):
         axes = []  # indices and weights of each axis
@@ -191,7 +186,7 @@ def _grid_sample(x: Array, grid: Array, method: str = "linear", border: str = "c
     return [y]
 
 
-def _bilinear(plane: Array, y: float, x: float) -> list[float]:
+def _bilinear(plane, y, x):
     """Returns the four weighted neighbours; zeros if the position is more than one value
     outside."""
     height, width = plane.shape
@@ -206,9 +201,9 @@ def _bilinear(plane: Array, y: float, x: float) -> list[float]:
     return terms
 
 
-def _roi_align(x: Array, rois: Array, index: Array, output_size: Any, sampling_ratio: int = 0,
-               scale: float = 1.0, half_pixel: bool = True,
-               mode: str = "avg") -> list[Array]:  # fmt: skip
+def _roi_align(
+    x, rois, index, output_size, sampling_ratio=0, scale=1.0, half_pixel=True, mode="avg"
+):
     y = np.zeros((len(rois), x.shape[1], *output_size))
     shift, limit = 0.5 if half_pixel else 0.0, 2.0**24
     for n, c, *cell in np.ndindex(*y.shape):
@@ -231,7 +226,7 @@ def _roi_align(x: Array, rois: Array, index: Array, output_size: Any, sampling_r
     return [y]
 
 
-FORMULAS: dict[str, Callable[..., list[Array]]] = {
+FORMULAS = {
     "gather_elements": _gather_elements,
     "scatter_elements": _scatter_elements,
     "scatter_nd": _scatter_nd,

@@ -3,11 +3,8 @@
 They are loops over single elements; see tests/reference/formulas.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ Array = np.ndarray[Any, Any]
 # ---------------------------------------------------------------- some of many
 
 
-def _nonzero(x: Array, capacity: int, fill: int = -1) -> list[Array]:
+def _nonzero(x, capacity, fill=-1):
     found = [at for at in np.ndindex(*x.shape) if x[at]]
     y = np.full((x.ndim, capacity), fill, np.int32)
     for k, at in enumerate(found[:capacity]):
@@ -26,7 +23,7 @@ def _nonzero(x: Array, capacity: int, fill: int = -1) -> list[Array]:
     return [y, np.array([len(found)])]
 
 
-def _shared(a: Array, b: Array, centers: bool) -> float:
+def _shared(a, b, centers):
     """Returns the intersection over the union of two boxes."""
     lines = []
     for axis in (0, 1):
@@ -42,15 +39,21 @@ def _shared(a: Array, b: Array, centers: bool) -> float:
     return both / (sum(areas) - both)
 
 
-def _nms(boxes: Array, scores: Array, max_per_class: int, iou_threshold: float = 0.0,
-         score_threshold: float = -3.4e38, center_point_box: bool = False,
-         fill: int = -1) -> list[Array]:  # fmt: skip
+def _nms(
+    boxes,
+    scores,
+    max_per_class,
+    iou_threshold=0.0,
+    score_threshold=-3.4e38,
+    center_point_box=False,
+    fill=-1,
+):
     rows = []
     for item, kind in np.ndindex(*scores.shape[:2]):
         own, values = boxes[item].astype(np.float64), scores[item, kind]
         order = sorted((b for b in range(len(own)) if values[b] > np.float32(score_threshold)),
                        key=lambda b: (-values[b], b))  # fmt: skip
-        kept: list[int] = []
+        kept = []
         for box in order:
             alone = all(_shared(own[box], own[k], center_point_box) <= iou_threshold for k in kept)
             if alone and len(kept) < max_per_class:
@@ -65,7 +68,7 @@ def _nms(boxes: Array, scores: Array, max_per_class: int, iou_threshold: float =
 # ---------------------------------------------------------------- windows
 
 
-def _places(extent: int, size: int, padding: Any, stride: int, dilation: int) -> list[list[int]]:
+def _places(extent, size, padding, stride, dilation):
     """Returns the positions of each window's taps on an axis."""
     reach = (size - 1) * dilation + 1
     if padding is None:
@@ -77,16 +80,14 @@ def _places(extent: int, size: int, padding: Any, stride: int, dilation: int) ->
     return [[w * stride - before + t * dilation for t in range(size)] for w in range(count)]
 
 
-def _lines(extents: Sequence[int], size: Any, padding: Any, stride: Any,
-           dilation: Any) -> list[list[list[int]]]:  # fmt: skip
+def _lines(extents, size, padding, stride, dilation):
     n = len(size)
     parts = zip(extents, size, padding or [None] * n, stride or [1] * n, dilation or [1] * n,
                 strict=True)  # fmt: skip
     return [_places(*part) for part in parts]
 
 
-def _col2im(x: Array, output_size: Any, size: Any, padding: Any = (), stride: Any = (),
-            dilation: Any = ()) -> list[Array]:  # fmt: skip
+def _col2im(x, output_size, size, padding=(), stride=(), dilation=()):
     lines, taps = _lines(output_size, size, padding, stride, dilation), math.prod(size)
     y = np.zeros((x.shape[0], x.shape[1] // taps, *output_size))
     for w, window in enumerate(itertools.product(*lines)):
@@ -96,7 +97,7 @@ def _col2im(x: Array, output_size: Any, size: Any, padding: Any = (), stride: An
     return [y]
 
 
-def _between(plane: Array, y: float, x: float) -> float:
+def _between(plane, y, x):
     """Interpolates between the neighbours, with zeros outside."""
     total = 0.0
     for i, j in np.ndindex(*plane.shape):
@@ -104,9 +105,7 @@ def _between(plane: Array, y: float, x: float) -> float:
     return total
 
 
-def _deform_columns(x: Array, offset: Array, mask: Any, size: Any, padding: Any = (),
-                    stride: Any = (), dilation: Any = (),
-                    offset_groups: int = 1) -> list[Array]:  # fmt: skip
+def _deform_columns(x, offset, mask, size, padding=(), stride=(), dilation=(), offset_groups=1):
     rows, columns = _lines(x.shape[2:], size, padding, stride, dilation)
     taps = math.prod(size)
     y = np.zeros((x.shape[0], x.shape[1] * taps, len(rows), len(columns)))
@@ -121,8 +120,7 @@ def _deform_columns(x: Array, offset: Array, mask: Any, size: Any, padding: Any 
     return [y]
 
 
-def _deform_conv(x: Array, filter: Array, offset: Array, mask: Any = 1.0, bias: Any = 0.0,
-                 groups: int = 1, **more: Any) -> list[Array]:  # fmt: skip
+def _deform_conv(x, filter, offset, mask=1.0, bias=0.0, groups=1, **more):
     columns = _deform_columns(x, offset, mask, **more)[0]
     parts = np.split(columns, groups, 1)
     filters = np.split(filter.reshape(len(filter), -1).astype(np.float64), groups)
@@ -133,12 +131,11 @@ def _deform_conv(x: Array, filter: Array, offset: Array, mask: Any = 1.0, bias: 
 # ---------------------------------------------------------------- products
 
 
-def _wrapped(value: Array) -> Array:
+def _wrapped(value):
     return (value & 0xFFFFFFFF).astype(np.uint32).astype(np.int32)
 
 
-def _int_conv(x: Array, filter: Array, padding: Any = (), stride: Any = (), dilation: Any = (),
-              groups: int = 1) -> list[Array]:  # fmt: skip
+def _int_conv(x, filter, padding=(), stride=(), dilation=(), groups=1):
     groups = groups or x.shape[1]
     lines = _lines(x.shape[2:], filter.shape[2:], padding, stride, dilation)
     y = np.zeros((x.shape[0], filter.shape[0], *map(len, lines)), object)
@@ -151,8 +148,7 @@ def _int_conv(x: Array, filter: Array, padding: Any = (), stride: Any = (), dila
     return [_wrapped(y)]
 
 
-def _matmul_nbits(x: Array, words: Array, scales: Array, zero_points: Any = 8.0,
-                  block_size: int = 32, bits: int = 4) -> list[Array]:  # fmt: skip
+def _matmul_nbits(x, words, scales, zero_points=8.0, block_size=32, bits=4):
     matrix = np.zeros((len(words), x.shape[-1]))
     for n, k in np.ndindex(*matrix.shape):
         word, place = divmod(k * bits, 32)
@@ -166,31 +162,30 @@ def _matmul_nbits(x: Array, words: Array, scales: Array, zero_points: Any = 8.0,
 # ---------------------------------------------------------------- codes
 
 
-def _beside(x: Array, *others: Any) -> list[Array]:
+def _beside(x, *others):
     """Returns the other arrays reshaped to broadcast against ``x`` from the left."""
     return [np.asarray(o).reshape(*np.shape(o), *[1] * (x.ndim - np.ndim(o))) for o in others]
 
 
-def _quantize(x: Array, scale: Any, zero_point: Any = 0.0, low: float = 0.0,
-              high: float = 255.0) -> list[Array]:  # fmt: skip
+def _quantize(x, scale, zero_point=0.0, low=0.0, high=255.0):
     scale, zero_point = _beside(x, scale, zero_point)
     whole = np.round(x.astype(np.float32) / scale.astype(np.float32)) + zero_point
     return [np.clip(whole, low, high).astype(np.int32)]
 
 
-def _dequantize(x: Array, scale: Any, zero_point: Any = 0.0) -> list[Array]:
+def _dequantize(x, scale, zero_point=0.0):
     scale, zero_point = _beside(x, scale, zero_point)
     return [(x.astype(np.float64) - zero_point) * scale]
 
 
-def _dynamic(x: Array, axes: Any) -> list[Array]:
+def _dynamic(x, axes):
     low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
     scale = np.float32(high - low) / np.float32(255) or np.float32(1)
     zero = np.round(-low / scale)
     return [_quantize(x, scale, zero)[0], np.float64(scale), np.asarray(zero).astype(np.int32)]
 
 
-FORMULAS: dict[str, Callable[..., list[Array]]] = {
+FORMULAS = {
     "nonzero": _nonzero,
     "non_max_suppression": _nms,
     "col2im": _col2im,

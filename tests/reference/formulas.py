@@ -5,10 +5,7 @@ with the engine.
 A formula takes the call's tensors and attributes and returns the list of its results.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +13,13 @@ import numpy as np
 from tests.reference import extension_formulas, extension_formulas_windows
 
 Array = np.ndarray[Any, Any]
-Formula = Callable[..., list[Array]]
 _MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
 
 # ---------------------------------------------------------------- one element at a time
 
 
-def left(*arrays: Any) -> list[Array]:
+def left(*arrays):
     """Reshapes arrays for NNEF's broadcasting: trailing axes of extent 1, up to the largest
     rank."""
     found = [np.asarray(a) for a in arrays]
@@ -32,12 +28,11 @@ def left(*arrays: Any) -> list[Array]:
     return [a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in found]
 
 
-def halves_up(x: Array) -> Array:
+def halves_up(x):
     return np.floor(x + 0.5)
 
 
-def min_max_quantize(x: Array, low: Any, high: Any, bits: int, signed: bool,
-                     symmetric: bool) -> Array:  # fmt: skip
+def min_max_quantize(x, low, high, bits, signed, symmetric):
     x, low, high = left(x, low, high)
     steps = 2.0**bits - 1 - (signed and symmetric)
     lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
@@ -45,15 +40,14 @@ def min_max_quantize(x: Array, low: Any, high: Any, bits: int, signed: bool,
     return (q + lowest) / steps * (high - low) + low
 
 
-def zero_point_quantize(x: Array, zero: Any, scale: Any, bits: int, signed: bool,
-                        symmetric: bool) -> Array:  # fmt: skip
+def zero_point_quantize(x, zero, scale, bits, signed, symmetric):
     x, zero, scale = left(x, zero, scale)
     highest = 2.0 ** (bits - 1) - 1 if signed else 2.0**bits - 1
     lowest = (-highest if symmetric else -highest - 1) if signed else 0.0
     return (np.clip(halves_up(x / scale) + zero, lowest, highest) - zero) * scale
 
 
-def logarithmic_quantize(x: Array, high: Any, bits: int) -> Array:
+def logarithmic_quantize(x, high, bits):
     x, high = left(x, high)
     top = np.ceil(np.log2(high))
     with np.errstate(divide="ignore"):
@@ -61,15 +55,15 @@ def logarithmic_quantize(x: Array, high: Any, bits: int) -> Array:
     return np.sign(x) * 2.0**q
 
 
-def _sigmoid(x: Array) -> Array:
+def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def _elu(x: Array, alpha: float) -> Array:
+def _elu(x, alpha):
     return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)
 
 
-ELEMENTWISE: dict[str, Callable[..., Array]] = {
+ELEMENTWISE = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     "pow": np.float_power,  # np.power takes one exponent of 0.5 for a square root
     "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh,
@@ -106,8 +100,8 @@ ELEMENTWISE: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-def _elementwise(op: str) -> Formula:
-    def formula(*arrays: Array, **attrs: Any) -> list[Array]:
+def _elementwise(op):
+    def formula(*arrays, **attrs):
         return [np.asarray(ELEMENTWISE[op](*left(*arrays), *attrs.values()))]
 
     return formula
@@ -119,8 +113,7 @@ def _elementwise(op: str) -> Formula:
 class FormulaWindow:
     """A window over the spatial axes of the wide side, with all parameters explicit."""
 
-    def __init__(self, extents: Sequence[int], size: Sequence[int], padding: Any = (),
-                 stride: Any = (), dilation: Any = ()) -> None:  # fmt: skip
+    def __init__(self, extents, size, padding=(), stride=(), dilation=()):
         n = len(extents)
         self.size = list(size)
         self.stride, self.dilation = list(stride) or [1] * n, list(dilation) or [1] * n
@@ -138,7 +131,7 @@ class FormulaWindow:
             self.pads.append((p, q))
 
 
-def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float = 0.0) -> Array:
+def padded(x, pads, border, fill=0.0):
     """Returns the array padded or, for negative numbers, cropped."""
     grown = [(max(p, 0), max(q, 0)) for p, q in pads]
     if border in _MODES and x.size:
@@ -148,7 +141,7 @@ def padded(x: Array, pads: Sequence[tuple[int, int]], border: str, fill: float =
     return y[tuple(slice(max(-p, 0), y.shape[i] - max(-q, 0)) for i, (p, q) in enumerate(pads))]
 
 
-def taps(x: Array, window: FormulaWindow, border: str) -> Array:
+def taps(x, window, border):
     """Returns every window's values, row-major, on a last axis; NaN for missing values
     ('ignore')."""
     y = padded(np.asarray(x, np.float64), window.pads, border, np.nan if border == "ignore" else 0)
@@ -168,37 +161,35 @@ def taps(x: Array, window: FormulaWindow, border: str) -> Array:
     return picked.reshape(*window.narrow, -1)
 
 
-def _pool(reduce: Callable[[Array], Array | list[Array]]) -> Formula:
-    def formula(x: Array, size: Any, border: str = "constant", padding: Any = (),
-                stride: Any = (), dilation: Any = (), **more: Any) -> list[Array]:  # fmt: skip
+def _pool(reduce):
+    def formula(x, size, border="constant", padding=(), stride=(), dilation=(), **more):
         found = reduce(taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border))
         return found if isinstance(found, list) else [found]
 
     return formula
 
 
-def _mean(values: Array) -> Array:
+def _mean(values):
     known = ~np.isnan(values)
     return np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
 
 
-def _greatest(values: Array) -> list[Array]:
+def _greatest(values):
     known = np.where(np.isnan(values), -np.inf, values)
     return [known.max(-1), known.argmax(-1).astype(np.int32)]
 
 
-def _box(x: Array, size: Any, normalize: bool = False, **given: Any) -> list[Array]:
+def _box(x, size, normalize=False, **given):
     return _pool(_mean if normalize else lambda v: np.where(np.isnan(v), 0, v).sum(-1))(
         x, size, **given
     )
 
 
-def _rms(x: Array, size: Any, **given: Any) -> list[Array]:
+def _rms(x, size, **given):
     return [np.sqrt(_pool(_mean)(x.astype(np.float64) ** 2, size, **given)[0])]
 
 
-def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding: Any = (),
-            stride: Any = (), dilation: Any = ()) -> list[Array]:  # fmt: skip
+def _sample(x, index, size, border="constant", padding=(), stride=(), dilation=()):
     values = taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border)
     values = np.where(np.isnan(values), 0, values)
     inside = (index >= 0) & (index < values.shape[-1])
@@ -206,8 +197,7 @@ def _sample(x: Array, index: Array, size: Any, border: str = "constant", padding
     return [np.where(inside, found, 0)]
 
 
-def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation: Any,
-          shape: Sequence[int]) -> FormulaWindow:  # fmt: skip
+def _wide(narrow, size, padding, stride, dilation, shape):
     """Returns the window whose narrow side has these extents."""
     n = len(narrow)
     stride, dilation = list(stride) or [1] * n, list(dilation) or [1] * n
@@ -221,9 +211,7 @@ def _wide(narrow: Sequence[int], size: Any, padding: Any, stride: Any, dilation:
     return FormulaWindow(wide, size, padding, stride, dilation)
 
 
-def _spread(
-    window: FormulaWindow, terms: Callable[[tuple[int, ...]], Array], lead: int = 0
-) -> Array:
+def _spread(window, terms, lead=0):
     """Adds the terms of each tap at the positions of their windows."""
     extents = [max((n - 1) * s + r, p + w, 0) + max(-p, 0)
                for n, s, r, w, (p, q) in zip(window.narrow, window.stride, window.reach,
@@ -242,9 +230,9 @@ def _spread(
     return np.asarray(y[(slice(None),) * lead + tuple(crop)])
 
 
-def _debox(x: Array, size: Any, border: str = "constant", padding: Any = (), stride: Any = (),
-           dilation: Any = (), output_shape: Any = (),
-           normalize: bool = False) -> list[Array]:  # fmt: skip
+def _debox(
+    x, size, border="constant", padding=(), stride=(), dilation=(), output_shape=(), normalize=False
+):
     window = _wide(x.shape, size, padding, stride, dilation, output_shape)
     total = _spread(window, lambda tap: x)
     if normalize and border == "ignore":
@@ -252,21 +240,20 @@ def _debox(x: Array, size: Any, border: str = "constant", padding: Any = (), str
     return [total / math.prod(size) if normalize else total]
 
 
-def _desample(x: Array, index: Array, size: Any, border: str = "constant", padding: Any = (),
-              stride: Any = (), dilation: Any = (),
-              output_shape: Any = ()) -> list[Array]:  # fmt: skip
+def _desample(
+    x, index, size, border="constant", padding=(), stride=(), dilation=(), output_shape=()
+):
     window = _wide(x.shape, size, padding, stride, dilation, output_shape)
     places = np.arange(math.prod(size)).reshape(tuple(size))
     return [_spread(window, lambda tap: np.where(index == places[tap], x, 0))]
 
 
-def _bias(bias: Any, channels: int, rank: int) -> Array:
+def _bias(bias, channels, rank):
     flat = np.asarray(bias, np.float64).reshape(-1)
     return np.broadcast_to(flat, channels).reshape(1, channels, *[1] * (rank - 2))
 
 
-def _conv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding: Any = (),
-          stride: Any = (), dilation: Any = (), groups: int = 1) -> list[Array]:  # fmt: skip
+def _conv(x, w, bias=0.0, border="constant", padding=(), stride=(), dilation=(), groups=1):
     groups = groups or x.shape[1]
     window = FormulaWindow(x.shape[2:], w.shape[2:], padding, stride, dilation)
     if x.size == 0:
@@ -281,9 +268,9 @@ def _conv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding
     return [y + _bias(bias, w.shape[0], x.ndim)]
 
 
-def _deconv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", padding: Any = (),
-            stride: Any = (), dilation: Any = (), output_shape: Any = (),
-            groups: int = 1) -> list[Array]:  # fmt: skip
+def _deconv(
+    x, w, bias=0.0, border="constant", padding=(), stride=(), dilation=(), output_shape=(), groups=1
+):
     groups = groups or (output_shape[1] if output_shape else x.shape[1])
     window = _wide(x.shape[2:], w.shape[2:], padding, stride, dilation, output_shape[2:])
     each = x.shape[1] // groups
@@ -291,32 +278,30 @@ def _deconv(x: Array, w: Array, bias: Any = 0.0, border: str = "constant", paddi
     filters = w.reshape(groups, each, *w.shape[1:]).astype(np.float64)
     channels = groups * w.shape[1]
 
-    def term(tap: tuple[int, ...]) -> Array:
+    def term(tap):
         y = np.einsum("ngi...,gio->ngo...", parts, filters[(..., *tap)])
         return y.reshape(x.shape[0], channels, *x.shape[2:])
 
     return [_spread(window, term, lead=2) + _bias(bias, channels, x.ndim)]
 
 
-def _separable_conv(x: Array, plane: Array, point: Array, bias: Any = 0.0, groups: int = 1,
-                    **given: Any) -> list[Array]:  # fmt: skip
+def _separable_conv(x, plane, point, bias=0.0, groups=1, **given):
     return _conv(_conv(x, plane, **given, groups=0)[0], point, bias, groups=groups)
 
 
-def _separable_deconv(x: Array, plane: Array, point: Array, bias: Any = 0.0, groups: int = 1,
-                      **given: Any) -> list[Array]:  # fmt: skip
+def _separable_deconv(x, plane, point, bias=0.0, groups=1, **given):
     return _deconv(_deconv(x, point, groups=groups)[0], plane, bias, **given, groups=0)
 
 
 # ---------------------------------------------------------------- resolution and regions
 
 
-def _between(x: Array, at: Array, axis: int, border: str = "replicate") -> Array:
+def _between(x, at, axis, border="replicate"):
     """Interpolates between neighbours along one axis."""
     low, end = np.floor(at).astype(int), x.shape[axis] - 1
     part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
 
-    def value(i: Array) -> Array:
+    def value(i):
         inside = (i >= 0) & (i <= end)
         if border == "reflect":
             i = np.where(i < 0, -i, np.where(i > end, 2 * end - i, i))
@@ -328,7 +313,7 @@ def _between(x: Array, at: Array, axis: int, border: str = "replicate") -> Array
     return value(low) * (1 - part) + value(low + 1) * part
 
 
-def place(method: str, low: float, size: float, count: int) -> Array:
+def place(method, low, size, count):
     """Returns the positions of ``count`` samples of an interval."""
     i = np.arange(count)
     if method == "symmetric":
@@ -338,8 +323,7 @@ def place(method: str, low: float, size: float, count: int) -> Array:
     return low + i * (size - 1) / max(count - 1, 1)
 
 
-def _multilinear(x: Array, factor: Any, method: str = "symmetric",
-                 border: str = "replicate") -> list[Array]:  # fmt: skip
+def _multilinear(x, factor, method="symmetric", border="replicate"):
     y = x.astype(np.float64)
     for axis, f in enumerate(factor, 2):
         if x.shape[axis] == 0:
@@ -350,17 +334,17 @@ def _multilinear(x: Array, factor: Any, method: str = "symmetric",
     return [y]
 
 
-def _nearest_up(x: Array, factor: Any) -> list[Array]:
+def _nearest_up(x, factor):
     for axis, f in enumerate(factor, 2):
         x = x.repeat(f, axis)
     return [x]
 
 
-def _nearest_down(x: Array, factor: Any) -> list[Array]:
+def _nearest_down(x, factor):
     return [x[(slice(None), slice(None), *(slice(None, None, f) for f in factor))]]
 
 
-def _area(x: Array, factor: Any) -> list[Array]:
+def _area(x, factor):
     block = [1, 1, *factor]
     return [_mean(taps(x, FormulaWindow(x.shape, block, [(0, 0)] * x.ndim, block), "constant"))]
 
@@ -368,15 +352,15 @@ def _area(x: Array, factor: Any) -> list[Array]:
 _LIMIT = 2.0**24
 
 
-def _regions(x: Array, rois: Array, index: Array) -> list[tuple[Array, Array, Array]]:
+def _regions(x, rois, index):
     corners = np.where(np.isnan(rois), 0, rois).astype(np.float64).clip(-_LIMIT, _LIMIT)
     half = rois.shape[1] // 2
     items = np.broadcast_to(index.reshape(-1), len(rois)).clip(0, len(x) - 1)
     return [(x[i], c[:half], c[half:]) for i, c in zip(items, corners, strict=True)]
 
 
-def _roi_pool(reduce: Callable[[Array], float]) -> Formula:
-    def formula(x: Array, rois: Array, index: Array, output_size: Any) -> list[Array]:
+def _roi_pool(reduce):
+    def formula(x, rois, index, output_size):
         y = np.zeros((len(rois), x.shape[1], *output_size))
         for n, (item, low, high) in enumerate(_regions(x, rois, index)):
             first = np.floor(low + 0.5).astype(int)
@@ -398,8 +382,7 @@ def _roi_pool(reduce: Callable[[Array], float]) -> Formula:
     return formula
 
 
-def _roi_resample(x: Array, rois: Array, index: Array, output_size: Any,
-                  method: str = "symmetric") -> list[Array]:  # fmt: skip
+def _roi_resample(x, rois, index, output_size, method="symmetric"):
     y = np.zeros((len(rois), x.shape[1], *output_size))
     for n, (item, low, high) in enumerate(_regions(x, rois, index)):
         lines = item.astype(np.float64)
@@ -409,9 +392,8 @@ def _roi_resample(x: Array, rois: Array, index: Array, output_size: Any,
     return [y]
 
 
-def _roi_align(name: str) -> Formula:
-    def formula(x: Array, rois: Array, index: Array, output_size: Any, sampling_rate: Any,
-                resize_method: str = "symmetric") -> list[Array]:  # fmt: skip
+def _roi_align(name):
+    def formula(x, rois, index, output_size, sampling_rate, resize_method="symmetric"):
         fine = [n * r for n, r in zip(output_size, sampling_rate, strict=True)]
         samples = _roi_resample(x, rois, index, fine, resize_method)[0]
         block = [1, 1, *sampling_rate]
@@ -423,8 +405,7 @@ def _roi_align(name: str) -> Formula:
     return formula
 
 
-def _resize(x: Array, output_size: Any, method: str, coordinates: str, rounding: str,
-            cubic_coefficient: float) -> list[Array]:  # fmt: skip
+def _resize(x, output_size, method, coordinates, rounding, cubic_coefficient):
     y, a = x.astype(np.float64), cubic_coefficient
     for axis, count in enumerate(output_size, 2):
         extent = x.shape[axis]
@@ -438,7 +419,7 @@ def _resize(x: Array, output_size: Any, method: str, coordinates: str, rounding:
                      "half_down": np.ceil(at - 0.5)}[rounding]  # fmt: skip
             y = y.take(whole.astype(int).clip(0, extent - 1), axis)
             continue
-        total: Any = 0.0
+        total = 0.0
         for k in range(-1, 3):
             i = np.floor(at).astype(int) + k
             s = np.abs(at - i)
@@ -454,8 +435,8 @@ def _resize(x: Array, output_size: Any, method: str, coordinates: str, rounding:
 # ---------------------------------------------------------------- reductions and products
 
 
-def _reduce(function: Callable[..., Array]) -> Formula:
-    def formula(x: Array, axes: Any, normalize: bool = False) -> list[Array]:
+def _reduce(function):
+    def formula(x, axes, normalize=False):
         value = x.astype(np.float64) if x.dtype.kind == "f" else x
         if not axes:
             return [value]
@@ -468,8 +449,8 @@ def _reduce(function: Callable[..., Array]) -> Formula:
     return formula
 
 
-def _arg(function: Callable[..., Array]) -> Formula:
-    def formula(x: Array, axes: Any) -> list[Array]:
+def _arg(function):
+    def formula(x, axes):
         if not axes:
             return [np.zeros(x.shape, np.int32)]
         kept = [a for a in range(x.ndim) if a not in axes]
@@ -481,14 +462,14 @@ def _arg(function: Callable[..., Array]) -> Formula:
     return formula
 
 
-def _moments(x: Array, axes: Any) -> list[Array]:
+def _moments(x, axes):
     if not axes:
         return [x, np.zeros(x.shape)]
     y, over = x.astype(np.float64), tuple(axes)
     return [y.mean(over, keepdims=True), y.var(over, keepdims=True)]
 
 
-def _softmax(x: Array, axes: Any = (1,)) -> list[Array]:
+def _softmax(x, axes=(1,)):
     if not axes:
         return [np.ones(x.shape)]
     y = x.astype(np.float64)
@@ -498,14 +479,13 @@ def _softmax(x: Array, axes: Any = (1,)) -> list[Array]:
     return [e / e.sum(tuple(axes), keepdims=True)]
 
 
-def _matmul(a: Array, b: Array, transposeA: bool = False,
-            transposeB: bool = False) -> list[Array]:  # fmt: skip
+def _matmul(a, b, transposeA=False, transposeB=False):
     a = np.swapaxes(a, -1, -2) if transposeA else a
     b = np.swapaxes(b, -1, -2) if transposeB else b
     return [a.astype(np.float64) @ b.astype(np.float64)]
 
 
-def _linear(x: Array, w: Array, bias: Any = 0.0) -> list[Array]:
+def _linear(x, w, bias=0.0):
     bias = np.asarray(bias)
     if bias.ndim == 1:  # as exporters write it
         bias = bias[None]
@@ -513,8 +493,8 @@ def _linear(x: Array, w: Array, bias: Any = 0.0) -> list[Array]:
     return [y + bias]
 
 
-def _norm(kind: str) -> Formula:
-    def formula(x: Array, axes: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+def _norm(kind):
+    def formula(x, axes, bias=0.0, epsilon=0.0):
         y, over = x.astype(np.float64), tuple(axes)
         values = np.abs(y) if kind == "l1" else y * y
         length = values.sum(over, keepdims=True) if axes else values
@@ -524,49 +504,47 @@ def _norm(kind: str) -> Formula:
     return formula
 
 
-def _local_mean(x: Array, size: Any) -> list[Array]:
+def _local_mean(x, size):
     return [x.astype(np.float64) - _box(x, size, True)[0]]
 
 
-def _local_variance(x: Array, size: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+def _local_variance(x, size, bias=0.0, epsilon=0.0):
     return [x.astype(np.float64) / np.maximum(_rms(x, size)[0] + bias, epsilon)]
 
 
-def _local_contrast(x: Array, size: Any, bias: float = 0.0, epsilon: float = 0.0) -> list[Array]:
+def _local_contrast(x, size, bias=0.0, epsilon=0.0):
     return _local_variance(_local_mean(x, size)[0], size, bias, epsilon)
 
 
-def _local_response(x: Array, size: Any, alpha: float = 1.0, beta: float = 0.5,
-                    bias: float = 1.0) -> list[Array]:  # fmt: skip
+def _local_response(x, size, alpha=1.0, beta=0.5, bias=1.0):
     y = x.astype(np.float64)
     return [y / (bias + alpha * _rms(x, size)[0] ** 2) ** beta]
 
 
-def _normal(x: Array, axes: Any, epsilon: float) -> Array:
+def _normal(x, axes, epsilon):
     mean, variance = _moments(x, axes)
     return (x - mean) / np.sqrt(variance + epsilon)
 
 
-def _layer_norm(x: Array, scale: Any, offset: Any, axes: Any, epsilon: float) -> list[Array]:
+def _layer_norm(x, scale, offset, axes, epsilon):
     y, scale, offset = left(_normal(x, axes, epsilon), scale, offset)
     return [y * scale + offset]
 
 
-def _group_norm(x: Array, scale: Any, offset: Any, groups: int, axes: Any,
-                epsilon: float) -> list[Array]:  # fmt: skip
+def _group_norm(x, scale, offset, groups, axes, epsilon):
     parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
     y = _normal(parts, [2, *(a + 1 for a in axes)], epsilon).reshape(x.shape)
     y, scale, offset = left(y, scale, offset)
     return [y * scale + offset]
 
 
-def _lstm(x: Array, h: Array, c: Array, w: Array, r: Array, bias: Any = 0.0) -> list[Array]:
+def _lstm(x, h, c, w, r, bias=0.0):
     i, f, g, o = np.split(_linear(x, w, bias)[0] + _linear(h, r)[0], 4, 1)
     cell = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
     return [_sigmoid(o) * np.tanh(cell), cell]
 
 
-def _gru(x: Array, h: Array, w: Array, r: Array, b: Any = 0.0, q: Any = 0.0) -> list[Array]:
+def _gru(x, h, w, r, b=0.0, q=0.0):
     xr, xz, xn = np.split(_linear(x, w, b)[0], 3, 1)
     hr, hz, hn = np.split(_linear(h, r, q)[0], 3, 1)
     z = _sigmoid(xz + hz)
@@ -576,7 +554,7 @@ def _gru(x: Array, h: Array, w: Array, r: Array, b: Any = 0.0, q: Any = 0.0) -> 
 # ---------------------------------------------------------------- moving elements
 
 
-def _reshape(x: Array, shape: Any, axis_start: int = 0, axis_count: int = -1) -> list[Array]:
+def _reshape(x, shape, axis_start=0, axis_count=-1):
     stop = x.ndim if axis_count < 0 else axis_start + axis_count
     middle = [x.shape[axis_start + i] if e == 0 else e for i, e in enumerate(shape)]
     if -1 in middle:
@@ -585,17 +563,17 @@ def _reshape(x: Array, shape: Any, axis_start: int = 0, axis_count: int = -1) ->
     return [x.reshape((*x.shape[:axis_start], *middle, *x.shape[stop:]))]
 
 
-def _transpose(x: Array, axes: Any) -> list[Array]:
+def _transpose(x, axes):
     return [x.transpose(*axes, *range(len(axes), x.ndim))]
 
 
-def _split(x: Array, axis: int, ratios: Any) -> list[Array]:
+def _split(x, axis, ratios):
     unit = x.shape[axis] // max(sum(ratios), 1)
     cuts = np.cumsum([unit * r for r in ratios])[:-1]
     return np.split(x, cuts, axis)
 
 
-def _slice(x: Array, axes: Any, begin: Any, end: Any, stride: Any = ()) -> list[Array]:
+def _slice(x, axes, begin, end, stride=()):
     steps = list(stride) or [1] * len(axes)
     parts = [slice(None)] * x.ndim
     for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
@@ -617,22 +595,22 @@ def _slice(x: Array, axes: Any, begin: Any, end: Any, stride: Any = ()) -> list[
     return [x]
 
 
-def _unsqueeze(x: Array, axes: Any) -> list[Array]:
+def _unsqueeze(x, axes):
     return [np.expand_dims(x, tuple(axes))]
 
 
-def _pad(x: Array, padding: Any, border: str = "constant", value: float = 0.0) -> list[Array]:
+def _pad(x, padding, border="constant", value=0.0):
     return [padded(x, padding, border, value)]
 
 
-def _cast(x: Array, dtype: str) -> list[Array]:
+def _cast(x, dtype):
     kind = {"scalar": np.float64, "integer": np.int32, "logical": np.bool_}[dtype]
     if dtype == "integer" and x.dtype.kind == "f":
         x = np.trunc(np.nan_to_num(x.astype(np.float64))).clip(-(2.0**31), 2.0**31 - 1)
     return [x.astype(kind)]
 
 
-def _to_space(x: Array, block_size: int, blocks_first: bool = True) -> list[Array]:
+def _to_space(x, block_size, blocks_first=True):
     n, c, h, w = x.shape
     b = block_size
     y = np.zeros((n, c // b // b, h * b, w * b), x.dtype)
@@ -642,7 +620,7 @@ def _to_space(x: Array, block_size: int, blocks_first: bool = True) -> list[Arra
     return [y]
 
 
-def _to_depth(x: Array, block_size: int, blocks_first: bool = True) -> list[Array]:
+def _to_depth(x, block_size, blocks_first=True):
     n, c, h, w = x.shape
     b = block_size
     y = np.zeros((n, c * b * b, h // b, w // b), x.dtype)
@@ -652,7 +630,7 @@ def _to_depth(x: Array, block_size: int, blocks_first: bool = True) -> list[Arra
     return [y]
 
 
-def _top_k(x: Array, k: int, axis: int, largest: bool) -> list[Array]:
+def _top_k(x, k, axis, largest):
     key = np.where(np.isnan(x), np.inf, x.astype(np.float64))
     order = np.lexsort((key, np.isnan(x)), axis) if not largest else np.lexsort(
         (-key, ~np.isnan(x)), axis
@@ -661,22 +639,22 @@ def _top_k(x: Array, k: int, axis: int, largest: bool) -> list[Array]:
     return [np.take_along_axis(x, index, axis), index]
 
 
-def _cumsum(x: Array, axis: int, exclusive: bool = False, reverse: bool = False) -> list[Array]:
+def _cumsum(x, axis, exclusive=False, reverse=False):
     y = np.flip(x, axis) if reverse else x
     total = np.cumsum(y.astype(np.float64), axis)
     total = total - y if exclusive else total
     return [np.flip(total, axis) if reverse else total]
 
 
-def _concat(*arrays: Array, axis: int) -> list[Array]:
+def _concat(*arrays, axis):
     return [np.concatenate(arrays, axis)]
 
 
-def _add_n(*arrays: Array) -> list[Array]:
+def _add_n(*arrays):
     return [np.asarray(sum(left(*arrays)), np.float64)]
 
 
-FORMULAS: dict[str, Formula] = {
+FORMULAS = {
     **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
     **extension_formulas_windows.FORMULAS,
     "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
@@ -715,7 +693,7 @@ FORMULAS: dict[str, Formula] = {
 }  # fmt: skip
 
 
-def wanted(op: str, arrays: Sequence[Array], attrs: dict[str, Any]) -> list[Array]:
+def wanted(op, arrays, attrs):
     """Returns the operator's results in the engine's types."""
     with np.errstate(all="ignore"):
         results = FORMULAS[op](*arrays, **attrs)
