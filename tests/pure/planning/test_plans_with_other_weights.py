@@ -13,7 +13,7 @@ from cml_engine.ops import load_families
 from cml_engine.runtime.live import refill_weights
 from cml_engine.runtime.live.refill_weights import refill_plan
 from tests.fixtures.graphs import Net, mobilenet_block, random_graph
-from tests.pure.planning.test_sibling import NETWORKS, plan_of
+from tests.pure.planning.test_plans_at_other_shapes import NETWORKS, plan_of
 
 load_families()
 
