@@ -25,7 +25,7 @@ from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.operators import load_export_rules
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph
 from cml_engine.ops import registered
-from tests.generate import Numbers, random_call
+from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ def random_calls(count: int) -> int:
     """
     wrong = 0
     for op, seed in product(OPERATORS, range(count)):
-        call = random_call(op, Numbers(seed))
+        call = random_call(op, seed)
         with TemporaryDirectory() as folder:
             graph = cml.load(call.write(Path(folder)))
         try:
@@ -150,7 +150,10 @@ def random_calls(count: int) -> int:
         except UnsupportedOp:
             continue
         wanted = on_cpu(graph, call.inputs)
-        found = difference(run_onnx(data, call.inputs), wanted)
+        try:
+            found = difference(run_onnx(data, call.inputs), wanted)
+        except Exception as error:  # of any kind: ONNX Runtime refuses the call
+            found = str(error)
         if found and difference(reference(data, call.inputs), wanted):
             wrong += 1
             print(f"{op} {seed} {dict(call.attrs)}: {found}")  # noqa: T201

@@ -29,7 +29,7 @@ from cml_engine.tools.report.operator_support import (
     operator_support,
 )
 from tests.fixtures import texts
-from tests.generate import Numbers, random_call
+from tests.generate import random_call
 from tests.reference.calls import (
     GRAPH_LEVEL,
     OPERATORS,
@@ -58,7 +58,7 @@ def calls_of(op: str, count: int) -> Iterator[SampleCall]:
     """Returns the declared calls, then random ones that are the same in every run."""
     yield from declared_calls(op)
     for seed in range(count):
-        yield random_call(op, Numbers(1000 * seed + OPERATORS.index(op)))
+        yield random_call(op, 1000 * seed + OPERATORS.index(op))
 
 
 def prove(op: str, count: int, backend: Any, folder: Path) -> Tally:

@@ -14,7 +14,7 @@ import pytest
 
 from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
 from tests.fixtures import texts
-from tests.generate import Numbers, random_call
+from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, JUMPS, declared_calls, judge
 
 if importlib.util.find_spec("nnef") is None:
@@ -91,7 +91,7 @@ def _uneven(call):
 def calls_of(op):
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
     count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # it accepts few of them
-    random = (random_call(op, Numbers(seed)) for seed in range(count))
+    random = (random_call(op, seed) for seed in range(count))
     yield from (c for c in (*small, *random) if not refused(c))
 
 

@@ -8,14 +8,14 @@ from cml_engine.nnef.expansion.extensions import extension_source
 from cml_engine.tools.cli import main
 from tests.fixtures import texts
 from tests.fixtures.models import write_model
-from tests.generate import Numbers, random_call
+from tests.generate import random_call
 from tests.reference.calls import OPERATORS, judge
 
 
 def chosen_call(op):
     """Returns the first random call whose results are not empty."""
     for seed in range(100):
-        call = random_call(op, Numbers(seed))
+        call = random_call(op, seed)
         if all(a.size for a in (*call.arrays, *call.answers())):
             return call
     raise AssertionError(op)

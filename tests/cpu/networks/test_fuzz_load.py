@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.nnef.files.tensor_file import tensor_bytes
 from tests.fixtures.texts import HEADER, model_text, write_text
-from tests.generate import Numbers, random_call
+from tests.generate import random_call
 from tests.reference.calls import OPERATORS, literal
 
 EXAMPLES = int(os.environ.get("CML_FUZZ", "250"))
@@ -87,7 +87,7 @@ def run(graph):
 def test_every_operator_with_any_attributes(tmp_path, data):
     """Replaces one attribute or shape of a legal call; the shape rules must cope."""
     op = data.draw(st.sampled_from(OPERATORS))
-    call = random_call(op, Numbers(data.draw(st.integers(0, 30))))
+    call = random_call(op, data.draw(st.integers(0, 30)))
     attrs = dict(call.attrs)
     if attrs and data.draw(st.booleans()):
         attrs[data.draw(st.sampled_from(sorted(attrs)))] = data.draw(VALUES)
@@ -112,7 +112,7 @@ def test_chains_of_operators(tmp_path, ops, data):
     """Chains calls on each other's results, with attributes of any type."""
     lines, names = [], ["x"]
     for i, op in enumerate(ops):
-        call = random_call(op, Numbers(data.draw(st.integers(0, 5))))
+        call = random_call(op, data.draw(st.integers(0, 5)))
         tensors = [data.draw(st.sampled_from([*names, "1.0", "2"])) for _ in call.arrays]
         body = call.body(1).replace("y0", f"t{i}", 1)
         for name, tensor in zip(reversed(call.names), reversed(tensors), strict=True):

@@ -15,7 +15,7 @@ from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
 from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
-from tests.generate import Numbers, random_call  # noqa: E402
+from tests.generate import random_call  # noqa: E402
 from tests.onnx_export import (  # noqa: E402
     EXPANDED,
     class_of,
@@ -110,7 +110,7 @@ def test_the_first_case_of_operators_in_other_opsets(opset):
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if class_of(op) == EXPANDED])
 def test_an_operator_that_is_expanded(op, tmp_path):
-    call = random_call(op, Numbers(1))
+    call = random_call(op, 1)
     graph = cml.load(call.write(tmp_path))
     got = run_onnx(exported(graph), call.inputs)
     assert difference(got, on_cpu(graph, call.inputs)) == "", call.attrs
