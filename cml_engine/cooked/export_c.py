@@ -107,7 +107,7 @@ def amalgamated(player: Path) -> str:
 
 def _compile_command() -> str:
     folder = _wgpu_folder()
-    library = next((p.name for p in sorted(folder.glob("libwgpu_native*"))), "libwgpu_native.so")
+    library = next((p.name for p in sorted(folder.glob("*wgpu_native*"))), "libwgpu_native.so")
     return (
         f'WGPU="{folder}"; cc -O2 -ffp-contract=off -I. -isystem "$WGPU" main.c cml.c '
         f'"$WGPU/{library}" -Wl,-rpath,"$WGPU" -lm -o host'

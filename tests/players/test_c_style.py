@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 
@@ -76,3 +77,12 @@ def test_the_sources_are_one_file_too(tmp_path):
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     where = (f"-I{PLAYER / 'include'}", f"-isystem{wgpu_folder()}")
     run_compiler(need_gcc(), *STRICT, *where, "-fsyntax-only", tmp_path / "cml.c")
+
+
+def test_dawn_needs_the_standard_header_alone(tmp_path):
+    """With ``CML_DAWN`` nothing of ``wgpu.h`` is used; test_dawn.py runs it on Dawn itself."""
+    (tmp_path / "webgpu").mkdir()
+    shutil.copyfile(wgpu_folder() / "webgpu.h", tmp_path / "webgpu/webgpu.h")
+    hosts = [PLAYER / name for name in ("tools/play.c", "example/host.c", "example/scene.c")]
+    flags = (*STRICT, "-DCML_DAWN", *INCLUDES, f"-isystem{tmp_path}", "-fsyntax-only")
+    run_compiler(need_gcc(), *flags, *sources(device=True), *hosts)

@@ -33,8 +33,8 @@ static int has_dims(const constant_row *r) {
     return 1;
 }
 
-int cml__is_piece(const file *f, const plan *p, uint32_t number) {
-    const constant_row *r = p->pieces + number, *before = number > 0 ? r - 1 : NULL;
+int cml__is_constant(const file *f, const plan *p, uint32_t number) {
+    const constant_row *r = p->constants + number, *before = number > 0 ? r - 1 : NULL;
     uint64_t count = 1, source = 1;
     if (r->stored > 6 || r->becomes > AS_INTEGER || (r->becomes == AS_BITS) != (r->stored < 3) ||
         r->space == ARENA || r->space >= SPACES || r->rank == 0 || r->rank > DIMS ||

@@ -109,7 +109,7 @@ typedef struct plan { /* a copy of a plan's section, and the tables in it */
     const uint8_t *params;
     tensor_list inputs, outputs;
     cml_text profile;
-    const constant_row *pieces;
+    const constant_row *constants;
 } plan;
 
 #define BAD(f, ...) cml__fail((f)->error, CML_ERROR_CORRUPT, "no whole cooked file: " __VA_ARGS__)
@@ -151,7 +151,7 @@ static inline cml_text text_of(const file *f, text_row t) {
 }
 
 /* constants.c: makes a constant's bytes [first, first + bytes), multiples of 4. */
-int cml__is_piece(const file *f, const plan *p, uint32_t number);
+int cml__is_constant(const file *f, const plan *p, uint32_t number);
 void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint64_t bytes,
                      uint8_t *to);
 
@@ -274,8 +274,8 @@ struct network {
     cml_scheduler *scheduler;
     cml_net *handle;
     plan p;
-    uint32_t pieces_there; /* constants that have been uploaded */
-    uint64_t uploaded;     /* bytes of the next one */
+    uint32_t constants_there; /* constants that have been uploaded */
+    uint64_t uploaded;        /* bytes of the next one */
     uint8_t *staging;
     WGPUBuffer spaces[SPACES], uniforms; /* uniforms: the parameters of all steps */
     uint32_t bound;                      /* steps that have a bind group */

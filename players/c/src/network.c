@@ -231,7 +231,7 @@ static cml_status make_net(network *n) {
     uint32_t steps = n->p.row->steps.count, params = n->p.row->params.count;
     uint64_t longest = 0;
     for (uint32_t i = 0; i < n->p.row->constants.count; i++)
-        longest = max_u64(longest, n->p.pieces[i].nbytes);
+        longest = max_u64(longest, n->p.constants[i].nbytes);
     n->steps = cml__heap_alloc(memory, steps, sizeof *n->steps);
     n->after = cml__heap_alloc(memory, (uint64_t)steps + 1, sizeof *n->after);
     n->groups = cml__heap_alloc(memory, steps, sizeof *n->groups);
@@ -428,8 +428,8 @@ static cml_status bind_step(network *n, uint32_t index) {
 /* Makes and uploads at most `bytes` of constants, until about `end`; returns 1 once all are there.
  */
 static int upload(network *n, uint64_t bytes, double end) {
-    while (n->pieces_there < n->p.row->constants.count) {
-        const constant_row *r = &n->p.pieces[n->pieces_there];
+    while (n->constants_there < n->p.row->constants.count) {
+        const constant_row *r = &n->p.constants[n->constants_there];
         uint64_t effort = r->matrix == UINT64_MAX ? 1 : 4; /* transformed ones take longer */
         uint64_t left = min_u64(r->nbytes - n->uploaded, CHUNK);
         uint64_t chunk = min_u64(left, bytes / effort / 4 * 4);
@@ -440,10 +440,10 @@ static int upload(network *n, uint64_t bytes, double end) {
         n->uploaded += chunk;
         bytes -= chunk * effort;
         if (n->uploaded == r->nbytes) {
-            n->pieces_there++;
+            n->constants_there++;
             n->uploaded = 0;
         }
-        if (now_of(n->scheduler) >= end && n->pieces_there < n->p.row->constants.count) return 0;
+        if (now_of(n->scheduler) >= end && n->constants_there < n->p.row->constants.count) return 0;
     }
     if (n->staging != NULL) cml__heap_free(&n->memory, n->staging);
     n->staging = NULL;

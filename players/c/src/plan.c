@@ -120,8 +120,8 @@ cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
     p->bindings = rows_of(in, row->bindings, sizeof *p->bindings);
     p->updates = rows_of(in, row->updates, sizeof *p->updates);
     p->params = rows_of(in, row->params, 1);
-    p->pieces = rows_of(in, row->constants, sizeof *p->pieces);
-    if (!p->steps || !p->bindings || !p->updates || !p->params || !p->pieces)
+    p->constants = rows_of(in, row->constants, sizeof *p->constants);
+    if (!p->steps || !p->bindings || !p->updates || !p->params || !p->constants)
         return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
     EACH(f, "binding", row->bindings.count,
          is_binding(p, p->bindings[i], row->needs.storage_alignment) &&
@@ -132,7 +132,7 @@ cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
              p->updates[i].source.space != p->updates[i].target.space &&
              p->updates[i].target.space != WEIGHTS);
     TRY(check_steps(f, p));
-    EACH(f, "constant", row->constants.count, cml__is_piece(f, p, i));
+    EACH(f, "constant", row->constants.count, cml__is_constant(f, p, i));
     uint64_t bytes =
         row->spaces[ARENA] + row->spaces[WEIGHTS] + row->spaces[OWN] + row->params.count;
     if (bytes > f->most_bytes) f->most_bytes = bytes;

@@ -12,39 +12,32 @@
  */
 #include "internal.h"
 
-enum { HEADER = sizeof(file_header), SECTION = sizeof(section_row) };
-
 static const cml_limits ENDLESS = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
 
-static uint32_t u32(const uint8_t *p) {
-    uint32_t n;
-    memcpy(&n, p, sizeof n);
-    return n;
-}
-
-static uint64_t u64(const uint8_t *p) { return u32(p) | (uint64_t)u32(p + 4) << 32; }
-
-static uint8_t *whole(const char *path, size_t *size) {
+static uint8_t *read_whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
-    uint8_t *data;
-    long end;
     if (in == NULL) return NULL;
     fseek(in, 0, SEEK_END);
-    end = ftell(in);
+    long end = ftell(in);
     rewind(in);
-    data = malloc((size_t)end + 1);
+    uint8_t *data = malloc((size_t)end + 1);
     *size = fread(data, 1, (size_t)end, in);
     fclose(in);
     return data;
 }
 
-/* A block of exactly that size, so that a sanitizer sees who reads beyond it. */
-static cml_status checked(const uint8_t *data, size_t size, const cml_limits *limits,
-                          cml_error *error) {
+/* Returns a copy in a block of exactly that size, so that a sanitizer sees reads beyond it. */
+static uint8_t *copy_exactly(const uint8_t *data, size_t size) {
     uint8_t *exact = malloc(size > 0 ? size : 1);
-    cml_status status;
+    if (exact == NULL) exit(3);
     memcpy(exact, data, size);
-    status = cml_check(exact, size, limits, NULL, error);
+    return exact;
+}
+
+static cml_status check_bytes(const uint8_t *data, size_t size, const cml_limits *limits,
+                              cml_error *error) {
+    uint8_t *exact = copy_exactly(data, size);
+    cml_status status = cml_check(exact, size, limits, NULL, error);
     free(exact);
     if (status != CML_OK && error->text[0] == 0) {
         printf("an error without a text\n");
@@ -53,13 +46,27 @@ static cml_status checked(const uint8_t *data, size_t size, const cml_limits *li
     return status;
 }
 
-/* Enough of what is not looked into byte by byte. */
+/* ------------------------------------------------------------------ changed files */
+
+static uint32_t section_count(const uint8_t *data) {
+    uint32_t count;
+    memcpy(&count, data + offsetof(file_header, sections), sizeof count);
+    return count;
+}
+
+static size_t table_bytes(const uint8_t *data) { return sizeof(section_row) * section_count(data); }
+
+static section_row read_row(const uint8_t *data, uint32_t number) {
+    section_row row;
+    memcpy(&row, data + sizeof(file_header) + sizeof row * number, sizeof row);
+    return row;
+}
+
+/* Returns 1 for most bytes of the kernels' code: their hash covers them, and there are many. */
 static int is_left_out(const uint8_t *data, size_t at) {
-    uint32_t count = u32(data + 12), i;
-    for (i = 0; i < count && i < COOKED_MOST_SECTIONS; i++) {
-        const uint8_t *row = data + HEADER + SECTION * i;
-        if (memcmp(row, "code", 4) == 0 && at > u64(row + 8) + 64 &&
-            at < u64(row + 8) + u64(row + 16))
+    for (uint32_t i = 0; i < section_count(data) && i < COOKED_MOST_SECTIONS; i++) {
+        section_row row = read_row(data, i);
+        if (memcmp(row.tag, "code", 4) == 0 && at > row.offset + 64 && at < row.offset + row.nbytes)
             return at % 16 != 0;
     }
     return 0;
@@ -67,67 +74,69 @@ static int is_left_out(const uint8_t *data, size_t at) {
 
 static int flip(uint8_t *data, size_t size) {
     cml_error error;
-    size_t i, accepted = 0;
-    for (i = 0; i < size; i++) {
+    size_t accepted = 0;
+    for (size_t i = 0; i < size; i++) {
         if (is_left_out(data, i)) continue;
-        data[i] ^= (uint8_t)(1 << i / 16 % 8);
-        accepted += checked(data, size, &ENDLESS, &error) == CML_OK;
-        data[i] ^= (uint8_t)(1 << i / 16 % 8);
-        accepted += checked(data, i, &ENDLESS, &error) == CML_OK;
+        uint8_t bit = (uint8_t)(1 << i / 16 % 8);
+        data[i] ^= bit;
+        if (check_bytes(data, size, &ENDLESS, &error) == CML_OK) accepted++;
+        data[i] ^= bit;
+        if (check_bytes(data, i, &ENDLESS, &error) == CML_OK) accepted++;
     }
     printf("%zu bytes, %zu accepted\n", size, accepted);
     return accepted > 0;
 }
 
-/* The hashes of the section that holds byte `at`, and of the table. */
-static void seal(uint8_t *data, size_t at) {
-    uint32_t count = u32(data + 12), i;
-    for (i = 0; i < count; i++) {
-        uint8_t *row = data + HEADER + SECTION * i;
-        if (at >= u64(row + 8) && at < u64(row + 8) + u64(row + 16))
-            cml__sha256(data + u64(row + 8), (size_t)u64(row + 16), row + 32);
-    }
-    cml__sha256(data + HEADER, (size_t)SECTION * count, data + 24);
+static void seal_table(uint8_t *data) {
+    cml__sha256(data + sizeof(file_header), table_bytes(data),
+                data + offsetof(file_header, table_digest));
 }
 
-static int sealed(uint8_t *data, size_t size) {
-    static const uint8_t values[] = {0xFF};
-    uint8_t *before = malloc(size);
+/* Makes the hash of the section that holds byte `at` match, and that of the table. */
+static void seal(uint8_t *data, size_t at) {
+    for (uint32_t i = 0; i < section_count(data); i++) {
+        section_row row = read_row(data, i);
+        if (at < row.offset || at >= row.offset + row.nbytes) continue;
+        size_t place = sizeof(file_header) + sizeof row * i + offsetof(section_row, digest);
+        cml__sha256(data + row.offset, (size_t)row.nbytes, data + place);
+    }
+    seal_table(data);
+}
+
+static int check_sealed(uint8_t *data, size_t size) {
+    uint8_t *before = copy_exactly(data, size);
+    size_t head = sizeof(file_header), end = head + table_bytes(data);
+    size_t refused = 0, accepted = 0;
     cml_error error;
-    size_t i, k, refused_count = 0, accepted = 0;
-    memcpy(before, data, size);
-    for (i = HEADER + (size_t)SECTION * u32(data + 12); i < size; i++)
-        for (k = 0; k < sizeof values && !is_left_out(data, i); k++) {
-            data[i] ^= values[k];
+    for (size_t i = head; i < size; i++) {
+        if (i >= end && is_left_out(before, i)) continue;
+        data[i] ^= 0xFF;
+        if (i < end)
+            seal_table(data); /* a changed row of the table itself */
+        else
             seal(data, i);
-            if (checked(data, size, &ENDLESS, &error) == CML_OK)
-                accepted++;
-            else
-                refused_count++;
-            memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
-            data[i] = before[i];
-        }
-    for (i = HEADER; i < HEADER + (size_t)SECTION * u32(before + 12); i++) /* the table itself */
-        for (k = 0; k < sizeof values; k++) {
-            data[i] ^= values[k];
-            cml__sha256(data + HEADER, (size_t)SECTION * u32(data + 12), data + 24);
-            refused_count += checked(data, size, &ENDLESS, &error) != CML_OK;
-            memcpy(data, before, HEADER + (size_t)SECTION * u32(before + 12));
-        }
+        if (check_bytes(data, size, &ENDLESS, &error) == CML_OK)
+            accepted++;
+        else
+            refused++;
+        memcpy(data, before, end);
+        data[i] = before[i];
+    }
     free(before);
-    printf("%zu refused, %zu accepted\n", refused_count, accepted);
+    printf("%zu refused, %zu accepted\n", refused, accepted);
     return 0;
 }
 
-static int scan(const char *path) {
+/* ------------------------------------------------------------------ what is printed of a file */
+
+static int print_scan(const char *path) {
     heap memory = {.blocks = NULL};
     size_t size = 0;
-    uint8_t *data = whole(path, &size);
+    uint8_t *data = read_whole(path, &size);
     const char *problem;
     if (data == NULL) return 2;
-    char *exact = malloc(size > 0 ? size : 1);
-    memcpy(exact, data, size);
-    if (cml__scan_wgsl(&memory, exact, size, &problem) == CML_OK)
+    uint8_t *exact = copy_exactly(data, size);
+    if (cml__scan_wgsl(&memory, (const char *)exact, size, &problem) == CML_OK)
         printf("taken\n");
     else
         printf("refused: it %s\n", problem);
@@ -136,12 +145,12 @@ static int scan(const char *path) {
     return 0;
 }
 
-static int say(const char *path, const cml_limits *limits) {
+static int print_verdict(const char *path, const cml_limits *limits) {
     cml_error error;
     size_t size = 0;
-    uint8_t *data = whole(path, &size);
+    uint8_t *data = read_whole(path, &size);
     if (data == NULL) return 2;
-    if (checked(data, size, limits, &error) == CML_OK)
+    if (check_bytes(data, size, limits, &error) == CML_OK)
         printf("whole\n");
     else
         printf("%d %s\n", (int)error.status, error.text);
@@ -149,61 +158,80 @@ static int say(const char *path, const cml_limits *limits) {
     return 0;
 }
 
-static int say_all_on_stdin(void) {
+static int print_verdicts_of_stdin(void) {
     char path[4096];
-    int bad = 0;
+    int code = 0;
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     printf("ready\n");
-    while (bad == 0 && fgets(path, sizeof path, stdin) != NULL) {
+    while (code == 0 && fgets(path, sizeof path, stdin) != NULL) {
         path[strcspn(path, "\n")] = 0;
-        bad = say(path, NULL);
+        code = print_verdict(path, NULL);
     }
-    return bad;
+    return code;
 }
 
-/* The SHA-256 of each plan's buffers of constants, in parts of 1000 bytes as they are uploaded. */
-static int digests(const uint8_t *data, size_t size) {
-    heap memory = {.allocator = {NULL, NULL, NULL}};
+/* Prints the SHA-256 of a plan's buffers, made in parts of 1000 bytes as frames upload them. */
+static cml_status print_buffers(file *f, uint32_t number) {
+    enum { PART = 1000 };
+    uint8_t digest[32], *spaces[SPACES];
+    plan p;
+    TRY(cml__open_plan(f, number, &p));
+    for (int i = 0; i < SPACES; i++)
+        spaces[i] = cml__heap_alloc(f->memory, p.row->spaces[i] + 1, 1);
+    if (f->memory->exhausted) return cml__fail(f->error, CML_ERROR_MEMORY, "no memory");
+    for (uint32_t i = 0; i < p.row->constants.count; i++) {
+        const constant_row *r = &p.constants[i];
+        for (uint64_t at = 0; at < r->nbytes; at += PART)
+            cml__make_bytes(f, r, at, min_u64(PART, r->nbytes - at),
+                            spaces[r->space] + r->offset + at);
+    }
+    for (int i = WEIGHTS; i < SPACES; i++) {
+        cml__sha256(spaces[i], (size_t)p.row->spaces[i], digest);
+        for (int k = 0; k < 32; k++) printf("%02x", digest[k]);
+        printf("\n");
+    }
+    return CML_OK;
+}
+
+static cml_status print_values(file *f) {
+    TRY(cml__open_file(f));
+    TRY(cml__open_kernels(f));
+    for (uint32_t i = 0; i < f->plan_count; i++) TRY(print_buffers(f, i));
+    return CML_OK;
+}
+
+static int check_values(const uint8_t *data, size_t size) {
+    heap memory = {.blocks = NULL};
     cml_error error;
     file f = {.whole = {data, size}, .memory = &memory, .error = &error, .limits = ENDLESS};
-    int bad = cml__open_file(&f) != CML_OK || cml__open_kernels(&f) != CML_OK;
-    for (uint32_t number = 0; number < f.plan_count && !bad; number++) {
-        plan p;
-        uint8_t digest[32], *spaces[SPACES];
-        bad = cml__open_plan(&f, number, &p) != CML_OK;
-        for (int i = 0; i < SPACES && !bad; i++)
-            spaces[i] = cml__heap_alloc(&memory, p.row->spaces[i] + 1, 1);
-        for (uint32_t i = 0; !bad && i < p.row->constants.count; i++)
-            for (uint64_t at = 0; at < p.pieces[i].nbytes; at += 1000)
-                cml__make_bytes(&f, p.pieces + i, at, min_u64(1000, p.pieces[i].nbytes - at),
-                                spaces[p.pieces[i].space] + p.pieces[i].offset + at);
-        for (int i = WEIGHTS; i < SPACES && !bad; i++) {
-            cml__sha256(spaces[i], (size_t)p.row->spaces[i], digest);
-            for (int k = 0; k < 32; k++) printf("%02x", digest[k]);
-            printf("\n");
-        }
-    }
-    if (bad) printf("%s\n", error.text);
+    cml_status status = print_values(&f);
+    if (status != CML_OK) printf("%s\n", error.text);
     cml__heap_free_all(memory);
-    return bad;
+    return status != CML_OK;
 }
 
 int main(int argc, char **argv) {
-    int i, bad = 0, mode = argc >= 3 && argv[1][0] == '-' ? argv[1][2] : 0;
-    if (argc == 2 && strcmp(argv[1], "-") == 0) return say_all_on_stdin();
-    if (mode == 'w') {
-        for (i = 2; i < argc && bad == 0; i++) bad = scan(argv[i]);
-        return bad;
+    const char *mode = argc >= 3 && argv[1][0] == '-' ? argv[1] : "";
+    int code = 0;
+    if (argc == 2 && strcmp(argv[1], "-") == 0) return print_verdicts_of_stdin();
+    if (strcmp(mode, "--wgsl") == 0) {
+        for (int i = 2; i < argc && code == 0; i++) code = print_scan(argv[i]);
+        return code;
     }
-    if (mode == 0 || mode == 'l') {
-        for (i = mode ? 2 : 1; i < argc && bad == 0; i++)
-            bad = say(argv[i], mode ? NULL : &ENDLESS);
-        return bad;
+    if (mode[0] == 0 || strcmp(mode, "--limited") == 0) {
+        for (int i = mode[0] ? 2 : 1; i < argc && code == 0; i++)
+            code = print_verdict(argv[i], mode[0] ? NULL : &ENDLESS);
+        return code;
     }
     size_t size = 0;
-    uint8_t *data = whole(argv[2], &size);
+    uint8_t *data = read_whole(argv[2], &size);
     if (data == NULL) return 2;
-    bad = mode == 'v' ? digests(data, size) : mode == 'f' ? flip(data, size) : sealed(data, size);
+    if (strcmp(mode, "--values") == 0)
+        code = check_values(data, size);
+    else if (strcmp(mode, "--flip") == 0)
+        code = flip(data, size);
+    else
+        code = check_sealed(data, size);
     free(data);
-    return bad;
+    return code;
 }
