@@ -26,6 +26,7 @@ from cml_engine.errors import (
     ModelError,
     StaleArtifact,
 )
+from cml_engine.formats.graph_builder import GraphBuilder, Tensor, edit
 from cml_engine.formats.loading import load, save
 from cml_engine.io.load_limits import LoadLimits
 from cml_engine.io.model_source import ModelSource
@@ -103,6 +104,7 @@ __all__ = [
     "FrameScheduler",
     "Gpu",
     "Graph",
+    "GraphBuilder",
     "InputError",
     "Job",
     "JobOutput",
@@ -125,6 +127,7 @@ __all__ = [
     "SpareBudget",
     "StaleArtifact",
     "StepCost",
+    "Tensor",
     "TextureInput",
     "TiledJob",
     "Timing",
@@ -132,6 +135,7 @@ __all__ = [
     "Tuning",
     "VirtualClock",
     "by_priority",
+    "edit",
     "fair_share",
     "least_laxity",
     "load",

@@ -125,6 +125,12 @@ class StepCost:
 
     ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
     workgroup), in every process on every machine. FLOPs and bytes are per workgroup.
+
+    Examples
+    --------
+    >>> step = network.program.step_costs()[0]
+    >>> step.groups > 0 and step.flops > 0
+    True
     """
 
     key: str
@@ -140,6 +146,10 @@ class Slice:
     """A range of workgroups, ``[first, first + count)``, of one step of a network.
 
     Steps below 0 are loads of the job's texture inputs; the last load is step -1.
+
+    Examples
+    --------
+    >>> part = cml.Slice(network.program, step=0, first=0, count=2)
     """
 
     network: Any
@@ -150,7 +160,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The measured GPU time of one timed group of slices; ``group`` counts within its frame."""
+    """The measured GPU time of one timed group of slices; ``group`` counts within its frame.
+
+    Examples
+    --------
+    >>> def mean_ms(timings: list[cml.Timing]) -> float:
+    ...     return sum(timing.ms for timing in timings) / len(timings)
+    """
 
     frame: int
     group: int

@@ -84,7 +84,8 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     Examples
     --------
     >>> rule = "cml.register_rule(cml.Rule('one exp', ('exp', 'exp'), lambda match: None))"
-    >>> size = Path("rules.py").write_text("import cml_engine as cml; " + rule)
+    >>> from cml_engine.io.atomic_write import write_atomically
+    >>> write_atomically("rules.py", "import cml_engine as cml; " + rule)
     >>> names = load_file("rules.py")
     """
     file = Path(path).resolve()

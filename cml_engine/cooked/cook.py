@@ -62,7 +62,7 @@ def cook(
 
     Examples
     --------
-    >>> size = Path("net.cml").write_bytes(cook(graph, ["discrete", "portable"]))
+    >>> data = cook(graph, ["discrete", "portable"])  # the bytes of net.cml
     """
     check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
     for value, what in ((half, "half"), (player, "player"), (golden, "golden")):

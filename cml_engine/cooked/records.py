@@ -1,6 +1,6 @@
 """Binary records that are declared once, with a type, a meaning and reserved bytes per field.
 
-A declaration reads and writes the record in Python. ``players/generate.py`` makes the C structs,
+A declaration reads and writes the record in Python. ``generate.py`` makes the C structs,
 the JavaScript readers and the tables of docs/cooked.md from the same declarations.
 """
 

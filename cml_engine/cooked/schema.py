@@ -1,6 +1,6 @@
 """The format of a cooked file: its records, sections and limits.
 
-``python -m players.generate`` writes the C header, the JavaScript module and the tables of
+``python generate.py`` writes the C header, the JavaScript module and the tables of
 docs/cooked.md from this module.
 """
 

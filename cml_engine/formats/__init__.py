@@ -7,10 +7,10 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Format
 
-__all__ = ["GraphBuilder", "formats", "graph_builder"]
+__all__ = ["ImportBuilder", "formats", "import_builder"]
 
 
 @cache
@@ -24,14 +24,14 @@ def formats() -> Mapping[str, Format]:
     return {format.suffix: format for format in found}
 
 
-def graph_builder() -> GraphBuilder:
+def import_builder() -> ImportBuilder:
     """Returns a builder of a graph of the engine's operators, for a converter of your own.
 
     The shapes of each operator are inferred and checked when it is added.
 
     Examples
     --------
-    >>> builder = graph_builder()
+    >>> builder = import_builder()
     >>> builder.input("image", (1, 3, 8, 8))
     'image'
     """
@@ -39,4 +39,4 @@ def graph_builder() -> GraphBuilder:
     from cml_engine.ops import load_families
 
     load_families()
-    return GraphBuilder(infer_node)
+    return ImportBuilder(infer_node)

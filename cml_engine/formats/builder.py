@@ -24,14 +24,14 @@ Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 _LONGEST = 100
 
 
-class GraphBuilder:
+class ImportBuilder:
     """A graph under construction: its nodes, constants and names.
 
     ``source`` is the source position that is recorded for the nodes added next.
 
     Examples
     --------
-    >>> builder = graph_builder()
+    >>> builder = import_builder()
     >>> x = builder.input("x", (1, 4))
     >>> y = builder.node("relu", [x], "y")
     >>> builder.graph("net", [y]).outputs
@@ -160,6 +160,28 @@ class GraphBuilder:
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
         self.facts.update(zip(outputs, facts, strict=True))
         return outputs
+
+    def splice(self, graph: Graph, inputs: Sequence[str], base: str) -> list[str]:
+        """Adds the nodes of another graph, which reads the given tensors as its inputs.
+
+        Returns the names of its outputs. New names begin with ``base``, an operator's name.
+        """
+        names = dict(zip(graph.inputs, inputs, strict=True))
+        for name, array in graph.constants.items():
+            kind = graph.facts[name].dtype
+            new = self.literal(array, kind) if not array.ndim else ""
+            names[name] = new or self.variable(f"{base}_constant", array, kind)
+        current_budget().charge_nodes(len(graph.nodes), "the compound operator", self.source)
+        for node in graph.nodes:
+            if node.op == "copy":  # an output that only renames a tensor
+                names[node.outputs[0]] = names[node.inputs[0]]
+                continue
+            for name in node.outputs:
+                names[name] = self.name(base if node.op == base else f"{base}_{node.op}")
+                self.facts[names[name]] = graph.facts[name]
+            source = self.source if self.source is not None else node.source
+            self.nodes.append(replace(rename_tensors(node, names), source=source))
+        return [names[name] for name in graph.outputs]
 
     def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
         """Renames a result of the nodes from index ``first`` on and returns its new name.

@@ -10,7 +10,7 @@ from tests.players.deno import ROOT
 
 
 def test_generated_files_are_current():
-    command = [sys.executable, "-m", "players.generate", "--check"]
+    command = [sys.executable, "-m", "generate", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

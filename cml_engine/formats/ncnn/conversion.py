@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.ncnn.layer_types import LayerType
 from cml_engine.formats.ncnn.param import NcnnLayer
 from cml_engine.formats.ncnn.weight_reader import WeightReader
@@ -22,7 +22,7 @@ class Conversion:
     numbers grow by one. ``shapes`` are the shapes of the inputs.
     """
 
-    builder: GraphBuilder
+    builder: ImportBuilder
     weights: WeightReader
     shapes: Mapping[str, tuple[int, ...]]
     _layer: NcnnLayer = field(init=False)

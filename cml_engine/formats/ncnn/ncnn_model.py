@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from cml_engine.errors import InputError, ModelError, UnsupportedOp
-from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine, Model
 from cml_engine.formats.ncnn import layers as _layers
 from cml_engine.formats.ncnn.conversion import Conversion
@@ -41,7 +41,7 @@ class NcnnModel:
         found = input_shapes(self._layers, shapes, self._file)
         bin_name = str(PurePosixPath(self._source.graph).with_suffix(".bin"))
         weights = WeightReader(self._source, bin_name)
-        builder = GraphBuilder(self._engine.infer)
+        builder = ImportBuilder(self._engine.infer)
         builder.reserve(found)
         conversion = Conversion(builder, weights, found)
         made = {name for layer in self._layers for name in layer.outputs}

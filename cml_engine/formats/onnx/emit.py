@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ModelError, ShapeError, Source, TensorFileError, UnsupportedOp
-from cml_engine.formats.builder import GraphBuilder, rename_tensors
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges.bounds import Intervals
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
@@ -35,7 +34,7 @@ class Emitter:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.builder = GraphBuilder(engine.infer)
+        self.builder = ImportBuilder(engine.infer)
         self.intervals = Intervals(self.builder)
         self.base = "t"
         self._expanded: dict[tuple[Any, ...], Graph] = {}
@@ -166,28 +165,8 @@ class Emitter:
         graph = self._expanded.get((text,))
         if graph is None:
             graph = self._expanded[(text,)] = self._engine.expand(text)
-        outputs = self._splice(graph, names)
+        outputs = self.builder.splice(graph, names, self.base)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
-
-    def _splice(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
-        """Copies the nodes of another graph into this one, with the given tensors as its inputs."""
-        builder = self.builder
-        names = dict(zip(graph.inputs, inputs, strict=True))
-        for name, array in graph.constants.items():
-            kind = graph.facts[name].dtype
-            new = builder.literal(array, kind) if not array.ndim else ""
-            names[name] = new or builder.variable(f"{self.base}_constant", array, kind)
-        current_budget().charge_nodes(len(graph.nodes), "the compound operator", builder.source)
-        for node in graph.nodes:
-            if node.op == "copy":  # an output that only renames a tensor
-                names[node.outputs[0]] = names[node.inputs[0]]
-                continue
-            for name in node.outputs:
-                names[name] = builder.name(f"{self.base}_{node.op}")
-                builder.facts[names[name]] = graph.facts[name]
-            source = builder.source if builder.source is not None else node.source
-            builder.nodes.append(replace(rename_tensors(node, names), source=source))
-        return [names[name] for name in graph.outputs]
 
     # -- folding --------------------------------------------------------------------------------
 

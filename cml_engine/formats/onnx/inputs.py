@@ -9,7 +9,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
 from cml_engine.errors.arguments import check_inputs_exist, resolve_shapes
-from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.onnx.model import ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
@@ -21,7 +21,7 @@ def bind_inputs(
     inputs: Sequence[ValueInfo],
     shapes: Mapping[str, tuple[int, ...]],
     constants: Mapping[str, Array],
-    builder: GraphBuilder,
+    builder: ImportBuilder,
     file: str,
 ) -> dict[str, Value]:
     """Returns a value for every input: a tensor of the given shape, or one of ``constants``."""

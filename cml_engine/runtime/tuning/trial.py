@@ -60,7 +60,7 @@ class Trial:
 
     >>> trial = Trial("a", ("a", "b"), rounds=4)
     >>> while pair := trial.next():
-    ...     trial.told({name: {"a": 2.0, "b": 1.0}[name] for name in pair})
+    ...     trial.record({name: {"a": 2.0, "b": 1.0}[name] for name in pair})
     >>> trial.winner, trial.ratio("b")
     ('b', 0.5)
     """

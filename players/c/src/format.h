@@ -1,4 +1,4 @@
-/* Written by `python -m players.generate` from cml_engine/cooked/schema.py: the records
+/* Written by `python generate.py` from cml_engine/cooked/schema.py: the records
  * of a cooked file as they lie in it (docs/cooked.md). Numbers are little-endian, as
  * on all machines that have WebGPU. */
 #ifndef CML_FORMAT_H

@@ -139,7 +139,7 @@ def test_pipes_and_devices_are_written_as_they_are(tmp_path):
 #: writes a temporary source for the compiler, in a temporary folder
 ALLOWED = {"gpu/shaders/compilers.py"}
 WRITES = re.compile(
-    r"\.write_(text|bytes)\(|np\.save\w*\(path|\.save\(path|savefig\(path|mkstemp|\.part\b"
+    r"\.write_(text|bytes)\(|np\.save\w*\(path|\.save\(path|savefig\(path|mkstemp|\.part[\"']"
     r"|path\.open\([^)]*[\"'][wax]b?\+?[\"']"
 )
 

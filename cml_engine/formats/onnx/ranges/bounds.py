@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.builder import GraphBuilder
+from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.onnx.ranges.interval import Interval, of_array, whole
 from cml_engine.formats.onnx.ranges.rules import PASSED, RULES, Operands
 from cml_engine.formats.onnx.values import Value
@@ -15,7 +15,7 @@ class Intervals:
     :meth:`stored_interval` gives the bounds in the network's 32 bits.
     """
 
-    def __init__(self, builder: GraphBuilder) -> None:
+    def __init__(self, builder: ImportBuilder) -> None:
         self._builder = builder
         self._known: dict[str, Interval] = {}
         self._learned = 0

@@ -1,0 +1,141 @@
+"""Graphs built and edited in Python: bit-identical to loaded ones, errors at the caller's line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.nnef.expansion.extensions import extension_signatures
+from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.runtime.session import random_inputs
+from tests.fixtures.cooked import same_bits
+
+MODELS = Path(__file__).parents[3] / "demo_game" / "models"
+SIGNATURES = {**standard_signatures(), **extension_signatures()}
+
+
+def rebuilt(graph: cml.Graph) -> cml.Graph:
+    """Returns the graph, built again by a call for each of its nodes."""
+    builder = cml.GraphBuilder(graph.name)
+    made: dict[str, cml.Tensor | float] = {}
+    for name in graph.inputs:
+        made[name] = builder.input(name, graph.facts[name].shape, graph.facts[name].dtype)
+    for name, array in graph.constants.items():
+        made[name] = builder.weights(array, name) if array.ndim else array.item()
+    for node in graph.nodes:
+        operands = [made[name] for name in node.inputs]
+        if SIGNATURES[node.op].tensors[0].is_array:
+            operands = [operands]
+        results = getattr(builder, node.op)(*operands, **dict(node.attrs))
+        results = results if isinstance(results, tuple) else (results,)
+        made.update(zip(node.outputs, results, strict=True))
+    return builder.graph(**{name: made[name] for name in graph.outputs})
+
+
+@pytest.mark.parametrize("model", ["upres", "texture", "population"])
+def test_a_network_built_by_calls_is_bit_identical(model):
+    graph = cml.load(MODELS / f"{model}.nnef")
+    if not {node.op for node in graph.nodes} <= SIGNATURES.keys():
+        pytest.skip("it has operators of the game")
+    again = rebuilt(graph)
+    assert [node.op for node in again.nodes] == [node.op for node in graph.nodes]
+    inputs = random_inputs(cml.Session(graph, "cpu").inputs)
+    same_bits(cml.Session(again, "cpu").run(inputs), cml.Session(graph, "cpu").run(inputs))
+
+
+@pytest.fixture
+def network() -> cml.Graph:
+    builder = cml.GraphBuilder("small")
+    x = builder.input("image", [1, 3, 8, 8])
+    filter = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    features = builder.relu(builder.conv(x, filter, 0.0))
+    return builder.graph(features=features, mean=builder.mean_reduce(features, axes=[2, 3]))
+
+
+def image(shape=(1, 3, 8, 8)) -> np.ndarray:
+    return np.random.default_rng(1).random(shape, np.float32)
+
+
+def test_a_built_graph_is_reshaped_saved_and_loaded(network, tmp_path):
+    assert network.reshaped({"image": [1, 3, 6, 10]}).facts["features"].shape == (1, 4, 6, 10)
+    wanted = cml.Session(network, "cpu").run({"image": image()})
+    for name in ("net.nnef", "net.onnx"):
+        cml.save(network, tmp_path / name)
+        found = cml.Session(cml.load(tmp_path / name), "cpu").run({"image": image()})
+        same_bits(found, wanted)
+
+
+def test_an_input_is_replaced_by_what_is_computed_from_another(network):
+    builder = cml.edit(network)
+    photo = builder.input("photo", [1, 8, 8, 3])
+    builder.replace("image", builder.transpose(photo / 255, axes=[0, 3, 1, 2]))
+    edited = builder.graph()
+    assert edited.inputs == ("photo",) and edited.outputs == network.outputs
+    bytes_ = np.round(image((1, 8, 8, 3)) * 255).astype(np.float32)
+    found = cml.Session(edited, "cpu").run({"photo": bytes_})
+    planar = np.ascontiguousarray((bytes_ / np.float32(255)).transpose(0, 3, 1, 2))
+    same_bits(found, cml.Session(network, "cpu").run({"image": planar}))
+
+
+def test_an_output_is_replaced_added_and_cut(network):
+    builder = cml.edit(network)
+    builder.replace("features", builder["features"] * 2)
+    doubled = builder.graph()
+    assert doubled.outputs == network.outputs
+    before = cml.Session(network, "cpu").run({"image": image()})
+    after = cml.Session(doubled, "cpu").run({"image": image()})
+    same_bits({"features": before["features"] * 2}, {"features": after["features"]})
+    np.testing.assert_allclose(after["mean"], 2 * before["mean"], rtol=1e-6)
+
+    builder = cml.edit(network)
+    best = builder.argmax_reduce(builder["features"], axes=[1])
+    assert builder.graph(best=best).outputs == ("best",)
+
+    builder = cml.edit(network)
+    builder.replace("features", builder.input("given", [1, 4, 8, 8]))
+    tail = builder.graph(mean=builder["mean"])
+    assert tail.inputs == ("given",) and [node.op for node in tail.nodes] == ["mean_reduce"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda b, x: b.conv(x), "'filter' is missing"),
+        (lambda b, x: b.conv(x, x, 0.0, strides=[1]), "no parameter 'strides'"),
+        (lambda b, x: b.swirl(x), "unknown operator 'swirl'"),
+        (lambda b, x: b.relu(x, x), "2 operands given"),
+        (lambda b, x: b.relu(x, x=x), "given twice"),
+        (lambda b, x: x + "a", "expected a tensor, a number or an array"),
+        (lambda b, x: x + cml.GraphBuilder().input("x", [1]), "another builder"),
+        (lambda b, x: b.matmul(x, np.ones((5, 5), np.float32)), "matmul"),
+        (lambda b, x: b.softmax(x, axes=[9]), "softmax"),
+    ],
+)
+def test_an_error_names_the_line_of_the_caller(call, said):
+    builder = cml.GraphBuilder()
+    x = builder.input("x", [1, 3])
+    with pytest.raises(cml.CmlError, match=said) as caught:
+        call(builder, x)
+    assert caught.value.source.file == __file__
+    assert caught.value.source.line == call.__code__.co_firstlineno
+
+
+def test_what_cannot_be_built_or_edited_is_said(network):
+    builder = cml.GraphBuilder()
+    x = builder.input("x", [1, 3])
+    with pytest.raises(cml.InputError, match="no outputs"):
+        builder.graph()
+    with pytest.raises(cml.InputError, match="dtype"):
+        builder.input("y", [1], "float")
+    with pytest.raises(cml.InputError, match="no tensor"):
+        builder["nothing"]
+    with pytest.raises(cml.ModelError, match="it replaces"):
+        builder.replace(x, builder.input("z", [1, 4]))
+    with pytest.raises(cml.InputError, match="cooked"):
+        cml.edit(cml.load_cooked(cml.cooked.cook(network, ["portable"])))
+    integer, _ = cml.quantize(network, [{"image": image() * k / 8} for k in range(8)])
+    with pytest.raises(cml.InputError, match="integer network"):
+        cml.edit(integer)
