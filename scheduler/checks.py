@@ -12,7 +12,7 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import shortened
 
 
-def checked(name: str, value: object, *, least: float = 0.0, above: bool = False) -> float:
+def check_number(name: str, value: object, *, least: float = 0.0, above: bool = False) -> float:
     """Returns the value as a finite number of at least ``least``; with ``above``, greater.
 
     Raises :class:`InputError` for anything else.
@@ -24,7 +24,7 @@ def checked(name: str, value: object, *, least: float = 0.0, above: bool = False
     return number
 
 
-def checked_count(name: str, value: object) -> int:
+def check_count(name: str, value: object) -> int:
     """Returns the value as a whole number of at least 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
@@ -32,7 +32,7 @@ def checked_count(name: str, value: object) -> int:
     return int(number)
 
 
-def checked_share(name: str, value: object) -> float:
+def check_share(name: str, value: object) -> float:
     """Returns the value as a number between 0 and 1; else raises :class:`InputError`."""
     number = _number(value)
     if number is None or not 0 < number < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from scheduler.checks import checked
+from scheduler.checks import check_number
 
 
 class Clock(Protocol):
@@ -50,7 +50,7 @@ class VirtualClock:
     """
 
     def __init__(self, start_ms: float = 0.0) -> None:
-        self._now = checked("start_ms", start_ms, least=-float("inf"))
+        self._now = check_number("start_ms", start_ms, least=-float("inf"))
 
     def now_ms(self) -> float:
         """Returns the current virtual time in milliseconds."""
@@ -58,11 +58,11 @@ class VirtualClock:
 
     def advance(self, ms: float) -> None:
         """Advances the clock by ``ms`` milliseconds, which must not be negative."""
-        self._now += checked("ms", ms)
+        self._now += check_number("ms", ms)
 
     def advance_to(self, now_ms: float) -> None:
         """Sets the clock to exactly ``now_ms``; a time in the past has no effect."""
-        self._now = max(self._now, checked("now_ms", now_ms, least=-float("inf")))
+        self._now = max(self._now, check_number("now_ms", now_ms, least=-float("inf")))
 
 
 class SteadyClock:
@@ -74,7 +74,7 @@ class SteadyClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last = checked("clock.now_ms()", clock.now_ms(), least=-float("inf"))
+        self._last = check_number("clock.now_ms()", clock.now_ms(), least=-float("inf"))
         self.ignored = 0
 
     def now_ms(self) -> float:

@@ -33,7 +33,7 @@ def gather(
 
     Networks that are not ready are prepared further.
     """
-    _fail_doomed(jobs)
+    _fail_without_input(jobs)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
     numbers = _Numbers()
     exclusive = _Numbers()
@@ -95,11 +95,11 @@ def _candidates(
     that wait for the same network only the few that may come first are included
     (:mod:`scheduler.jobs.queues`).
     """
-    jobs.roster.look_abroad()
-    otherwise: Reason = "all waiting" if jobs.roster.held_back else "nothing to do"
-    running = list(jobs.roster.running.values())
+    jobs.job_list.refresh_foreign_jobs()
+    otherwise: Reason = "all waiting" if jobs.job_list.held_back else "nothing to do"
+    running = list(jobs.job_list.running.values())
     busy = {exclusivity_key(job.network) for job in running}
-    queues = jobs.roster.queues
+    queues = jobs.job_list.queues
     unready = [queue for queue in queues if not _is_ready(jobs, queue)]
     if any(len(queue) for queue in unready):
         otherwise = "preparing"
@@ -113,8 +113,8 @@ def _candidates(
         # preparing one network may have taken the memory of another that is idle
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
             for job in queue.first(policy, report.now_ms, rate):
-                if not jobs.roster.is_blocked(job):
-                    _look_again(jobs, job)
+                if not jobs.job_list.is_blocked(job):
+                    _update_steps(jobs, job)
                     found.append(job)
     return sorted(found, key=lambda job: job.number), otherwise
 
@@ -142,10 +142,10 @@ def _fail_queue(jobs: Lifecycle, queue: NetworkQueue, error: Exception) -> None:
         jobs.fail(job, error)
 
 
-def _fail_doomed(jobs: Lifecycle) -> None:
-    while jobs.roster.doomed:
-        job = jobs.roster.doomed.popleft()
-        lost = next((m for m in job.makers if m.state in ("cancelled", "failed")), None)
+def _fail_without_input(jobs: Lifecycle) -> None:
+    while jobs.job_list.without_input:
+        job = jobs.job_list.without_input.popleft()
+        lost = next((m for m in job.producers if m.state in ("cancelled", "failed")), None)
         if lost is not None:
             jobs.end(job, "failed", f"its input's job '{lost.name}' {lost.state}")
         else:
@@ -192,7 +192,7 @@ def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameSt
     return replace(state, jobs=kept)
 
 
-def _look_again(jobs: Lifecycle, job: Job) -> bool:
+def _update_steps(jobs: Lifecycle, job: Job) -> bool:
     """Updates the steps of a job that may begin; returns True if they changed."""
     changed = job.network.retains and job.state == "queued" and job.find_steps(behind=False)
     if changed and jobs.recorder:
@@ -204,25 +204,25 @@ def _start(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, job: Job, now: floa
     try:
         # first: nothing that can raise may stand between reserve and begin_job
         inputs = gathered_inputs(job.inputs)
-        job.held_up = _lacking(job.network) or jobs.executor.reserve(job.network, inputs)
-        if job.held_up:
-            jobs.held_up.append(job.number)
+        job.blocked_by = _missing_memory(job.network) or jobs.executor.reserve(job.network, inputs)
+        if job.blocked_by:
+            jobs.short_of_memory.append(job.number)
             return False
-        if _look_again(jobs, job):
+        if _update_steps(jobs, job):
             jobs.executor.end_job(job.network)
-            job.held_up = "its network's memory, which another thread used just now"
+            job.blocked_by = "its network's memory, which another thread used just now"
             return False
         job.run = jobs.executor.begin_job(encoder, job.network, inputs)
     except Exception as error:
         jobs.fail(job, error)
         return False
-    jobs.will_start(job)
+    jobs.save_before_start(job)
     job.state, job.started_ms = "running", now
-    jobs.roster.started(job)
+    jobs.job_list.started(job)
     return True
 
 
-def _lacking(network: Network) -> str:
+def _missing_memory(network: Network) -> str:
     """Returns what the network has lost since it was ready; "" if nothing.
 
     A network may lose memory when another job starts.
@@ -274,7 +274,7 @@ def append(
 ) -> None:
     """Encodes the slices, then the ends of completed jobs, then the readbacks."""
     numbers = {part.job for part in report.slices}
-    working = [job for job in jobs.roster.running.values() if job.number in numbers]
+    working = [job for job in jobs.job_list.running.values() if job.number in numbers]
     failed: list[tuple[Job, Exception]] = []
     try:
         refused = jobs.executor.encode(encoder, report.frame, groups, timed=report.timed) or ()
@@ -299,20 +299,20 @@ def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:
         jobs.executor.check()
     except Exception as error:
         report.reason = "device error"
-        for job in jobs.roster.jobs:
+        for job in jobs.job_list.jobs:
             jobs.fail(job, error)
 
 
 def _finish(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, report: FrameReport) -> None:
-    for job in [job for job in jobs.roster.running.values() if job.all_encoded]:
+    for job in [job for job in jobs.job_list.running.values() if job.all_encoded]:
         try:
             job.outputs.result = jobs.executor.finish_job(encoder, job.network)
         except Exception as error:
             jobs.fail(job, error)
             continue
         if job.result is None:
-            job.held_up = "memory for its outputs"
-            jobs.held_up.append(job.number)
+            job.blocked_by = "memory for its outputs"
+            jobs.short_of_memory.append(job.number)
             continue
         jobs.end(job, "done")
         report.finished.append(job.number)

@@ -20,11 +20,11 @@ from cml_engine.errors.arguments import (
     shortened,
 )
 from cml_engine.io.json_files import JsonObject
-from scheduler.checks import checked, checked_count, checked_share, is_ms
+from scheduler.checks import check_count, check_number, check_share, is_ms
 from scheduler.clock import Clock, RealClock, SteadyClock
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
-from scheduler.frame_timings import FrameTimings, all_known, in_groups, jobs_apart
+from scheduler.frame_timings import FrameTimings, are_all_known, group_slices, jobs_apart
 from scheduler.jobs.admission import Admission, accept_inputs, network_of
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import FramePace, Lifecycle
@@ -94,15 +94,15 @@ class FrameScheduler:
     ) -> None:
         if not callable(getattr(gpu, "executor", None)):
             raise InputError(f"gpu: wanted a cml.Gpu, got {shortened(repr(gpu))}")
-        self.frame_ms = frame_ms = checked("frame_ms", frame_ms, above=True)
+        self.frame_ms = frame_ms = check_number("frame_ms", frame_ms, above=True)
         self.budget = _budget_of(budget_ms, frame_ms)
         self.policy: AnyPolicy = check_callable(policy, "policy")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
             raise InputError(f"clock: wanted an object with now_ms(), got {clock!r}")
         self.clock = RealClock() if clock is None else clock
         self._steady = SteadyClock(self.clock)
-        self.max_frames_in_flight = checked_count("max_frames_in_flight", max_frames_in_flight)
-        share = checked_share("over_share", over_share)
+        self.max_frames_in_flight = check_count("max_frames_in_flight", max_frames_in_flight)
+        share = check_share("over_share", over_share)
         self.executor: Executor = gpu.executor()
         if cost_model is None:
             cost_model = CostModel(share, FirstGuess.for_device(self.executor.name))
@@ -184,7 +184,7 @@ class FrameScheduler:
     def jobs(self) -> list[Job]:
         """The jobs that have not ended, the oldest first."""
         with self.lifecycle.lock:
-            return self.lifecycle.roster.jobs
+            return self.lifecycle.job_list.jobs
 
     def submit(
         self,
@@ -221,8 +221,8 @@ class FrameScheduler:
             :meth:`Job.read`. ``await job``, :meth:`Job.wait` and callbacks then wait for them.
         """
         now = self._steady.now_ms()
-        deadline = None if deadline_ms is None else now + checked("deadline_ms", deadline_ms)
-        priority = checked("priority", priority)
+        deadline = None if deadline_ms is None else now + check_number("deadline_ms", deadline_ms)
+        priority = check_number("priority", priority)
         for what, value in (("name", name), ("slot", slot)):
             if value is not None:
                 check_text(value, what)
@@ -251,7 +251,7 @@ class FrameScheduler:
             if admission != "accept":  # the budget may be another one by now
                 self._rate = self.rate
             self.lifecycle.pace = self._pace()
-            self.lifecycle.enlist(job, admission)
+            self.lifecycle.add(job, admission)
         return job
 
     def submit_periodic(
@@ -271,9 +271,9 @@ class FrameScheduler:
         check_callable(make_inputs, "make_inputs")
         if name is not None:
             check_text(name, "name")
-        period_ms = checked("period_ms", period_ms, above=True)
+        period_ms = check_number("period_ms", period_ms, above=True)
         made = Periodic(
-            self, session, make_inputs, period_ms, checked("priority", priority), name,
+            self, session, make_inputs, period_ms, check_number("priority", priority), name,
             f"periodic {next(self._periodics)}", self._steady.now_ms(),
         )  # fmt: skip
         with self.lifecycle.lock:
@@ -393,7 +393,7 @@ class FrameScheduler:
         self.last_report = report
         jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
-        ready = networks_ready(jobs.roster.queues) if jobs.recorder else {}
+        ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
         state, candidates = gather(
             jobs, report, self.policy, rate, self.cost_model, gpu_behind=behind
         )
@@ -401,13 +401,13 @@ class FrameScheduler:
         chosen = apply(plan, candidates, report)
         if jobs.recorder:
             # preparing one network may have evicted another
-            after = networks_ready(jobs.roster.queues)
+            after = networks_ready(jobs.job_list.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
-            jobs.recorder.encoded(report, aim, ready, behind, jobs.held_up)
-        known = all_known((cost for _, cost, _ in chosen), self.cost_model)
+            jobs.recorder.encoded(report, aim, ready, behind, jobs.short_of_memory)
+        known = are_all_known((cost for _, cost, _ in chosen), self.cost_model)
         report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
         most = self.executor.max_groups if report.timed else 1
-        groups = in_groups(chosen, most, self.frame, known)
+        groups = group_slices(chosen, most, self.frame, known)
         report.jobs_apart = jobs_apart(groups)
         encoding = _cpu_ms()
         append(jobs, encoder, report, [[part for part, _, _ in group] for group in groups])
@@ -499,4 +499,4 @@ def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:
             f"budget_ms is {shortened(repr(budget_ms))}: wanted a number of milliseconds such as "
             "4.0, or 'spare' for what the renderer leaves of frame_ms"
         )
-    return FixedBudget(checked("budget_ms", budget_ms))
+    return FixedBudget(check_number("budget_ms", budget_ms))

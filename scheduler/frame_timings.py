@@ -68,7 +68,7 @@ class FrameTimings:
         if self._wall_clock:
             groups = self._awaited[-1].groups if self._awaited else []
             if interval is not None and not self.back_off.judge(interval, bool(groups)):
-                _take_for_granted(groups, model)
+                _confirm_guesses(groups, model)
             self._awaited.clear()
             return []
         by_frame = {entry.report.frame: entry for entry in self._awaited}
@@ -119,7 +119,7 @@ class CopyCosts:
             self._model.learn([(cost, cost.groups)], ms)
 
 
-def _take_for_granted(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:
+def _confirm_guesses(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:
     """Confirms guessed costs of steps that ran in a frame that was in time.
 
     Without timestamps nothing is measured, so steps would otherwise be probed with small slices in
@@ -135,18 +135,18 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
     # says nothing about how well plans are met
     steps = (step for parts in entry.groups for step, _ in parts)
-    known = report.planned and all_known(steps, model)
+    known = report.planned and are_all_known(steps, model)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
     for index, parts in enumerate(entry.groups):
         model.learn(parts, entry.ms[index])
-        _share_out(report.slices[first : first + len(parts)], entry.ms[index])
+        _divide(report.slices[first : first + len(parts)], entry.ms[index])
         first += len(parts)
     return report
 
 
-def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
+def _divide(slices: Sequence[SliceReport], ms: float) -> None:
     """Divides the time of a timed group among its slices in proportion to their predictions."""
     predicted = sum(part.predicted_ms for part in slices)
     for part in slices:
@@ -154,12 +154,14 @@ def _share_out(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
-def all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
+def are_all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
     """Returns True if all steps were measured often enough to be trusted."""
     return all(model.samples(step.key) >= _KNOWN for step in steps)
 
 
-def in_groups(chosen: Sequence[Chosen], limit: int, frame: int, known: bool) -> list[list[Chosen]]:
+def group_slices(
+    chosen: Sequence[Chosen], limit: int, frame: int, known: bool
+) -> list[list[Chosen]]:
     """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
 
     A group is one slice if single steps are still to be learned, else all slices of a job.

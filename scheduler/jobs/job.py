@@ -61,7 +61,7 @@ class JobOutput:
     name: str
 
 
-class Gone:
+class EndedNetwork:
     """The placeholder for an ended job's network, so that a job keeps no session alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
@@ -121,7 +121,7 @@ class Job(Ranked):
     #: the error because of which the readback will not arrive
     read_error: Exception | None = None
     #: why the job could not start in the previous frame, if it may start later
-    held_up: str = ""
+    blocked_by: str = ""
     #: the names of the inputs, and the numbers of the network's steps that the job runs (None: all)
     given: frozenset[str] = frozenset()
     steps: tuple[int, ...] | None = None
@@ -173,7 +173,7 @@ class Job(Ranked):
 
         Raises :class:`cml_engine.InputError` if the job is not done or its outputs were released.
         """
-        self.need_done(name)
+        self.check_done(name)
         return self.owner.executor.tensor(self.result, name)
 
     def copy_to_texture(
@@ -300,7 +300,7 @@ class Job(Ranked):
         """The device's handle of the outputs."""
         return self.outputs.result
 
-    def need_done(self, name: str) -> None:
+    def check_done(self, name: str) -> None:
         """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs."""
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
@@ -329,18 +329,18 @@ class Job(Ranked):
         own = step - self.loads
         return own if self.steps is None or own < 0 else self.steps[own]
 
-    def take_back_end(self) -> None:
+    def undo_end(self) -> None:
         """Undoes the job's end, because the frame in which it ended is abandoned."""
         self.ended_ms = self.ended_frame = None
         self.outputs.take_back()
 
-    def let_inputs_go(self) -> None:
+    def release_inputs(self) -> None:
         """Releases the inputs: they are in the network's memory, or the job has ended."""
         inputs, self.inputs = self.inputs, {}
         for value in inputs.values():
             try:
                 if isinstance(value, JobOutput):
-                    value.job.outputs.taken(self)
+                    value.job.outputs.remove_consumer(self)
                 else:
                     self.owner.executor.release_input(value)
             except Exception as error:  # in the middle of a frame, and no fault of the caller
@@ -352,7 +352,7 @@ class Job(Ranked):
         return self.owner.remaining_ms(self)
 
     @property
-    def makers(self) -> list[Job]:
+    def producers(self) -> list[Job]:
         """The jobs whose outputs this job takes as inputs."""
         return [v.job for v in self.inputs.values() if isinstance(v, JobOutput)]
 

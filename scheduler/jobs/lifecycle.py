@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakMethod, WeakSet
 
 from cml_engine.errors import InputError
-from scheduler.checks import checked
+from scheduler.checks import check_number
 from scheduler.clock import SteadyClock
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.frame_timings import CopyCosts
 from scheduler.jobs.admission import Admission, admit
-from scheduler.jobs.job import Gone, Job, JobOutput, State
-from scheduler.jobs.roster import Roster
+from scheduler.jobs.job import EndedNetwork, Job, JobOutput, State
+from scheduler.jobs.job_list import JobList
 from scheduler.jobs.status import waiting_for
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import AnyPolicy
@@ -70,14 +70,14 @@ class FrameSnapshot:
         now = (job, job.state, job.step, job.group, job.given_ms, job.virtual_ms)
         self._was.append(now)
 
-    def restore(self, executor: Executor, roster: Roster) -> None:
+    def restore(self, executor: Executor, job_list: JobList) -> None:
         """Restores the saved states; jobs that the frame started are queued again."""
         for job, state, step, group, given_ms, virtual_ms in self._was:
             if job.state in ("cancelled", "failed"):
                 continue
             was_done = job.state == "done"
             if was_done:
-                job.take_back_end()
+                job.undo_end()
                 executor.resume_job(job.network)
             if state == "queued" and job.state != "queued":
                 executor.end_job(job.network)
@@ -85,9 +85,9 @@ class FrameSnapshot:
             job.state, job.step, job.group = state, step, group
             job.given_ms, job.virtual_ms = given_ms, virtual_ms
             if was_done:
-                roster.going_on(job)
+                job_list.resume_ended(job)
             if state == "queued":
-                roster.queued(job)
+                job_list.queued(job)
 
 
 class Lifecycle:
@@ -97,10 +97,10 @@ class Lifecycle:
         self.pace = pace
         self.lock = RLock()
         #: the unfinished jobs, indexed by what they wait for
-        self.roster = Roster()
+        self.job_list = JobList()
         self.recorder: Recorder | None = None
         #: numbers of the jobs that lacked memory in this frame
-        self.held_up: list[int] = []
+        self.short_of_memory: list[int] = []
         #: the jobs whose readback the next frame requests
         self.reads: list[Job] = []
         #: the last error that belonged to no job
@@ -125,29 +125,29 @@ class Lifecycle:
 
     # --- a job
 
-    def enlist(self, job: Job, admission: Admission) -> None:
+    def add(self, job: Job, admission: Admission) -> None:
         """Adds a new job.
 
         Finds its steps, checks its deadline and supersedes waiting jobs of its slot.
         """
-        makers = job.makers
-        job.needs = tuple(maker.number for maker in makers if maker.owner is self)
-        kept = [maker.outputs.keep_for(job) for maker in makers]
+        producers = job.producers
+        job.needs = tuple(producer.number for producer in producers if producer.owner is self)
+        kept = [producer.outputs.add_consumer(job) for producer in producers]
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)
-                job.find_steps(behind=self.roster.has_predecessor(job))
-                admit(job, admission, len(self.roster))
+                job.find_steps(behind=self.job_list.has_predecessor(job))
+                admit(job, admission, len(self.job_list))
             except Exception:
-                job.let_inputs_go()
+                job.release_inputs()
                 raise
             if job.slot is not None:
-                for old in self.roster.waiting_in(job.slot):
+                for old in self.job_list.waiting_in(job.slot):
                     self.end(old, "cancelled")
-                self.roster.forget_left()
-            self.roster.add(job)
+                self.job_list.forget_ended()
+            self.job_list.add(job)
             if not all(kept):
-                self.roster.doom(job)
+                self.job_list.fail_without_input(job)
             if self.recorder:
                 self.recorder.submitted(job)
 
@@ -162,14 +162,14 @@ class Lifecycle:
             began = job.state == "running"
             job.state, job.error = state, error
             job.ended_ms, job.ended_frame = now, self.pace.frame
-            self.roster.ended(job)
+            self.job_list.ended(job)
             if began:
                 try:
                     self.executor.end_job(job.network)
                 except Exception as failed:
                     self.note(failed)
             if state != "done":  # the end of one that is done may be taken back with its frame
-                job.let_inputs_go()
+                job.release_inputs()
             else:
                 self._done.add(job)
             self._ended.append(job)
@@ -192,7 +192,7 @@ class Lifecycle:
         """Implements :meth:`Job.pause` and :meth:`Job.resume`."""
         with self.lock:
             job.paused = paused
-            self.roster.file_anew(job)
+            self.job_list.reindex(job)
             if self.recorder:
                 said = "paused" if paused else "resumed"
                 self.recorder.changed(job, said, self._clock.now_ms())
@@ -203,7 +203,7 @@ class Lifecycle:
             if not job.ended:
                 job.wants_read = True
                 return None
-            job.need_done(name)
+            job.check_done(name)
             if not job.wants_read:
                 job.wants_read = True
                 self.reads.append(job)
@@ -216,7 +216,7 @@ class Lifecycle:
     ) -> None:
         """Implements :meth:`Job.copy_to_texture`."""
         with self.lock:
-            job.need_done(name)
+            job.check_done(name)
             self.copy_costs.add(self.executor.copy_to_texture(encoder, job.result, name, options))
 
     def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None:
@@ -255,7 +255,7 @@ class Lifecycle:
 
     def wait(self, job: Job, timeout: float | None) -> None:
         """Waits until the callbacks of the job are called; implements :meth:`Job.wait`."""
-        end = None if timeout is None else time.monotonic() + checked("timeout", timeout)
+        end = None if timeout is None else time.monotonic() + check_number("timeout", timeout)
         settled = Event()
         self.add_done_callback(job, lambda _: settled.set())
         while not settled.is_set():
@@ -286,13 +286,13 @@ class Lifecycle:
 
     def waiting_for(self, job: Job) -> str:
         """Implements :attr:`Job.waiting_for`."""
-        return waiting_for(job, self._memory_s_holder, self.pace.last_report)
+        return waiting_for(job, self._find_memory_user, self.pace.last_report)
 
-    def _memory_s_holder(self, job: Job) -> Job | None:
+    def _find_memory_user(self, job: Job) -> Job | None:
         """Returns the other job that runs in the network's memory, or None."""
         with self.lock:
             key = exclusivity_key(job.network)
-            running = (j for j in self.roster.running.values() if j is not job)
+            running = (j for j in self.job_list.running.values() if j is not job)
             return next((j for j in running if exclusivity_key(j.network) == key), None)
 
     # --- estimates
@@ -306,7 +306,7 @@ class Lifecycle:
             return 0.0
         with self.lock:
             pace = self.pace
-            mates = [*(j for j in self.roster.jobs if not j.paused and j is not job), job]
+            mates = [*(j for j in self.job_list.jobs if not j.paused and j is not job), job]
             ahead = 0.0
             for other in pace.policy(mates, self._clock.now_ms(), pace.rate):
                 if other is job:
@@ -348,11 +348,11 @@ class Lifecycle:
         if pace.cost_model.lessons != self._lessons:
             self._lessons = pace.cost_model.lessons
             self._work_left.clear()
-        self.roster.forget_left()
-        self.held_up = []
-        self.open_frame = FrameSnapshot(self.roster.running.values())
+        self.job_list.forget_ended()
+        self.short_of_memory = []
+        self.open_frame = FrameSnapshot(self.job_list.running.values())
 
-    def will_start(self, job: Job) -> None:
+    def save_before_start(self, job: Job) -> None:
         """Saves the state of a job before the frame starts it, in case the frame is abandoned."""
         if self.open_frame is not None:
             self.open_frame.add(job)
@@ -362,15 +362,15 @@ class Lifecycle:
         """Makes the frame's changes final: the host has submitted it."""
         self.open_frame = None
         for job in self._begun:
-            job.let_inputs_go()
+            job.release_inputs()
         self._begun.clear()
         self._let_ended_go()
-        self.roster.frame_is_over()
+        self.job_list.finalize_ends()
 
     def abandon_frame(self) -> None:
         """Restores the jobs to their state before the frame, which will never run."""
         if self.open_frame is not None:
-            self.open_frame.restore(self.executor, self.roster)
+            self.open_frame.restore(self.executor, self.job_list)
             self.open_frame = None
             self._begun.clear()
             self._let_ended_go()
@@ -380,23 +380,23 @@ class Lifecycle:
 
         This includes jobs that were done. Jobs that wait for their outputs fail too.
         """
-        for job in [*self.roster.running.values(), *self._done]:
+        for job in [*self.job_list.running.values(), *self._done]:
             why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
             if why:
                 said = f"job '{job.name}': {why}"
                 job.release()
                 self.end(job, "failed", said)
                 job.state, job.error = "failed", said
-        for job in self.roster.jobs:
-            if any(maker.state == "failed" for maker in job.makers):
-                self.roster.file_anew(job)
+        for job in self.job_list.jobs:
+            if any(producer.state == "failed" for producer in job.producers):
+                self.job_list.reindex(job)
 
     def _let_ended_go(self) -> None:
         """Drops the networks of ended jobs, whose end can no longer be undone."""
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:
-                job.network = Gone()
+                job.network = EndedNetwork()
 
 
 def calibrate(model: CostModel, network: Network) -> None:

@@ -23,27 +23,27 @@ class Outputs:
         #: True once the host has released the outputs
         self.released = False
         self._release = release
-        self._takers: WeakSet[object] = WeakSet()
+        self._consumers: WeakSet[object] = WeakSet()
 
-    def keep_for(self, taker: object) -> bool:
-        """Keeps the outputs for a job until :meth:`taken`.
+    def add_consumer(self, consumer: object) -> bool:
+        """Keeps the outputs for a job until :meth:`remove_consumer`.
 
         Returns False if they were already released.
         """
         with _lock:
             if not self.released:
-                self._takers.add(taker)
+                self._consumers.add(consumer)
             return not self.released
 
-    def taken(self, taker: object) -> None:
+    def remove_consumer(self, consumer: object) -> None:
         """Notes that the job has taken the outputs or no longer needs them.
 
-        Has no effect for a job that :meth:`keep_for` refused.
+        Has no effect for a job that :meth:`add_consumer` refused.
         """
         with _lock:
-            was_taker = taker in self._takers
-            self._takers.discard(taker)
-            last = was_taker and self.released and not self._takers
+            was_taker = consumer in self._consumers
+            self._consumers.discard(consumer)
+            last = was_taker and self.released and not self._consumers
         if last:
             self.give_back()
 
@@ -51,7 +51,7 @@ class Outputs:
         """Notes that the host no longer needs the outputs."""
         with _lock:
             self.released = True
-            idle = not self._takers
+            idle = not self._consumers
         if idle:
             self.give_back()
 

@@ -96,14 +96,14 @@ class _ByLaxity:
         self._jobs: dict[int, Job] = {}
         self._entries: dict[int, _Dated] = {}
         self._dated: list[_Dated] = []
-        self._in_turn = Heap(fair_share_key)
-        self._longest = Heap(lambda job: (job.last_served_ms, job.number))
+        self._by_share = Heap(fair_share_key)
+        self._by_wait = Heap(lambda job: (job.last_served_ms, job.number))
 
     def add(self, job: Job) -> None:
         self._jobs[job.number] = job
-        self._in_turn.add(job)
+        self._by_share.add(job)
         if not job.idle:
-            self._longest.add(job)
+            self._by_wait.add(job)
         entry = _dated(job)
         if entry is not None:
             self._entries[job.number] = entry
@@ -112,14 +112,14 @@ class _ByLaxity:
     def remove(self, job: Job) -> None:
         if self._jobs.pop(job.number, None) is None:
             return
-        self._in_turn.remove(job)
-        self._longest.remove(job)
+        self._by_share.remove(job)
+        self._by_wait.remove(job)
         entry = self._entries.pop(job.number, None)
         if entry is not None:
             del self._dated[bisect_left(self._dated, entry)]
 
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        found = (self._earliest(now_ms, rate), self._in_turn.first(), self._longest.first())
+        found = (self._earliest(now_ms, rate), self._by_share.first(), self._by_wait.first())
         return list({job.number: job for job in found if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
@@ -139,7 +139,7 @@ def _dated(job: Job) -> _Dated | None:
     return job.deadline_at_ms, -job.priority, job.number
 
 
-class _Everyone:
+class _Unordered:
     """A queue for a policy of the game: all jobs are candidates."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Everyone:
         return list(self._jobs.values())
 
 
-class _InTurn(_OneHeap):
+class _InSubmissionOrder(_OneHeap):
     """A queue in order of submission, for jobs that build on the results of the job before."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def _order_for(policy: AnyPolicy) -> Order:
         return _OneHeap(fair_share_key)
     if policy is by_priority:
         return _OneHeap(lambda job: (-job.priority, job.number))
-    return _Everyone()
+    return _Unordered()
 
 
 class NetworkQueue:
@@ -179,7 +179,7 @@ class NetworkQueue:
         self.network = network
         self._jobs: dict[int, Job] = {}
         self._policy: AnyPolicy | None = None
-        self._order: Order = _Everyone()
+        self._order: Order = _Unordered()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -203,7 +203,7 @@ class NetworkQueue:
             return self.jobs
         if policy is not self._policy:
             self._policy = policy
-            self._order = _InTurn() if self.network.retains else _order_for(policy)
+            self._order = _InSubmissionOrder() if self.network.retains else _order_for(policy)
             for job in self._jobs.values():
                 self._order.add(job)
         return self._order.first(now_ms, rate)

@@ -12,11 +12,11 @@ _SHOWN, _LENGTH = 12, 200
 
 
 def waiting_for(
-    job: Job, memory_s_holder: Callable[[Job], Job | None], last: FrameReport | None
+    job: Job, find_memory_user: Callable[[Job], Job | None], last: FrameReport | None
 ) -> str:
     """Returns a line of text with a job's state and what it waits for.
 
-    ``memory_s_holder`` returns the job that runs in its network's memory; ``last`` is the report
+    ``find_memory_user`` returns the job that runs in its network's memory; ``last`` is the report
     of the previous frame.
     """
     if job.ended:
@@ -26,8 +26,8 @@ def waiting_for(
         done = f"running: {100 * job.progress:.0f} % encoded"
         if job.paused:
             return f"{done}, paused until resume()"
-        return f"{done}, waits for {job.held_up or room}"
-    return f"queued: waits for {_to_begin(job, memory_s_holder) or f'its turn, {room}'}"
+        return f"{done}, waits for {job.blocked_by or room}"
+    return f"queued: waits for {_to_begin(job, find_memory_user) or f'its turn, {room}'}"
 
 
 def _stopped_at(last: FrameReport | None) -> str:
@@ -43,22 +43,22 @@ def _ended(job: Job) -> str:
     return "done: waits for its readback" if reading else "done"
 
 
-def _to_begin(job: Job, memory_s_holder: Callable[[Job], Job | None]) -> str:
+def _to_begin(job: Job, find_memory_user: Callable[[Job], Job | None]) -> str:
     """Returns a text that says what a queued job needs to begin; "" if nothing."""
-    makers = [maker for maker in job.makers if not maker.ended]
-    if makers:
-        named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in makers[:3])
-        more = f" and {len(makers) - 3} more" if len(makers) > 3 else ""
+    producers = [producer for producer in job.producers if not producer.ended]
+    if producers:
+        named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
+        more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
         return f"the outputs of {named}{more}"
     if job.paused:
         return "resume(): it is paused"
     if not job.network.ready:
         said = job.network.waiting_for
         return one_line(f"its network to be ready: {said}" if said else "its network to be ready")
-    holder = memory_s_holder(job)
+    holder = find_memory_user(job)
     if holder is not None:
         return f"job {holder.number} '{holder.name}' to end, which has its network's memory"
-    return one_line(job.held_up)
+    return one_line(job.blocked_by)
 
 
 def describe(

@@ -33,7 +33,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from scheduler.checks import checked, is_ms
+from scheduler.checks import check_number, is_ms
 from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.margin import LEAST_SHARE, MEDIAN_FRAMES, RunningMedian, TailMargin
@@ -78,7 +78,7 @@ class FixedBudget:
     aim_ms: float | None = None
 
     def __post_init__(self) -> None:
-        checked("ms", self.ms)
+        check_number("ms", self.ms)
 
 
 @dataclass(slots=True)
@@ -101,9 +101,9 @@ class SpareBudget:
     headroom: float = 0.1
 
     def __post_init__(self) -> None:
-        checked("frame_ms", self.frame_ms, above=True)
+        check_number("frame_ms", self.frame_ms, above=True)
         for name in ("floor_ms", "ceiling_ms", "headroom"):
-            checked(name, getattr(self, name))
+            check_number(name, getattr(self, name))
 
     def clamp(self, ms: float) -> float:
         """Returns the milliseconds limited to the range from floor to ceiling."""

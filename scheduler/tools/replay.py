@@ -137,7 +137,7 @@ class _Replay:
         )
         network.reuse[job.given] = _numbers(event)
         self.jobs[job.number] = job
-        self.scheduler.lifecycle.enlist(job, "accept")
+        self.scheduler.lifecycle.add(job, "accept")
 
 
 def _given(job: int) -> frozenset[str]:

@@ -174,7 +174,7 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
     for _ in range(3000):
         jobs.append(scheduler.submit(network("n"), {"x": jobs[-1].output("y")}))
     refs = [weakref.ref(job) for job in jobs]
-    del jobs, scheduler.lifecycle.roster
+    del jobs, scheduler.lifecycle.job_list
     assert alive(refs) == 0
 
 

@@ -145,7 +145,7 @@ def test_cancelling_ten_thousand_jobs_leaves_nothing():
     jobs = [s.submit(nets[n % 5], {}, deadline_ms=100.0 + n) for n in range(2000)]
     for job in jobs:
         job.cancel()
-    assert s.jobs == [] and s.lifecycle.roster.queues == []
+    assert s.jobs == [] and s.lifecycle.job_list.queues == []
     assert s.encode(None).reason == "nothing to do"
 
 

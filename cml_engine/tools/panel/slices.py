@@ -82,7 +82,7 @@ def _job_row(job: Job, now_ms: float) -> JobRow:
     state = str(job.state)
     if job.paused:
         state = "paused"
-    elif [maker for maker in job.makers if not maker.ended]:
+    elif [maker for maker in job.producers if not maker.ended]:
         state = "waiting"
     eta_ms = job.eta_ms
     left_ms = None if job.deadline_at_ms is None else job.deadline_at_ms - now_ms

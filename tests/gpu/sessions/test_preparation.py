@@ -182,7 +182,7 @@ def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
     host.frame()
     assert job.state == "queued" and (program.residency.arena is None) == evicted
     if not evicted:
-        assert "another thread" in job.held_up
+        assert "another thread" in job.blocked_by
         host.frame()
         go_on.set()
         runner.join(10)

@@ -11,7 +11,7 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.queues import Heap, NetworkQueue
 
 
-class Roster:
+class JobList:
     """The unfinished jobs of one scheduler."""
 
     def __init__(self) -> None:
@@ -19,16 +19,16 @@ class Roster:
         #: the jobs that have begun, by number
         self.running: dict[int, Job] = {}
         #: jobs whose input will never arrive; they fail in the next frame
-        self.doomed: deque[Job] = deque()
+        self.without_input: deque[Job] = deque()
         self._queues: dict[int, NetworkQueue] = {}
         self._paused: dict[int, Job] = {}
         self._blocked: dict[int, set[int]] = {}  # numbers of the jobs that each one waits for
-        self._takers: dict[int, dict[int, Job]] = {}
+        self._consumers: dict[int, dict[int, Job]] = {}
         self._just_ended: set[int] = set()
-        self._abroad: dict[int, Job] = {}  # jobs that wait for jobs of another scheduler
+        self._foreign: dict[int, Job] = {}  # jobs that wait for jobs of another scheduler
         self._slots: dict[str, dict[int, Job]] = {}
         self._levels = {idle: Heap(lambda job: (job.virtual_ms, job.number)) for idle in (0, 1)}
-        self._left: list[tuple[bool, float]] = []
+        self._ended_shares: list[tuple[bool, float]] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -46,7 +46,7 @@ class Roster:
     @property
     def held_back(self) -> bool:
         """True if jobs are paused, wait for other jobs' outputs, or are about to fail."""
-        return bool(self._paused or self._blocked or self.doomed)
+        return bool(self._paused or self._blocked or self.without_input)
 
     # --- changes
 
@@ -57,7 +57,7 @@ class Roster:
         """
         first = self._levels[job.idle].first()
         known = [other.virtual_ms for other in self.running.values() if other.idle == job.idle]
-        known += [level for was_idle, level in self._left if was_idle == job.idle]
+        known += [level for was_idle, level in self._ended_shares if was_idle == job.idle]
         if first is not None:
             known.append(first.virtual_ms)
         job.virtual_ms = min(known, default=0.0)
@@ -70,13 +70,13 @@ class Roster:
         self._jobs[job.number] = job
         if job.slot is not None:
             self._slots.setdefault(job.slot, {})[job.number] = job
-        self._file(job)
+        self._index(job)
 
     def started(self, job: Job) -> None:
         self._no_longer_queued(job)
         self.running[job.number] = job
 
-    def going_on(self, job: Job) -> None:
+    def resume_ended(self, job: Job) -> None:
         """Restores a job whose end was part of an abandoned frame.
 
         Jobs that take its outputs wait again.
@@ -84,49 +84,49 @@ class Roster:
         self._jobs[job.number] = job
         self.running[job.number] = job
         self._just_ended.discard(job.number)
-        for taker in list(self._takers.get(job.number, {}).values()):
-            if taker.state == "queued" and taker.number in self._jobs:
-                self._take_out(taker)
-                self._file(taker)
+        for consumer in list(self._consumers.get(job.number, {}).values()):
+            if consumer.state == "queued" and consumer.number in self._jobs:
+                self._unindex(consumer)
+                self._index(consumer)
 
     def ended(self, job: Job) -> None:
         if self._jobs.pop(job.number, None) is None:
             return
         self._no_longer_queued(job)
         self.running.pop(job.number, None)
-        self._left.append((job.idle, job.virtual_ms))
+        self._ended_shares.append((job.idle, job.virtual_ms))
         self._just_ended.add(job.number)
-        for taker in list(self._takers.get(job.number, {}).values()):
-            needs = self._blocked.get(taker.number)
+        for consumer in list(self._consumers.get(job.number, {}).values()):
+            needs = self._blocked.get(consumer.number)
             if needs is None:
                 continue
             needs.discard(job.number)
             if job.state != "done":
-                self.doom(taker)
+                self.fail_without_input(consumer)
             elif not needs:
-                self._take_out(taker)
-                self._file(taker)
+                self._unindex(consumer)
+                self._index(consumer)
 
-    def frame_is_over(self) -> None:
+    def finalize_ends(self) -> None:
         """Makes the ends of jobs final: no abandoned frame can undo them any more."""
         for number in self._just_ended:
-            self._takers.pop(number, None)
+            self._consumers.pop(number, None)
         self._just_ended.clear()
 
-    def doom(self, job: Job) -> None:
+    def fail_without_input(self, job: Job) -> None:
         """Marks a job to fail in the next frame because one of its inputs will never arrive."""
-        self._take_out(job)
-        self.doomed.append(job)
+        self._unindex(job)
+        self.without_input.append(job)
 
-    def file_anew(self, job: Job) -> None:
+    def reindex(self, job: Job) -> None:
         """Indexes a job again after it was paused or resumed."""
         if job.state == "queued" and job.number in self._jobs:
-            self._take_out(job)
-            self._file(job)
+            self._unindex(job)
+            self._index(job)
 
-    def forget_left(self) -> None:
+    def forget_ended(self) -> None:
         """Drops finished jobs from the fairness baseline used for newly submitted ones."""
-        self._left.clear()
+        self._ended_shares.clear()
 
     # --- queries
 
@@ -143,28 +143,28 @@ class Roster:
         if not job.network.retains:
             return False
         before = (j for j in self.jobs if j.number < job.number and j.network is job.network)
-        return any(not maker.ended for other in before for maker in other.makers)
+        return any(not producer.ended for other in before for producer in other.producers)
 
-    def look_abroad(self) -> None:
+    def refresh_foreign_jobs(self) -> None:
         """Indexes again the jobs that wait for jobs of other schedulers, which may have ended."""
-        for job in list(self._abroad.values()):
-            self._take_out(job)
-            self._file(job)
+        for job in list(self._foreign.values()):
+            self._unindex(job)
+            self._index(job)
 
     # --- the index
 
-    def _file(self, job: Job) -> None:
-        makers = job.makers
-        if any(maker.state in ("cancelled", "failed") for maker in makers):
-            self.doom(job)
+    def _index(self, job: Job) -> None:
+        producers = job.producers
+        if any(producer.state in ("cancelled", "failed") for producer in producers):
+            self.fail_without_input(job)
             return
-        for maker in makers:
-            self._remember_taker(maker, job)
-        needs = {maker.number for maker in makers if not maker.ended}
+        for producer in producers:
+            self._remember_consumer(producer, job)
+        needs = {producer.number for producer in producers if not producer.ended}
         if needs:
             self._blocked[job.number] = needs
-            if any(maker.owner is not job.owner for maker in makers):
-                self._abroad[job.number] = job
+            if any(producer.owner is not job.owner for producer in producers):
+                self._foreign[job.number] = job
         elif job.paused:
             self._paused[job.number] = job
         else:
@@ -173,18 +173,18 @@ class Roster:
                 self._queues[key] = NetworkQueue(job.network)
             self._queues[key].add(job)
 
-    def _remember_taker(self, maker: Job, taker: Job) -> None:
-        """Records that ``taker`` depends on ``maker``.
+    def _remember_consumer(self, producer: Job, consumer: Job) -> None:
+        """Records that ``consumer`` depends on ``producer``.
 
-        The taker must change when the maker ends, or when its end is undone.
+        The consumer must change when the producer ends, or when its end is undone.
         """
-        here = self._just_ended if maker.ended else self._jobs
-        if maker.owner is taker.owner and maker.number in here:
-            self._takers.setdefault(maker.number, {})[taker.number] = taker
+        here = self._just_ended if producer.ended else self._jobs
+        if producer.owner is consumer.owner and producer.number in here:
+            self._consumers.setdefault(producer.number, {})[consumer.number] = consumer
 
-    def _take_out(self, job: Job) -> None:
+    def _unindex(self, job: Job) -> None:
         self._blocked.pop(job.number, None)
-        self._abroad.pop(job.number, None)
+        self._foreign.pop(job.number, None)
         self._paused.pop(job.number, None)
         queue = self._queues.get(id(job.network))
         if queue is not None:
@@ -193,7 +193,7 @@ class Roster:
                 del self._queues[id(job.network)]
 
     def _no_longer_queued(self, job: Job) -> None:
-        self._take_out(job)
+        self._unindex(job)
         for level in self._levels.values():
             level.remove(job)
         mates = self._slots.get(job.slot or "", {})
