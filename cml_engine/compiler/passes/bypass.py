@@ -51,8 +51,12 @@ def _still_transpose(match: Match) -> Node | str | None:
     wide = [axis for axis in order if fact.shape[axis] != 1]
     if wide != sorted(wide) or not fact.size:
         return None
-    shape = list(match.fact(node.outputs[0]).shape)
-    return match.node("reshape", node.inputs, Attrs(shape=shape, axis_start=0, axis_count=-1))
+    moved = [axis for axis, source in enumerate(order) if axis != source]
+    first, end = moved[0], moved[-1] + 1
+    # a quantized network is written like this, and the other axes may get other extents
+    shape = list(match.fact(node.outputs[0]).shape[first:end])
+    attrs = Attrs(shape=shape, axis_start=first, axis_count=end - first)
+    return match.node("reshape", node.inputs, attrs)
 
 
 def _two_transposes(match: Match) -> Node:

@@ -46,6 +46,20 @@ def test_it_gains_a_decibel_over_the_cubic_filter(family, gpu, rng):
     assert np.mean(network) >= np.mean(cubic) + 1
 
 
+def test_quantizing_costs_less_than_a_third_of_a_decibel(tmp_path, rng):
+    """A network that was quantized at 32 x 32 also runs at 128 x 128."""
+    graph = cml.load(MODELS / "enlarge.onnx", shapes={"image": (1, 3, 32, 32)})
+    drawn = [pictures.texture(f, rng).resize((32, 32)) for f in pictures.FAMILIES] * 2
+    quantized, _ = cml.quantize(graph, [{"image": pictures.as_planes(p)[None]} for p in drawn])
+    cml.save(quantized, tmp_path / "small.nnef")
+    textures = [t for family in ("bricks", "shapes") for t in held_out(family, rng)]
+    floats, whole = (
+        gains(textures, enlarger(model, "cpu"))[1]
+        for model in (MODELS / "enlarge.onnx", tmp_path / "small.nnef")
+    )
+    assert np.mean(whole) >= np.mean(floats) - 0.3
+
+
 def test_the_comparison_finds_a_worse_way(rng):
     cubic, nearest = gains(held_out("bricks", rng), lambda p: p.resize((256, 256), 0))
     assert np.mean(nearest) < np.mean(cubic)
