@@ -27,20 +27,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-WEB = ROOT / "players/web"
-C_PLAYER = ROOT / "players/c"
 _BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])(sys.argv[2])"
 
 
 def build_packages(folder: Path) -> None:
-    """Writes every package of a release into an existing folder."""
-    build_python(folder)
-    build_npm(folder)
-    build_c(folder)
+    """Writes every package of a release into an existing folder.
 
-
-def build_python(folder: Path) -> None:
-    """Writes the source distribution, and the wheel that an unpacked copy of it builds."""
+    The source distribution comes first. The others are built from an unpacked copy of it, so that
+    none of them holds a file that git ignores.
+    """
     _run_hatchling("build_sdist", ROOT, folder)
     (source,) = folder.glob("cml_engine-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
@@ -48,24 +43,28 @@ def build_python(folder: Path) -> None:
             archive.extractall(unpacked, filter="data")
         (tree,) = Path(unpacked).iterdir()
         _run_hatchling("build_wheel", tree, folder)
+        build_npm(tree, folder)
+        build_c(tree, folder)
 
 
-def build_npm(folder: Path) -> None:
+def build_npm(tree: Path, folder: Path) -> None:
     """Writes the npm package in the layout of ``npm pack``; equal trees give equal bytes."""
-    description = json.loads((WEB / "package.json").read_text("utf-8"))
+    web = tree / "players/web"
+    description = json.loads((web / "package.json").read_text("utf-8"))
     description["version"] = version()
-    files = {name: (WEB / name).read_bytes() for name in (*description["files"], "README.md")}
-    files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    files = {name: (web / name).read_bytes() for name in (*description["files"], "README.md")}
+    files["LICENSE"] = (tree / "LICENSE").read_bytes()
     files["package.json"] = json.dumps(description, indent=2).encode() + b"\n"
     archive = folder / f"{description['name']}-{description['version']}.tgz"
     _write_archive(archive, "package", files)
 
 
-def build_c(folder: Path) -> None:
+def build_c(tree: Path, folder: Path) -> None:
     """Writes the C player with its tools, examples and CMake files; equal trees, equal bytes."""
-    paths = [path for path in C_PLAYER.rglob("*") if path.is_file()]
-    files = {path.relative_to(C_PLAYER).as_posix(): path.read_bytes() for path in paths}
-    files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    player = tree / "players/c"
+    paths = [path for path in player.rglob("*") if path.is_file()]
+    files = {path.relative_to(player).as_posix(): path.read_bytes() for path in paths}
+    files["LICENSE"] = (tree / "LICENSE").read_bytes()
     name = f"cml-player-c-{version()}"
     _write_archive(folder / f"{name}.tar.gz", name, files)
 

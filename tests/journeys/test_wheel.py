@@ -39,6 +39,13 @@ def test_wheel_holds_every_file_of_the_packages(names):
     assert {"cml_engine/py.typed", "cml_engine/docs/start.md"} <= found
 
 
+def test_wheel_holds_the_networks_that_were_cooked_before(wheel):
+    built = wheel.stat().st_mtime - 120  # the build began later
+    cooked = {p.name for p in (ROOT / "demo_game/cooked").glob("*") if p.stat().st_mtime < built}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {COOKED + name for name in cooked} <= set(archive.namelist())
+
+
 def test_wheel_has_one_top_level_package(names):
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"cml_engine"}
