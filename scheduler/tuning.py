@@ -76,7 +76,7 @@ class Tuning:
         self, scheduler: FrameScheduler, bench: Bench, *, rounds: int = 15, priority: float = 0
     ) -> None:
         if scheduler.executor.clock_source == WALL_CLOCK:
-            raise ValueError("this device times nothing in a frame: tune it with `cml tune MODEL`")
+            raise ValueError("this device cannot time parts of a frame: run `cml tune MODEL`")
         self.scheduler, self.bench = scheduler, bench
         self._timed_all, scheduler.times_all = scheduler.times_all, True
         self.rounds, self.priority = rounds, priority

@@ -1,6 +1,6 @@
-"""Models of other frameworks: messages that say how they become ONNX.
+"""Models of other frameworks and cooked files: messages that say how to load them.
 
-Each line is a command of the framework's own exporter, with the name of the file filled in.
+Each line is a command, mostly of the framework's own exporter, with the file's name filled in.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _FOREIGN = {
     ),
     **dict.fromkeys((".h5", ".hdf5", ".keras"), ("a Keras model", _KERAS)),
     ".mlmodel": ("a Core ML model", _CORE_ML),
+    ".cml": ("a cooked file", 'cml.load_cooked("{file}")'),
     ".bin": ("a file of weights without a network", 'cml.load("{stem}.param"), if it is ncnn\'s'),
 }
 _SAVED_MODEL = "saved_model.pb"

@@ -86,7 +86,7 @@ class Tiles:
             )
         wholes = [v.shape[2:] for v in self._inputs.values() if v.ndim == 4]
         if not wholes:
-            raise InputError("nothing to cut: wanted an input [N, C, H, W]")
+            raise InputError("no input can be cut into tiles: wanted one of shape [N, C, H, W]")
         height, width = self._whole = wholes[0]
         self._cut = {n for n, v in self._inputs.items() if v.ndim == 4 and v.shape[2:] == wholes[0]}
         rows, columns = (spans(extent, tile, overlap, align) for extent in (height, width))
@@ -160,8 +160,8 @@ def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
 def _whole(name: str, at: Fraction) -> int:
     if at.denominator != 1:
         raise InputError(
-            f"output '{name}' has {at} rows or columns where tiles meet: give align=, what the "
-            "network makes smaller by"
+            f"output '{name}': tiles would meet at row or column {at}. Set align= to the factor by "
+            "which the network reduces its input"
         )
     return int(at)
 

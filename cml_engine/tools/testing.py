@@ -377,6 +377,6 @@ def _output_names(op: str, attrs: Attrs, facts: list[Fact]) -> tuple[str, ...]:
     try:
         inferred = spec.infer(attrs, *facts)
     except CmlError as error:
-        raise AssertionError(f"{op}: the case does not infer: {error}") from error
+        raise AssertionError(f"{op}: the shape rule refuses the case: {error}") from error
     count = 1 if isinstance(inferred, Fact) else len(list(inferred))
     return tuple(f"y{i}" for i in range(count))

@@ -73,4 +73,4 @@ def test_the_cpu_is_refused(model, tmp_path, capsys):
     given = ["-i", f"x={tmp_path / 'x.npy'}"]
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 12, 12), np.float32))
     assert main(["run", model, *given, "--half", "--backend", "cpu"]) == 2
-    assert "--half wants the GPU" in capsys.readouterr().err
+    assert "--half needs a GPU" in capsys.readouterr().err

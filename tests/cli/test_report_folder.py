@@ -181,7 +181,7 @@ def test_the_cpu_decides_nothing(weighted, tmp_path, capsys):
     "text, words",
     [
         ('{"made": {"kernel": "fast"}}', "cannot have the kernel 'fast'"),
-        ("[", "is no JSON"),
+        ("[", "is not valid JSON"),
         (None, "cannot read"),
     ],
 )

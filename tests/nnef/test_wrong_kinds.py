@@ -91,6 +91,7 @@ def test_quantize_wants_a_graph():
         (".keras", '.export("net.onnx", format="onnx")'),
         (".mlmodel", "onnxmltools.convert_coreml("),
         (".bin", ".param"),
+        (".cml", "cml.load_cooked("),
     ],
 )
 def test_a_model_of_another_framework_says_how_it_gets_in(suffix, line, tmp_path):

@@ -73,7 +73,7 @@ class Externals:
                 found = self.symbols.setdefault(written.id, extent)
                 if found != extent:
                     raise InputError(
-                        f"the shapes give '{written.id}' as {found} and as {extent}: wanted one",
+                        f"the shapes give '{written.id}' as {found} and {extent}: wanted the same",
                         line.source,
                     )
 
@@ -100,8 +100,8 @@ class Externals:
         for i, extent in enumerate(line.extents if line else ()):
             if written[i] != given[i] and line and line.symbols_of(extent, self._known):
                 raise InputError(
-                    f"the shape {list(given)} of '{name}' cannot be: the model wants {line}, which "
-                    f"is {list(written)}",
+                    f"the shape {list(given)} of '{name}' does not fit: the model wants {line}, "
+                    f"which is {list(written)}",
                     site.source,
                 )
         return given

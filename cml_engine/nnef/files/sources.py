@@ -30,7 +30,10 @@ from cml_engine.nnef.files.file_names import GRAPH_FILE, tensor_file_name
 from cml_engine.nnef.files.tensor_file import Blob
 
 #: the kinds of models, for messages
-KINDS = f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, or an .onnx file"
+KINDS = (
+    f"a folder with {GRAPH_FILE}, that file itself, a .tgz of the folder, an .onnx file or an ncnn "
+    ".param"
+)
 
 _GZIP = b"\x1f\x8b"
 #: the beginning of NNEF text, after comments

@@ -163,11 +163,11 @@ def check_interface(old: Graph, new: Graph) -> None:
         if set(names) != set(others):
             raise InputError(
                 f"'{new.name}' cannot take the place of '{old.name}': wanted the {what}s "
-                f"{', '.join(names)}, got {', '.join(others)}. Make a session of it"
+                f"{', '.join(names)}, got {', '.join(others)}. Make a new session for it"
             )
         for name in names:
             if old.facts[name] != new.facts[name]:
                 raise InputError(
                     f"'{new.name}' cannot take the place of '{old.name}': {what} '{name}' is "
-                    f"{new.facts[name]}, wanted {old.facts[name]}. Make a session of it"
+                    f"{new.facts[name]}, wanted {old.facts[name]}. Make a new session for it"
                 )

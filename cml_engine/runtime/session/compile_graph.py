@@ -64,8 +64,8 @@ def compile_graph(
     """
     if graph.integer and options.storage != "float":
         raise InputError(
-            f"'{graph.name}' is an integer network, whose words 16 bits do not hold: leave storage "
-            "(--half) out"
+            f"'{graph.name}' is an integer network, which 16-bit floats cannot hold: leave "
+            "storage='half' (--half) out"
         )
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)

@@ -68,11 +68,11 @@ class CompileOptions:
         of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())
         if of_maps and not self.blocked_layout:
             raise InputError(
-                "decide: layouts and storage are of feature maps in blocks of four channels: leave "
-                "blocked_layout=False out"
+                "decide: layouts and storage apply to feature maps in blocks of four channels: "
+                "leave blocked_layout=False out"
             )
         if self.storage == "half" and not self.blocked_layout:
             raise InputError(
-                "storage 'half' is of feature maps in blocks of four channels: leave "
+                "storage 'half' applies to feature maps in blocks of four channels: leave "
                 "blocked_layout=False out, or storage"
             )

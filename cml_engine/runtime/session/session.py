@@ -329,7 +329,9 @@ class Session:
                 "given",
             )
             if not self.options.plan.retain:
-                raise InputError("given: the session runs all of it; make it with retain=True")
+                raise InputError(
+                    "given: this session runs the whole network each time; make it with retain=True"
+                )
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
             return rank_cpu(self.graph, arrays, runs, given)
@@ -344,7 +346,9 @@ class Session:
         nothing.
         """
         if self.gpu is None:
-            raise InputError("an operator can be replaced by a stub on the GPU only")
+            raise InputError(
+                "an operator is replaced by a stub on a GPU only: make the session on one"
+            )
         TIMES.check(runs, "runs")
         check_text(operator, "operator")
         check_operator(self.graph, operator)

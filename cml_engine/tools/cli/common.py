@@ -193,7 +193,7 @@ def read_decisions(a: argparse.Namespace) -> Decisions:
     except OSError as error:
         raise InputError(f"--decide: cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
-        raise InputError(f"--decide: '{file}' is no JSON: {error}") from None
+        raise InputError(f"--decide: '{file}' is not valid JSON: {error}") from None
 
 
 def write_decisions(
@@ -206,9 +206,9 @@ def write_decisions(
     if not a.decisions:
         return
     if graph.ready is not None:
-        raise InputError(f"'{a.model}' is cooked: it was decided when that was done")
+        raise InputError(f"'{a.model}' is cooked, with its plans decided: leave --decisions out")
     if plan is None:
-        raise InputError("--decisions are of a GPU's plan: leave --backend cpu out")
+        raise InputError("--decisions describes a GPU's plan: leave --backend cpu out")
     from cml_engine.tools.report.decision_table import decisions_on
 
     array_files.check_place(Path(a.decisions), a.model)
@@ -331,11 +331,11 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
     This is a GPU object if options need one, such as those that dump kernels or show their prints.
     """
     if a.half and a.backend == "cpu":
-        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+        raise InputError("--half needs a GPU, as NumPy stores 32 bits: leave --backend cpu out")
     if getattr(a, "decide", None) and a.backend == "cpu":
-        raise InputError("--decide is of a GPU's plan: leave --backend cpu out")
+        raise InputError("--decide changes a GPU's plan: leave --backend cpu out")
     if arena_limit_of(a) and a.backend == "cpu":
-        raise InputError("--arena-limit-mib is of a GPU's memory: leave --backend cpu out")
+        raise InputError("--arena-limit-mib limits a GPU's memory: leave --backend cpu out")
     debug = getattr(a, "debug_kernels", False)
     if a.adapter and a.backend == "cpu":
         raise InputError("--adapter names a GPU: leave --backend cpu out")
@@ -343,7 +343,7 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
         return "gpu" if a.adapter else str(a.backend)
     if a.backend == "cpu":
         option = "--debug-kernels" if debug else "--dump-kernels"
-        raise InputError(f"{option} wants the GPU: leave --backend cpu out")
+        raise InputError(f"{option} needs a GPU: leave --backend cpu out")
     from cml_engine.gpu.gpu import Gpu
 
     gpu = Gpu(debug_kernels=debug)
@@ -356,7 +356,10 @@ def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     session = session_of(a, load_for_inputs(a), "gpu")
     assert session.gpu is not None
     if not session.gpu.has_timestamps:
-        raise DeviceError(f"{session.gpu.name} has no timestamp queries: frames cannot be timed")
+        raise DeviceError(
+            f"{session.gpu.name} has no timestamp queries, so frames cannot be timed: name another "
+            "GPU with --adapter"
+        )
     files = named_files(a.input, session.inputs, "input")
     arrays = random_inputs(session.inputs)
     for name, path in files.items():

@@ -217,7 +217,7 @@ def test_the_command(tmp_path, capsys):
     [
         (["m.onnx", "--opset", "12"], "wanted a whole number of 13 to 28, got 12"),
         (["m.onnx", "--opset", "x"], "wanted a whole number of 13 to 28, got x"),
-        (["m.nnef"], "wanted a name in .onnx"),
+        (["m.nnef"], "wanted a file name ending in .onnx"),
         (["there.onnx"], "exists.*--overwrite"),
         (["folder.onnx"], "is a folder: name a file"),
         (["file/m.onnx"], "cannot write"),

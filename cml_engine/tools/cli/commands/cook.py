@@ -60,8 +60,8 @@ def run(a: argparse.Namespace) -> int:
     graph = load_model(a)
     if a.integer and not graph.integer:
         raise InputError(
-            f"--integer: '{a.model}' is a network of floats; an integer network has a line in "
-            "graph.quant for every tensor (cml docs integer)"
+            f"--integer: '{a.model}' is a network of floats; "
+            "'cml quantize' makes an integer network of it (cml docs integer)"
         )
     data = cook(
         graph,
@@ -83,18 +83,20 @@ def _print_summary(a: argparse.Namespace, made: Any) -> None:
     for plan in made.plans:
         print(f"  {plan.profile}: {len(plan.steps)} steps")
     for name in made.meta["custom"]:
-        print(f"  operator '{name}' of your own: its kernel is in the file, its NumPy function not")
+        print(
+            f"  operator '{name}' is your own: the file has its kernel and not its NumPy function"
+        )
     for label in made.meta["without_wgsl"]:
-        print(f"  kernel '{label}' cannot be said in WGSL: browsers cannot run it")
+        print(f"  kernel '{label}' cannot be written as WGSL: browsers cannot run it")
     for name, total, most in CookedLimits().exceeded(made.totals):
         print(
-            f"  {total:,} {name}: hosts allow {most:,} of a file that they do not trust, and raise "
-            "that in their limits (cml docs cooked)"
+            f"  {total:,} {name}: a host accepts {most:,} of a file that it does not trust, unless "
+            "it raises its limits (cml docs cooked)"
         )
     if made.golden is None and not a.without_golden:
         print(
-            "  no golden pair: an operator has no NumPy function to make it with, or the outputs "
-            "hang on rounding errors alone"
+            "  no golden pair, so --check cannot compare: an operator has no NumPy function, or "
+            "the outputs depend on rounding errors only"
         )
 
 
@@ -102,7 +104,9 @@ def _check(a: argparse.Namespace) -> int:
     graph = load_cooked(a.model, trusted=a.trusted)
     made: Any = graph.ready
     if made.golden is None:
-        raise InputError(f"'{a.model}' has no golden pair to check")
+        raise InputError(
+            f"'{a.model}' has no golden pair to check: cook it without --without-golden"
+        )
     a.half, a.dump_kernels = False, None
     session = Session(graph, backend_of(a))
     outputs = session.run(made.golden.inputs)
@@ -112,5 +116,5 @@ def _check(a: argparse.Namespace) -> int:
         verdict = "ok" if difference <= 1 else "DIFFERS"
         print(f"{name}: {100 * difference:.3g} % of the tolerance  {verdict}")
     good = all(difference <= 1 for difference in worst.values())
-    print(f"{a.model} on {device}: {'as it was cooked' if good else 'other results than cooked'}")
+    print(f"{a.model} on {device}: {'as it was cooked' if good else 'not as it was cooked'}")
     return 0 if good else 1

@@ -42,7 +42,9 @@ def run(a: argparse.Namespace) -> int:
 
 def _to_onnx(a: argparse.Namespace) -> int:
     if Path(a.destination).suffix.lower() != ".onnx":
-        raise InputError(f"'{a.destination}': wanted a name in .onnx (cml convert writes NNEF)")
+        raise InputError(
+            f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
+        )
     if a.half:
         raise InputError(
             "--half is for --to web and --to c: ONNX files keep their numbers as they are"

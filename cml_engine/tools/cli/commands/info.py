@@ -39,7 +39,9 @@ def run(a: argparse.Namespace) -> int:
         return _print_proof(a)
     facts = load_facts(a)
     if facts.graph.ready is not None and facts.arena_limit:
-        raise InputError(f"'{a.model}' is cooked: its memory was planned when that was done")
+        raise InputError(
+            f"'{a.model}' is cooked, with its memory planned: leave --arena-limit-mib out"
+        )
     info = facts.summary
     forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
     if a.json:
@@ -59,7 +61,7 @@ def _print_proof(a: argparse.Namespace) -> int:
 
     if a.plan or a.budget_ms or a.half or a.decide or a.decisions:
         raise InputError(
-            "--integer and --gas are of the model alone: leave --plan, --budget-ms, --half, "
+            "--integer and --gas describe the model alone: leave --plan, --budget-ms, --half, "
             "--decide and --decisions out"
         )
     info = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)

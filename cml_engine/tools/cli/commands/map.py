@@ -76,7 +76,7 @@ def options(parser: CommandParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     if a.half and a.backend == "cpu":
-        raise InputError("--half wants the GPU: NumPy stores 32 bits. Leave --backend cpu out")
+        raise InputError("--half needs a GPU, as NumPy stores 32 bits: leave --backend cpu out")
     if a.report is not None:
         check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))

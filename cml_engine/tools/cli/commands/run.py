@@ -114,9 +114,9 @@ def _check_options(a: argparse.Namespace) -> None:
     if a.overwrite and a.dump_tensors is None:
         raise InputError("--overwrite is for the folder of --dump-tensors DIR: give that too")
     if a.tile is None and (a.overlap is not None or a.align is not None):
-        raise InputError("--overlap and --align are of --tile PIXELS: give that too")
+        raise InputError("--overlap and --align belong to --tile PIXELS: give that too")
     if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
-        raise InputError("--dump-tensors and --stop-at-nan are of whole runs: leave --tile out")
+        raise InputError("--dump-tensors and --stop-at-nan need a whole run: leave --tile out")
     if not a.input and not a.output and a.random_inputs is None:
         raise InputError(
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr), or "
@@ -129,7 +129,7 @@ def run(a: argparse.Namespace) -> int:
     graph = load_for_inputs(a)
     if a.debug_kernels and graph.ready is not None:
         raise InputError(
-            f"--debug-kernels: the kernels of '{a.model}' were cooked without what they print. Run "
+            f"--debug-kernels: the kernels of '{a.model}' were cooked without CML_PRINT. Run "
             "the model that it was made of"
         )
     facts = {name: graph.facts[name] for name in graph.inputs}
@@ -193,12 +193,17 @@ def _print_word_range(
         from cml_engine.runtime.integer_check import saturated
 
         for name, count in saturated(graph, arrays).items():
-            print(f"input '{name}': {count} of {arrays[name].size} values outside of its range")
+            print(
+                f"input '{name}': {count} of {arrays[name].size} values were outside of its range "
+                "and are limited to it"
+            )
     if digest:
         from cml_engine.compiler.integer.digest import nonidentical_outputs, run_digest
 
         if not graph.integer and graph.ready is None:
-            print(f"'{graph.name}' is a network of floats: another machine may have another digest")
+            print(
+                f"'{graph.name}' is a network of floats: another machine may compute another digest"
+            )
         for name in nonidentical_outputs(graph):
             print(f"{name}: computed in floats, not identical on all machines: not in the digest")
         print(run_digest(graph, results))

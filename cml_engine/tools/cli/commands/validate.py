@@ -94,7 +94,7 @@ def _check_bits(a: argparse.Namespace) -> int:
 
     if a.passes or a.half or a.dump_kernels or a.decide or a.decisions:
         raise InputError(
-            "--integer compares whole numbers by the kernels that a session takes: leave --passes, "
+            "--integer compares integers, with the kernels of a session: leave --passes, "
             "--half, --decide, --decisions and --dump-kernels out"
         )
     graph = load_for_inputs(a)
