@@ -31,17 +31,20 @@ static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
     cml_end_frame(scheduler);
 }
 
-/* Fills `input` from its argument NAME=FILE, or with zeros. Returns 0 if the file cannot be read.
- */
+/* Fills `input` from its argument NAME=FILE, or with zeros; a used argument becomes NULL. Returns 0
+ * if the file cannot be read. */
 static int read_input(const cml_shape *shape, char **arguments, int count, char *name, size_t room,
                       cml_input *input) {
     snprintf(name, room, "%.*s", (int)shape->name.length, shape->name.data);
     *input = (cml_input){.name = name, .bytes = (size_t)shape->bytes};
     for (int i = 0; i < count; i++) {
         size_t length = strlen(name);
-        if (strncmp(arguments[i], name, length) != 0 || arguments[i][length] != '=') continue;
-        input->data = read_whole(arguments[i] + length + 1, &input->bytes);
-        if (input->data == NULL) fprintf(stderr, "cannot read '%s'\n", arguments[i] + length + 1);
+        char *argument = arguments[i];
+        if (argument == NULL || strncmp(argument, name, length) != 0 || argument[length] != '=')
+            continue;
+        arguments[i] = NULL;
+        input->data = read_whole(argument + length + 1, &input->bytes);
+        if (input->data == NULL) fprintf(stderr, "cannot read '%s'\n", argument + length + 1);
         return input->data != NULL;
     }
     input->data = calloc(1, input->bytes > 0 ? input->bytes : 1);
@@ -82,6 +85,12 @@ static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments
         if (!read_input(&shape, arguments, count, names[input_count], sizeof *names,
                         &inputs[input_count]))
             return 1;
+    for (int i = 0; i < count; i++) {
+        if (arguments[i] == NULL) continue;
+        fprintf(stderr, "'%s': the network has no such input; its first is '%s'\n", arguments[i],
+                names[0]);
+        return 2;
+    }
     cml_status status = cml_submit(scheduler, net, inputs, input_count, NULL, &job, &error);
     for (size_t i = 0; i < input_count; i++) free((void *)inputs[i].data); /* it was copied */
     if (status != CML_OK) return refuse(&error);
@@ -109,8 +118,9 @@ int main(int argc, char **argv) {
     cml_status status;
     size_t size = 0;
     void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
-    double budget_ms = argc > 2 && strchr(argv[argc - 1], '=') == NULL ? atof(argv[argc - 1]) : 4.0;
-    if (bytes == NULL) {
+    double budget_ms = 4.0;
+    if (argc > 2 && strchr(argv[argc - 1], '=') == NULL) budget_ms = atof(argv[--argc]);
+    if (bytes == NULL || !(budget_ms > 0)) {
         fprintf(stderr, "usage: host NET.cml [INPUT=FILE ...] [BUDGET_MS]\n");
         return 2;
     }

@@ -282,7 +282,7 @@ struct network {
     WGPUComputePipeline *pipelines;      /* by kernel */
     WGPUBindGroupLayout *layouts;        /* by kernel */
     WGPUBindGroup *groups;               /* by step */
-    int scopes; /* error scopes that have not been answered; Dawn is late */
+    int scopes; /* error scopes that are not answered yet; Dawn answers later */
     cml_status refused;
     char refusal[240];
     int trusted;
