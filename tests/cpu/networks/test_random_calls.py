@@ -6,6 +6,8 @@
 import numpy as np
 import pytest
 
+from cml_engine.ops import is_registered, lookup
+from cml_engine.tools.testing import full_attrs
 from tests import prove
 from tests.generate import random_call, samples
 from tests.reference import calls
@@ -23,7 +25,12 @@ def check(call, folder, backend, either=(False, True)):
 @pytest.mark.parametrize("op", OPERATORS)
 def test_cpu(op, tmp_path):
     for seed in range(12 + 2 * len(samples(op))):
-        check(random_call(op, seed), tmp_path, "cpu", [seed % 2 == 1])
+        call = random_call(op, seed)
+        check(call, tmp_path, "cpu", [seed % 2 == 1])
+        if is_registered(op):  # sessions call faster functions than the definition
+            found = lookup(op).cpu(full_attrs(op, call.attrs), *call.arrays)
+            results = found if isinstance(found, list | tuple) else [found]
+            assert all(verdict.ok for verdict in call.verdicts(results)), prove.shown(call)
 
 
 @pytest.mark.gpu
@@ -104,5 +111,5 @@ def test_the_document_is_of_these_operators():
     assert ": 0 wrong answers." in text
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert rows == list(SIGNATURES)
-    cases = [int(line.split("|")[3]) for line in text.splitlines() if line.startswith("| `")]
+    cases = [int(line.split("|")[-4]) for line in text.splitlines() if line.startswith("| `")]
     assert sum(cases) >= 3000 and min(cases) >= 20
