@@ -78,6 +78,17 @@ def test_every_module_of_the_wheel_that_needs_no_extra_imports(environment, tmp_
     assert done.stdout + done.stderr == ""
 
 
+def test_pages_that_messages_cite_can_be_read(environment, tmp_path):
+    said = environment.run("cml", "docs", "ship_it", cwd=tmp_path).stdout
+    assert said.startswith("# Ship it")
+
+
+def test_a_page_is_exported_from_the_wheel(compiler_environment, tmp_path):
+    model = Path(__file__).parent / "hosts/twice.nnef"
+    compiler_environment.run("cml", "export", model, "page", "--to", "web", cwd=tmp_path)
+    assert {"index.html", "cml.js", "net.cml"} <= {p.name for p in (tmp_path / "page").iterdir()}
+
+
 def test_rewritten_imports_name_the_packages_inside_the_wheel():
     assert nested("from scheduler import A\n  from demo_game.x import b\n") == (
         "from cml_engine.scheduler import A\n  from cml_engine.demo_game.x import b\n"
