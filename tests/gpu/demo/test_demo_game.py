@@ -448,7 +448,4 @@ def test_a_wrong_panel_is_told_the_right_ones(capsys):
     pytest.importorskip("imgui_bundle")
     assert main(["--headless", "--panels", "frames,fps"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "no panel 'fps': choose from frames, operators, this frame, jobs, memory, sliders, c"
-        in said
-    )
+    assert "no panel 'fps': choose from frames, operators, " in said and "controls" in said

@@ -254,7 +254,7 @@ def test_frames_and_operators_are_open_at_start(gpu, full, size, welcome):
     assert len(screen.ranking.lines) > 20
     drawn = (screen.pixels() != _BACKGROUND).any(axis=2).mean()
     assert drawn == pytest.approx(screen.overlay.covered, abs=0.02)
-    assert drawn < (0.52 if welcome else 0.37), "most of the picture is the game's"
+    assert drawn < (0.55 if welcome else 0.4), "most of the picture is the game's"
 
 
 def test_named_panels_are_open_and_no_others(gpu, full):
@@ -319,7 +319,7 @@ def test_a_target_that_converts_to_srgb_looks_the_same(gpu, empty):
 
 
 def test_clicks_change_the_controls(gpu, full, widgets):
-    screen = Screen(gpu, full, panels=TITLES)
+    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
     screen.frames(2)
     assert screen.click(widgets["scripted camera"]) and screen.controls.scripted
     assert screen.click(widgets["texture"]) and screen.controls.paused == {"texture"}
@@ -334,7 +334,7 @@ def test_clicks_change_the_controls(gpu, full, widgets):
 
 
 def test_choosing_a_mode(gpu, full, widgets):
-    screen = Screen(gpu, full, panels=TITLES)
+    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
     screen.frames(2)
     x, y = widgets["##mode"]
     line = imgui.get_text_line_height_with_spacing()
@@ -345,7 +345,7 @@ def test_choosing_a_mode(gpu, full, widgets):
 
 
 def test_a_budget_can_be_typed(gpu, full, widgets):
-    screen = Screen(gpu, full, panels=TITLES)
+    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
     screen.controls.budget_ms = 2.0
     screen.frames(2)
     screen.overlay.input({"type": "key", "key": "Control", "down": True})
