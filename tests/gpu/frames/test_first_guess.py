@@ -8,12 +8,10 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import CostModel
-from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.gpu.timing.timers import PassTimer
-from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.tools.testing import full_attrs
 from scheduler.planning.first_guess import FirstGuess
+from tests.fixtures.graphs import Net
 
 load_families()
 
@@ -23,31 +21,11 @@ def network(channels, size):
 
     The shipped numbers were measured at other sizes.
     """
-    c = channels
-    parts = [
-        ("conv", {}, [(c, c, 3, 3), (1, c)]),
-        ("relu", {}, []),
-        ("conv", {}, [(2 * c, c, 1, 1), (1, 2 * c)]),
-        ("sigmoid", {}, []),
-        ("max_pool", {"size": [1, 1, 2, 2], "stride": [1, 1, 2, 2]}, []),
-        ("conv", {"stride": [2, 2]}, [(c, 2 * c, 3, 3), (1, c)]),
-        ("nearest_upsample", {"factor": [2, 2]}, []),
-        ("transpose", {"axes": [0, 2, 3, 1]}, []),
-    ]
-    rng = np.random.default_rng(1)
-    nodes, weights, tensor = [], {}, "x"
-    for k, (op, attrs, shapes) in enumerate(parts):
-        names = [f"w{k}.{i}" for i in range(len(shapes))]
-        weights |= {
-            name: 0.1 * rng.standard_normal(shape, np.float32)
-            for name, shape in zip(names, shapes, strict=True)
-        }
-        out = "y" if k == len(parts) - 1 else f"t{k}"
-        nodes.append(Node(op, (tensor, *names), (out,), full_attrs(op, attrs)))
-        tensor = out
-    facts = {"x": Fact("scalar", (1, c, size, size))}
-    facts |= {name: Fact("scalar", w.shape) for name, w in weights.items()}
-    return infer_facts(Graph("net", ("x",), ("y",), tuple(nodes), facts, weights))
+    net, wide = Net(1, channels, size, size), 2 * channels
+    h = net(f"sigmoid(conv(relu(conv(x, {channels})), {wide}, 1))")
+    h = net(f"max_pool({h}, size=[1, 1, 2, 2], stride=[1, 1, 2, 2])")
+    h = net(f"nearest_upsample(conv({h}, {channels}, stride=[2, 2]), factor=[2, 2])")
+    return net.graph(net(f"transpose({h}, axes=[0, 2, 3, 1])"))
 
 
 def errors(session, guess, took_ms):

@@ -7,37 +7,17 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ops import load_families
-from cml_engine.tools.testing import full_attrs
 from scheduler.tools.replay import replay
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, conv_net
 
 load_families()
 U = wgpu.BufferUsage
 STORAGE = U.STORAGE | U.COPY_SRC | U.COPY_DST
 VERTEX = U.VERTEX | U.COPY_DST
 MIB = 1 << 20
-
-
-def conv_net(name="net", layers=2, size=24, channels=8, seed=0):
-    """Returns x [1,C,size,size] -> y, a chain of 3x3 convolutions with relu."""
-    rng = np.random.default_rng(seed)
-    constants, nodes, tensor = {}, [], "x"
-    attrs = full_attrs("conv", {})
-    shape = (channels, channels, 3, 3)
-    for k in range(layers):
-        constants[f"w{k}"] = rng.standard_normal(shape).astype(np.float32) / channels
-        constants[f"b{k}"] = rng.standard_normal((1, channels)).astype(np.float32) / 8
-        nodes.append(Node("conv", (tensor, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
-        tensor = "y" if k == layers - 1 else f"r{k}"
-        nodes.append(Node("relu", (f"c{k}",), (tensor,), Attrs()))
-    facts = {"x": Fact("scalar", (1, channels, size, size))}
-    facts |= {key: Fact("scalar", value.shape) for key, value in constants.items()}
-    return infer_facts(Graph(name, ("x",), ("y",), tuple(nodes), facts, constants))
 
 
 @pytest.fixture
@@ -265,7 +245,7 @@ def holding(gpu, owner, category):
 
 
 def test_an_evicted_model_comes_back_with_the_same_result(own, image):
-    session = cml.Session(conv_net(), own)
+    session = cml.Session(conv_net(layers=2), own)
     wanted = session.run({"x": image})["y"]
     session.program.evict()
     assert holding(own, "net", "weights") == holding(own, "net", "activations") == 0
@@ -275,7 +255,7 @@ def test_an_evicted_model_comes_back_with_the_same_result(own, image):
 
 
 def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
-    session = cml.Session(conv_net(), own)
+    session = cml.Session(conv_net(layers=2), own)
     wanted = session.run({"x": image})["y"]
     session.program.evict()
     host = Host(own, budget_ms=2.0)
@@ -365,7 +345,7 @@ def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
 
 def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_image):
     own = cml.Gpu(device=gpu.device, budget_bytes=2 * MIB)
-    small = cml.Session(conv_net("small"), own)
+    small = cml.Session(conv_net("small", layers=2), own)
     wanted = small.run({"x": image})["y"]
     large = cml.Session(big_net("large"), own)
     large.program.evict()
@@ -380,7 +360,7 @@ def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_i
 
 
 def test_a_model_with_variables_stays(own):
-    session = cml.Session(conv_net(), own)
+    session = cml.Session(conv_net(layers=2), own)
     object.__setattr__(session.program.plan, "updates", ((None, None),))
     assert not session.program.evictable
     with pytest.raises(cml.InputError, match="variables that would be lost"):
@@ -392,12 +372,15 @@ def test_a_model_with_variables_stays(own):
 
 def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, rng):
     wide = rng.standard_normal((1, 8, 48, 48)).astype(np.float32)
-    plain = cml.Session(conv_net("small"), own), cml.Session(conv_net("large", size=48), own)
+    plain = (
+        cml.Session(conv_net("small", layers=2), own),
+        cml.Session(conv_net("large", size=48, layers=2), own),
+    )
     wanted = plain[0].run({"x": image})["y"], plain[1].run({"x": wide})["y"]
-    small = cml.Session(conv_net("small"), own, arena="shared:agents")
+    small = cml.Session(conv_net("small", layers=2), own, arena="shared:agents")
     np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
     first = holding(own, "shared:agents", "activations")
-    large = cml.Session(conv_net("large", size=48), own, arena="shared:agents")
+    large = cml.Session(conv_net("large", size=48, layers=2), own, arena="shared:agents")
     assert first < holding(own, "shared:agents", "activations") < first * 5
     for _ in range(2):
         np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
@@ -410,7 +393,7 @@ def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, rng):
 
 
 def test_jobs_of_a_shared_arena_run_one_after_the_other(own, image):
-    graphs = [conv_net(name, seed=seed) for seed, name in enumerate("abc")]
+    graphs = [conv_net(name, seed=seed, layers=2) for seed, name in enumerate("abc")]
     wanted = [cml.Session(graph, own).run({"x": image})["y"] for graph in graphs]
     sessions = [cml.Session(graph, own, arena="shared:agents") for graph in graphs]
     host = Host(own, budget_ms=0.05)
@@ -431,12 +414,12 @@ def test_jobs_of_a_shared_arena_run_one_after_the_other(own, image):
 
 def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
     wide = rng.standard_normal((1, 8, 48, 48)).astype(np.float32)
-    small = cml.Session(conv_net("small"), own, arena="shared:agents")
+    small = cml.Session(conv_net("small", layers=2), own, arena="shared:agents")
     wanted = small.run({"x": image})["y"]
     host = Host(own, budget_ms=0.02)
     job = host.scheduler.submit(small, {"x": image})
     host.until(lambda: job.state == "running")
-    large = cml.Session(conv_net("large", size=48), own, arena="shared:agents")
+    large = cml.Session(conv_net("large", size=48, layers=2), own, arena="shared:agents")
     assert not job.ended
     with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
         large.run({"x": wide})
@@ -452,7 +435,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
 
 
 def test_a_dropped_scheduler_leaves_nothing(own, image):
-    session = cml.Session(conv_net(), own)
+    session = cml.Session(conv_net(layers=2), own)
     held = own.memory.held_bytes
     host = Host(own, budget_ms=2.0)
     job = finished(host, host.scheduler.submit(session, {"x": image}))
@@ -506,11 +489,11 @@ class HostMemory:
 
 
 def test_a_host_brings_its_own_allocator(gpu, image):
-    wanted = cml.Session(conv_net(), gpu).run({"x": image})["y"]
+    wanted = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
     mine = HostMemory(gpu.device)
     own = cml.Gpu(device=gpu.device, memory=mine)
     filler = own.memory.allocate(1000, STORAGE, owner="engine", category="weights")
-    session = cml.Session(conv_net(), own)
+    session = cml.Session(conv_net(layers=2), own)
     assert session.program.residency.weights.buffer is filler.buffer
     assert session.program.residency.weights.offset > 0
     np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
