@@ -109,7 +109,7 @@ class Executor(Protocol):
     #: the number of groups of slices that can be timed in one frame
     max_groups: int
     #: True if timing takes a considerable part of a frame (a software driver)
-    timing_is_dear: bool
+    timing_is_expensive: bool
 
     def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
         """Checks the inputs of a new job and returns them in the form that the device keeps.

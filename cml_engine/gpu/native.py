@@ -129,7 +129,7 @@ class PendingMap:
                 _log.debug("unmapping: %s", error)
         self._buffer._map_state = "unmapped"
 
-    def take(self) -> bytes:
+    def collect(self) -> bytes:
         """Returns the bytes after :attr:`done` and unmaps the buffer.
 
         Raises :class:`DeviceError` if the readback failed.

@@ -328,7 +328,9 @@ class BudgetController:
         #: True if the next frame runs no networks (set by a replay)
         self.skips = False
         self._frame_ms = frame_ms
-        self._timing_is_dear = executor.timing_is_dear and executor.clock_source != WALL_CLOCK
+        self._timing_is_expensive = (
+            executor.timing_is_expensive and executor.clock_source != WALL_CLOCK
+        )
         self._budget_ms = 0.0
         #: the controller of the current frame
         self._current = self._beside
@@ -380,7 +382,7 @@ class BudgetController:
         """
         whole = self._current is self._last or (self._whole_frames and self._beside.is_known)
         by_frames = isinstance(budget, SpareBudget) and whole
-        return not (self._timing_is_dear and by_frames) or frame % _TIMED_EVERY == 0
+        return not (self._timing_is_expensive and by_frames) or frame % _TIMED_EVERY == 0
 
     def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
         """Returns True if the next frame runs no networks, for lack of room or for a baseline."""

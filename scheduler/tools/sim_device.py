@@ -118,7 +118,7 @@ class SimGpu:
     """A simulated :class:`scheduler.executor.Executor`."""
 
     name = "simulated"
-    timing_is_dear = False
+    timing_is_expensive = False
 
     def __init__(
         self,

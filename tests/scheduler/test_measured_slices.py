@@ -89,7 +89,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
     A second network joins in frame 100.
     """
     gpu, clock = SimGpu(), VirtualClock(5.0)
-    gpu.timing_is_dear = dear
+    gpu.timing_is_expensive = dear
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms, clock=clock)
     scheduler.times_all = times_all
     nets = [SimNetwork(n, [SimStep(f"{n}{i}", 4, 0.1) for i in range(3)]) for n in "ab"]
@@ -114,7 +114,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
     return found
 
 
-def test_where_whole_frames_are_told_and_timing_is_dear_one_in_eight_is_timed():
+def test_where_whole_frames_are_told_and_timing_is_expensive_one_in_eight_is_timed():
     """Frames that run unknown steps are all timed; of the others, one in eight is."""
     found = timed_frames()
     begun = [timed for _, timed in found].index(False)

@@ -49,7 +49,7 @@ class FrameExecutor(JobExecutor):
         # a software driver spreads workgroups over the cores: unless the slice is a multiple of
         # the core count, some cores idle at its end
         self.granule = (os.cpu_count() or 1) if gpu.limits.software else 1
-        self.timing_is_dear = gpu.limits.software
+        self.timing_is_expensive = gpu.limits.software
         #: the current frame, or the next one
         self._frame = 0
         self._readbacks = Readbacks(gpu)
@@ -118,7 +118,7 @@ class FrameExecutor(JobExecutor):
 
     def take_copies(self) -> list[tuple[StepCost, float]]:
         """Returns the texture copies whose timings have arrived, each with its milliseconds."""
-        return self._copies.take()
+        return self._copies.collect()
 
     def release(self, result: Result) -> None:
         """Frees the memory of the outputs."""
@@ -233,7 +233,7 @@ class FrameExecutor(JobExecutor):
             del self._frames[next(iter(self._frames))]
         known = self._ring.oldest
         try:
-            self._ask(frame)
+            self._start_mappings(frame)
             timings = self._timings()
         except DeviceError as error:  # the device is lost: no data will arrive
             self._readbacks.lose(error)
@@ -241,13 +241,13 @@ class FrameExecutor(JobExecutor):
                 self.gpu.runs.lose(self._frames.pop(last), str(error))
             return []
         self._lose(self._ring.take_unsubmitted())
-        self._readbacks.take(self._ring.oldest)  # data of a frame that never ran is garbage
+        self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
         return timings
 
     def _timings(self) -> list[Timing]:
         """Returns the timings that have arrived."""
         timings: list[Timing] = []
-        for slot, spent in self._ring.take():
+        for slot, spent in self._ring.collect():
             if slot.frame in self._untold:
                 self._untold.discard(slot.frame)
                 continue
@@ -265,8 +265,12 @@ class FrameExecutor(JobExecutor):
         self._readbacks.abandon(frames)
 
     @device_errors()
-    def _ask(self, frame: int) -> None:
-        asked = (self._ring.ask(frame), self._copies.ask(frame), self._readbacks.ask(frame))
+    def _start_mappings(self, frame: int) -> None:
+        asked = (
+            self._ring.start_mapping(frame),
+            self._copies.start_mapping(frame),
+            self._readbacks.start_mapping(frame),
+        )
         if any(asked):
             poll(self.gpu.device)
 
@@ -301,6 +305,6 @@ class FrameExecutor(JobExecutor):
         self._readbacks.abandon((frame,))
         self._worked.clear()
         while self._beginning:  # their inputs were not copied
-            self._beginning.pop().held.take_back()
+            self._beginning.pop().retained.take_back()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)

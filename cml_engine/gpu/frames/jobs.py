@@ -48,7 +48,7 @@ class JobExecutor:
         check_inputs(self.gpu, network, inputs)
         if wants_kernels(network, inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
-        network.held.promise(inputs)
+        network.retained.promise(inputs)
         accepted: dict[str, Any] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
@@ -139,7 +139,7 @@ class JobExecutor:
         self._worked.add(run)
         result.copy_from(encoder, network)
         network.encode_updates(encoder, run)
-        network.held.end()
+        network.retained.end()
         return result
 
     def _give_up_reserved(self, network: GpuProgram) -> None:
@@ -155,7 +155,7 @@ class JobExecutor:
     def resume_job(self, network: GpuProgram) -> None:
         """Reverts :meth:`end_job` in an abandoned frame; the job keeps the network's memory."""
         self._ended.remove(network)
-        network.held.spoil()
+        network.retained.spoil()
 
     def _let_ended_go(self) -> None:
         while self._ended:

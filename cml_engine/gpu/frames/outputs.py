@@ -18,7 +18,7 @@ from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
@@ -36,7 +36,7 @@ class Result:
     nbytes: int
     #: the run that produced them, once they are copied here
     run: JobRun | None = None
-    asked_frame: int = -1
+    requested_frame: int = -1
     data: bytes | None = None
     #: why the readback failed
     error: DeviceError | None = None
@@ -112,19 +112,23 @@ class Result:
         encoder.copy_buffer_to_buffer(
             source.buffer, source.offset, target.buffer, target.offset, self.nbytes
         )
-        self._staging, self.asked_frame = staging, frame
+        self._staging, self.requested_frame = staging, frame
 
-    def ask(self, oldest: int) -> None:
+    def start_mapping(self, oldest: int) -> None:
         """Starts mapping the staging buffer if its copy is from frame ``oldest`` or before."""
-        if self._staging is not None and not self._staging.asked and self.asked_frame <= oldest:
-            self._staging.ask()
+        if (
+            self._staging is not None
+            and not self._staging.is_mapping
+            and self.requested_frame <= oldest
+        ):
+            self._staging.start_mapping()
 
-    def take(self) -> bool:
+    def collect(self) -> bool:
         """Returns True if no readback is pending: the bytes have arrived or were lost."""
         if self._staging is not None and self._staging.arrived:
             try:
                 with device_errors(RuntimeError):
-                    self.data = self._staging.take()
+                    self.data = self._staging.collect()
             except DeviceError as error:
                 self.error = error
             self.stop_reading()

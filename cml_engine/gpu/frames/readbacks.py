@@ -57,19 +57,21 @@ class Readbacks:
             if not result.memory.freed:
                 self.request(encoder, result, frame)
 
-    def ask(self, frame: int) -> bool:
+    def start_mapping(self, frame: int) -> bool:
         """Starts mapping the copies that are old enough.
 
         Returns True if any readback is pending.
         """
         for result in self._reading:
-            result.ask(frame - AGE)
+            result.start_mapping(frame - AGE)
         return bool(self._reading)
 
-    def take(self, before: float) -> None:
+    def collect(self, before: float) -> None:
         """Collects the arrived copies of the frames before frame ``before``."""
         self._reading = [
-            result for result in self._reading if result.asked_frame >= before or not result.take()
+            result
+            for result in self._reading
+            if result.requested_frame >= before or not result.collect()
         ]
 
     def lose(self, error: DeviceError) -> None:
@@ -84,7 +86,7 @@ class Readbacks:
 
     def abandon(self, frames: Collection[int]) -> None:
         """Postpones the copies of these abandoned frames to the next frame."""
-        for result in [r for r in self._reading if r.asked_frame in frames]:
+        for result in [r for r in self._reading if r.requested_frame in frames]:
             self._reading.remove(result)
             result.stop_reading()
             self.postpone(result)

@@ -52,17 +52,17 @@ class TextureCopies:
         self._costs[frame] = cost
         return cost
 
-    def ask(self, frame: int) -> bool:
+    def start_mapping(self, frame: int) -> bool:
         """Requests the timings that are old enough; returns True if any are pending."""
-        return self._ring is not None and self._ring.ask(frame)
+        return self._ring is not None and self._ring.start_mapping(frame)
 
-    def take(self) -> list[tuple[StepCost, float]]:
+    def collect(self) -> list[tuple[StepCost, float]]:
         """Returns the copies whose timings have arrived, each with its milliseconds."""
         if self._ring is None:
             return []
         found = [
             (self._costs[slot.frame], sum(ms))
-            for slot, ms in self._ring.take()
+            for slot, ms in self._ring.collect()
             if slot.frame in self._costs
         ]
         self._ring.take_unsubmitted()  # the executor's ring reports unsubmitted frames

@@ -45,7 +45,7 @@ class Staging:
         return self._held.memory
 
     @property
-    def asked(self) -> bool:
+    def is_mapping(self) -> bool:
         """True if the mapping of the bytes was requested."""
         return self._held.mapping is not None
 
@@ -54,7 +54,7 @@ class Staging:
         """True if the requested bytes are ready for :meth:`take`."""
         return self._held.mapping is not None and self._held.mapping.done
 
-    def ask(self) -> None:
+    def start_mapping(self) -> None:
         """Requests the bytes that the submitted work copied into the buffer."""
         self._held.mapping = PendingMap(self.memory.buffer, self.nbytes)
 
@@ -64,14 +64,14 @@ class Staging:
         if mapping is not None:
             mapping.abort()
 
-    def take(self) -> bytes:
+    def collect(self) -> bytes:
         """Returns the bytes that have :attr:`arrived`; the buffer can then be reused.
 
         Raises :class:`DeviceError` if the bytes were lost.
         """
         mapping, self._held.mapping = self._held.mapping, None
         assert mapping is not None
-        return mapping.take()
+        return mapping.collect()
 
     def free(self) -> None:
         """Frees the buffer."""

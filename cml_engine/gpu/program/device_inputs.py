@@ -12,7 +12,7 @@ from cml_engine.compiler.plan import Binding, Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.program.entering import NumbersLoad, Waiting, readable
+from cml_engine.gpu.program.input_conversion import NumbersLoad, Waiting, readable
 from cml_engine.gpu.program.residency import Residency
 from cml_engine.gpu.textures.loads import Target, TextureLoad
 from cml_engine.ir.graph import Fact

@@ -58,7 +58,7 @@ def fill_arena(program: GpuProgram, word: int) -> None:
     """Sets every word of the arena, so that tests can find elements that no kernel wrote."""
     with program.exclusive():
         program.load()
-        program.held.lose()
+        program.retained.lose()
         assert program.residency.arena is not None
         program.residency.arena.write(np.full(program.residency.arena_bytes // 4, word, np.uint32))
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.pipelines import Pipeline
-from cml_engine.gpu.program.common import EVERYTHING, Chunks, chunks
+from cml_engine.gpu.program.shared_constants import EVERYTHING, Chunks, chunks
 from cml_engine.gpu.shaders.steps import Variant
 from cml_engine.ops.common.once import Once
 

@@ -16,10 +16,10 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.device import SLICE_BYTES, Device
 from cml_engine.gpu.native import device_error
 from cml_engine.gpu.pipelines import Pipeline
-from cml_engine.gpu.program.common import Chunks, Common, write_chunks
 from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints, printing_keys
 from cml_engine.gpu.program.program_memory import ProgramMemory
+from cml_engine.gpu.program.shared_constants import Chunks, SharedConstants, write_chunks
 from cml_engine.gpu.program.uniforms import Uniforms
 from cml_engine.gpu.shaders.steps import Variant
 
@@ -69,18 +69,18 @@ class PreparedProgram(ProgramMemory):
         plan: Plan,
         gpu: Device,
         arena: str | None,
-        common: Common | None,
+        constants: SharedConstants | None,
         on_progress: OnProgress | None,
     ) -> None:
         #: the constants shared with programs of this network at other shapes
-        self.common = Common(plan, gpu.memory) if common is None else common
-        super().__init__(plan, gpu, arena, self.common)
+        self.constants = SharedConstants(plan, gpu.memory) if constants is None else constants
+        super().__init__(plan, gpu, arena, self.constants)
         self._uniforms: Uniforms | None = None
         #: True once :meth:`close` has freed the memory permanently
         self._closed = False
         self._launches: list[_Launch] = []
         self._width = gpu.limits.max_groups_per_dimension
-        self._keys = self.common.step_keys(plan)
+        self._keys = self.constants.step_keys(plan)
         if gpu.debug_kernels:
             self._keys = printing_keys(plan, gpu, self._keys)
         #: the print buffer; None if no kernel prints
@@ -89,9 +89,9 @@ class PreparedProgram(ProgramMemory):
         #: combinations of a kernel and binding sizes that the device has accepted
         self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
-    def common_of(self, plan: Plan) -> Common | None:
+    def constants_of(self, plan: Plan) -> SharedConstants | None:
         """Returns other weights for this program's plan, or None if a kernel file has changed."""
-        common = Common(plan, self.gpu.memory)
+        common = SharedConstants(plan, self.gpu.memory)
         return common if common.step_keys(plan) == self._keys else None
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class PreparedProgram(ProgramMemory):
 
         Returns the unused part of the limit, 0 if more may remain.
         """
-        limit = self.common.upload(limit)
+        limit = self.constants.upload(limit)
         own = self.residency.own
         return limit if own is None or limit <= 0 else write_chunks(own, values, limit)
 

@@ -15,7 +15,7 @@ import wgpu
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
 from cml_engine.gpu.program.uniforms import RANGE_SLOTS
 from cml_engine.gpu.shaders.hlsl import ShaderKey, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown

@@ -13,12 +13,12 @@ from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.words import to_words
-from cml_engine.gpu.program.common import Common, write_numbers
 from cml_engine.gpu.program.device_inputs import Load, host_arrays, take_over
-from cml_engine.gpu.program.held import Held
 from cml_engine.gpu.program.preparation import OnProgress
 from cml_engine.gpu.program.prepared import PreparedProgram
 from cml_engine.gpu.program.readback import Readback
+from cml_engine.gpu.program.retained_values import RetainedValues
+from cml_engine.gpu.program.shared_constants import SharedConstants, write_numbers
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.ir.graph import Array
 
@@ -48,14 +48,14 @@ class GpuProgram(PreparedProgram):
         *,
         deferred: bool = False,
         arena: str | None = None,
-        common: Common | None = None,
+        constants: SharedConstants | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        super().__init__(plan, gpu, arena, common, on_progress)
+        super().__init__(plan, gpu, arena, constants, on_progress)
         self._step_costs = plan.step_costs()
         self._readback = Readback(plan)
         #: the validity of the results in its memory
-        self.held = Held(plan, self.residency)
+        self.retained = RetainedValues(plan, self.residency)
         #: the job that last updated the variables, if any
         self._updated_by: JobRun | None = None
         #: the network that will replace this one
@@ -93,7 +93,7 @@ class GpuProgram(PreparedProgram):
         self._readback.encode(encoder, self.place, staging)
         self.encode_updates(encoder)
         self.gpu.queue.submit([encoder.finish()])
-        self.held.end()
+        self.retained.end()
         return self._readback.read(staging)
 
     def begin(
@@ -108,7 +108,7 @@ class GpuProgram(PreparedProgram):
         try:
             return steps, take_over(encoder, self, inputs)
         except Exception:
-            self.held.take_back()
+            self.retained.take_back()
             raise
 
     def begin_run(
@@ -130,7 +130,7 @@ class GpuProgram(PreparedProgram):
             )
         self.load()
         steps = self.steps_for({*inputs, *from_gpu})
-        self._put(self.held.begin(inputs, from_gpu, run))
+        self._put(self.retained.begin(inputs, from_gpu, run))
         return range(len(self.plan.steps)) if steps is None else steps
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
@@ -139,7 +139,7 @@ class GpuProgram(PreparedProgram):
         For tools that run steps on their own: all results in the memory become invalid.
         """
         self.load()
-        self.held.lose()
+        self.retained.lose()
         self._put(inputs)
 
     def _put(self, inputs: Mapping[str, Array]) -> None:
@@ -161,7 +161,7 @@ class GpuProgram(PreparedProgram):
                 f"model '{self.name}' keeps no tensor '{name}'; it has "
                 f"{', '.join(self.plan.results)}. Name it in CompileOptions(keep=…)"
             )
-        if not self.held.results:
+        if not self.retained.results:
             raise InputError(
                 f"model '{self.name}' holds no '{name}' now: no run has ended in its memory, or "
                 "others had the memory since. Run it first"
@@ -183,7 +183,7 @@ class GpuProgram(PreparedProgram):
     def built_on(self) -> list[JobRun]:
         """The jobs whose results a new run may read, through variables and retained tensors."""
         updated_by = [] if self._updated_by is None else [self._updated_by]
-        return [*self.held.built_on, *updated_by]
+        return [*self.retained.built_on, *updated_by]
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
         """Appends the updates of the network's variables; ``run`` is given for a job."""
@@ -194,7 +194,7 @@ class GpuProgram(PreparedProgram):
     @property
     def known_inputs(self) -> frozenset[str]:
         """The inputs that may be omitted."""
-        return self.held.known
+        return self.retained.known
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
         """Returns the steps of a run with these inputs; None for all steps (``scheduler.Network``).
@@ -203,13 +203,13 @@ class GpuProgram(PreparedProgram):
         matter.
         """
         reuse = self.plan.reuse
-        if reuse is None or not (behind or self.held.results):
+        if reuse is None or not (behind or self.retained.results):
             return None
         return reuse.steps(given)
 
     def inherit(self, before: GpuProgram) -> None:
         """Copies the input values of the program that this one replaces."""
-        self.held.inherit(before.held)
+        self.retained.inherit(before.retained)
 
     def advance_successor(self, budget_ms: float) -> None:
         """Prepares the replacement network for about ``budget_ms`` (``scheduler.Network``)."""
@@ -227,7 +227,7 @@ class GpuProgram(PreparedProgram):
             if self.residency.busy:
                 return
             self.load()
-            self.held.spoil()
+            self.retained.spoil()
             timer.time([step.index for step in self.plan.steps], self.encode_all)
             times = timer.time([step.index for step in self.plan.steps], self.encode_all)
         self.load_times_ms = tuple(times)

@@ -14,8 +14,8 @@ from cml_engine.compiler.plan import Binding, Plan
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.common import Common
 from cml_engine.gpu.program.residency import Arena, Residency
+from cml_engine.gpu.program.shared_constants import SharedConstants
 
 
 class ProgramMemory(ABC):
@@ -26,9 +26,11 @@ class ProgramMemory(ABC):
     updates would be lost.
     """
 
-    def __init__(self, plan: Plan, gpu: Device, arena: str | None, common: Common) -> None:
+    def __init__(
+        self, plan: Plan, gpu: Device, arena: str | None, constants: SharedConstants
+    ) -> None:
         self.plan, self.gpu, self.name = plan, gpu, plan.name
-        self.residency = Residency(plan, gpu.memory, arena, common)
+        self.residency = Residency(plan, gpu.memory, arena, constants)
         self._pins = 0
         #: the frame until which it is not evicted, so that its job can begin
         self.stays_until = 0

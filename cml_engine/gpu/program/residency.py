@@ -11,7 +11,7 @@ from cml_engine.errors import InputError
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.memory.segments import Segments
-from cml_engine.gpu.program.common import TENSOR_USAGE, Common, free
+from cml_engine.gpu.program.shared_constants import TENSOR_USAGE, SharedConstants, free
 
 _PREFIX = "shared:"
 Arena = Allocation | Segments
@@ -62,7 +62,7 @@ class SharedArena:
         """Returns True if ``arena`` is the memory that programs of the group get now."""
         return arena is self._current
 
-    def take(self) -> Allocation:
+    def acquire(self) -> Allocation:
         """Returns memory that is large enough for every program of the group."""
         with self._memory.lock:
             needed = max(member.arena_bytes for member in self._members)
@@ -101,7 +101,9 @@ class Residency:
     them.
     """
 
-    def __init__(self, plan: Plan, memory: Allocator, arena: str | None, common: Common) -> None:
+    def __init__(
+        self, plan: Plan, memory: Allocator, arena: str | None, constants: SharedConstants
+    ) -> None:
         self.name = plan.name
         self.arena_bytes = max(plan.memory.peak, 256)
         self._segment = plan.memory.segment
@@ -111,7 +113,7 @@ class Residency:
                 f"more than one buffer of this device: leave arena out, or use a smaller input"
             )
         self._own_bytes = plan.own_bytes
-        self._common = common
+        self._constants = constants
         self._memory = memory
         self.shared = None if arena is None else SharedArena.named(memory, arena)
         #: acquired while this program or another of its group runs; precedes the allocator's lock
@@ -164,14 +166,14 @@ class Residency:
     @property
     def missing_bytes(self) -> int:
         """The bytes that are not on the device."""
-        missing = 0 if self.weights is not None else self._common.nbytes
+        missing = 0 if self.weights is not None else self._constants.nbytes
         missing += 0 if self._has_own else self._own_bytes
         return missing + (0 if self.arena is not None else self.arena_bytes)
 
     def acquire(self) -> bool:
         """Allocates the missing memory; returns True if the arena is a new one."""
         if self.weights is None:
-            self.weights = self._common.take()
+            self.weights = self._constants.acquire()
         if not self._has_own:
             self.own = self._memory.allocate(
                 self._own_bytes, TENSOR_USAGE, owner=self.name, category="weights"
@@ -183,7 +185,7 @@ class Residency:
 
     def _take_arena(self) -> Arena:
         if self.shared is not None:
-            return self.shared.take()
+            return self.shared.acquire()
         if self._segment:
             return Segments.allocated(
                 self._memory, self.arena_bytes, self._segment, TENSOR_USAGE,
@@ -214,7 +216,7 @@ class Residency:
         self.drop_arena(now)
         weights, self.weights = self.weights, None
         if weights is not None:
-            self._common.give_back(now)
+            self._constants.give_back(now)
         own, self.own = self.own, None
         if own is not None:
             free(own, now)

@@ -50,7 +50,7 @@ def run_watched(
         encoder = program.gpu.device.create_command_encoder()
         program.encode_updates(encoder)
         program.gpu.queue.submit([encoder.finish()])
-        program.held.end()
+        program.retained.end()
     return found
 
 

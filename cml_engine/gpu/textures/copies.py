@@ -13,7 +13,7 @@ from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
 from cml_engine.gpu.textures.checks import check_bound, level_size, texture_format
 from cml_engine.gpu.textures.kernels import Params, TextureKernels, kernels_of, step_cost
 from cml_engine.ir.textures import Planes, TextureFormat, TextureTarget, by_channel, planes

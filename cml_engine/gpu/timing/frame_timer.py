@@ -96,9 +96,9 @@ class FrameTimer:
         frame = self._next_frame()
         try:
             with device_errors():
-                if self._ring.ask(frame):
+                if self._ring.start_mapping(frame):
                     poll(self._gpu.device)
-            arrived = [(s.frame, self._by_name(s, ms)) for s, ms in self._ring.take()]
+            arrived = [(s.frame, self._by_name(s, ms)) for s, ms in self._ring.collect()]
         except DeviceError:  # the device is lost: no data will arrive
             return []
         self._ring.take_unsubmitted()  # frames that never ran have no times

@@ -169,18 +169,18 @@ class TimestampRing:
         target = back.offset + self._receipt_at + 4 * (len(slot.receipts) - 1)
         encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
 
-    def ask(self, frame: int) -> bool:
+    def start_mapping(self, frame: int) -> bool:
         """Requests the slots that are old enough at the end of ``frame``.
 
         Returns True if any slot is in flight, so that the device must be polled.
         """
         for slot in self._busy:
-            if not slot.readback.asked and frame - slot.frame >= AGE:
+            if not slot.readback.is_mapping and frame - slot.frame >= AGE:
                 slot.open = False
-                slot.readback.ask()
+                slot.readback.start_mapping()
         return self.in_flight > 0
 
-    def take(self) -> Iterator[tuple[FrameSlot, list[float]]]:
+    def collect(self) -> Iterator[tuple[FrameSlot, list[float]]]:
         """Yields the slots whose timings have arrived, oldest first, with milliseconds per pass.
 
         Raises :class:`DeviceError` if the device is lost.
@@ -188,7 +188,7 @@ class TimestampRing:
         while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
             try:
-                data = slot.readback.take()
+                data = slot.readback.collect()
                 lost = self._never_ran(slot, data)
                 self._unsubmitted += lost
                 if slot.passes and slot.frame not in lost:
@@ -237,7 +237,7 @@ class TimestampRing:
     @property
     def in_flight(self) -> int:
         """The number of slots that were requested and have not arrived."""
-        return sum(slot.readback.asked for slot in self._busy)
+        return sum(slot.readback.is_mapping for slot in self._busy)
 
     def check(self) -> None:
         """Raises :class:`DeviceError` if the device is lost."""

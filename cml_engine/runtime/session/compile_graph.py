@@ -81,10 +81,10 @@ def compile_graph(
     if before is not None and before.plan is not None and before.specs == specs:
         optimized = share_constants(optimized, before.graph)
         plan = _refill_plan(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
-        common = None if plan is None else as_gpu_program(before.program).common_of(plan)
-        if plan is not None and common is not None:
+        constants = None if plan is None else as_gpu_program(before.program).constants_of(plan)
+        if plan is not None and constants is not None:
             _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
-            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, common=common)
+            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, constants=constants)
             return Compiled(graph, optimized, plan, program, specs)
     plan = make_plan(optimized, gpu, options, written=graph)
     report("plan", 1, 1)
@@ -140,14 +140,14 @@ def make_recompiler(
     from cml_engine.gpu.program.program import GpuProgram
 
     assert isinstance(first.program, GpuProgram)
-    sibling, common = Sibling(before, first.plan), first.program.common
+    sibling, constants = Sibling(before, first.plan), first.program.constants
     # the table of variants is read here, once
     options = replace(options, plan=_plan_options(gpu, options), tuned=False)
 
     def on_gpu(graph: Graph) -> Compiled[Program]:
         optimized = share_constants(_optimize(graph, options), before)
         plan = make_plan(optimized, gpu, options, sibling, graph)
-        program = GpuProgram(plan, gpu, deferred=True, arena=arena, common=common)
+        program = GpuProgram(plan, gpu, deferred=True, arena=arena, constants=constants)
         return Compiled(graph, optimized, plan, program, _specs(optimized))
 
     return on_gpu

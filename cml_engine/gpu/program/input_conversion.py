@@ -12,7 +12,7 @@ from cml_engine.compiler.plan import Binding, StepCost, TensorPlace
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
-from cml_engine.gpu.program.common import TENSOR_USAGE
+from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
 from cml_engine.gpu.textures.kernels import Params, kernels_of, step_cost
 from cml_engine.gpu.textures.loads import Target
 from cml_engine.ir.layout import block_words

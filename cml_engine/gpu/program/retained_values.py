@@ -13,7 +13,7 @@ from cml_engine.gpu.program.residency import Arena, Residency
 from cml_engine.ir.graph import Array
 
 
-class Held:
+class RetainedValues:
     """The validity of the results and inputs in a program's memory.
 
     The results are valid from the end of a run until the next run begins, the memory is evicted,
@@ -61,7 +61,7 @@ class Held:
             frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
         )
 
-    def inherit(self, before: Held) -> None:
+    def inherit(self, before: RetainedValues) -> None:
         """Copies the input values of the network that this one replaces."""
         self.values, self.promised = dict(before.values), set(before.promised)
 

@@ -25,7 +25,7 @@ _CHUNK_NUMBERS = 16 << 10
 Chunks = Iterator[tuple[int, Array]]
 
 
-class Common:
+class SharedConstants:
     """The constants that a plan shares with the plans of the same network at other shapes.
 
     No run changes them. They are uploaded once and stay on the device as long as one program
@@ -44,7 +44,7 @@ class Common:
         self._uploading = Lock()
         self._contents: dict[tuple[str, str], str] = {}
 
-    def take(self) -> Allocation:
+    def acquire(self) -> Allocation:
         """Returns the memory of the weights and counts a new user of it."""
         with self._memory.lock:
             if self._allocation is None:
