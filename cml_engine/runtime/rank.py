@@ -189,12 +189,24 @@ def rank_gpu(
     program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
     """Measures the time of every step on the GPU."""
+    plan = program.plan
+    steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
+    return gpu_report(program, time_gpu(program, arrays, runs, steps), steps)
+
+
+def time_gpu(
+    program: GpuProgram, arrays: Mapping[str, Array], runs: int, steps: Sequence[int] | None
+) -> Array:
+    """Returns the milliseconds of some steps (None is all), ``[runs, steps]``, after a warm-up."""
     from cml_engine.gpu.program import inspect
 
-    plan, gpu = program.plan, program.gpu
-    steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
     inspect.time_steps(program, arrays, 1)
-    times = inspect.time_steps(program, arrays, runs, steps)
+    return inspect.time_steps(program, arrays, runs, steps)
+
+
+def gpu_report(program: GpuProgram, times: Array, steps: Sequence[int] | None = None) -> RankReport:
+    """Returns the report of times that :func:`time_gpu` measured."""
+    plan, gpu = program.plan, program.gpu
     operators = [OpTime.of_step(s) for s in plan.steps if steps is None or s.index in steps]
     clock = "timestamps" if gpu.has_timestamps else "wall clock"
     return RankReport.of(plan.name, gpu.name, clock, operators, times)

@@ -35,6 +35,7 @@ CROSS = cml.register(
         name="cross",
         signature="fragment cross(a: tensor<scalar>, b: tensor<scalar>, axis: integer = 1)"
         " -> (c: tensor<scalar>);",
+        doc="The cross product of 3-vectors along one axis.",
         infer=infer,
         cpu=cpu,
         kernel=cml.Kernel("cross.hlsl", threads=vectors),

@@ -105,21 +105,16 @@ def _measured(
     facts: ModelFacts, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
 ) -> PageSection:  # fmt: skip
     """Returns the table of operators with newly measured times, and a trace of runs in frames."""
-    from cml_engine.gpu.program import inspect
-    from cml_engine.gpu.program.program import GpuProgram
-    from cml_engine.runtime.rank import OpTime, RankReport
+    from cml_engine.runtime.rank import gpu_report, time_gpu
+    from cml_engine.runtime.session.compile_graph import as_gpu_program
     from cml_engine.tools.report.folder.page import PageSection, html, pre
     from cml_engine.tools.report.folder.sections import operators
 
     session = Session(facts.graph, gpu, compile_options(a))
-    program, arrays = session.program, random_inputs(session.inputs)
-    assert isinstance(program, GpuProgram)
-    inspect.time_steps(program, arrays, 1)
-    times = inspect.time_steps(program, arrays, a.runs)
+    program = as_gpu_program(session.program)
+    times = time_gpu(program, random_inputs(session.inputs), a.runs, None)
     folder.add(operators(facts, folder, [float(ms) for ms in np.median(times, axis=0)]))
-    clock = "timestamps" if gpu.has_timestamps else "wall clock"
-    steps = [OpTime.of_step(step) for step in program.plan.steps]
-    rank = RankReport.of(facts.graph.name, gpu.name, clock, steps, times)
+    rank = gpu_report(program, times)
     files = [folder.text("rank.json", rank.json() + "\n")]
     if gpu.has_timestamps:
         files.append(_trace(session, folder.place("trace.json"), a))

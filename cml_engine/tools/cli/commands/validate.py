@@ -65,8 +65,9 @@ def run(a: argparse.Namespace) -> int:
     gpu = Gpu()
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     arrays = _inputs(graph, a)
-    plan = make_plan(graph, gpu, compile_options(a), written=written)
-    write_decisions(a, written, graph, plan, gpu.name)
+    if a.decisions:
+        plan = make_plan(graph, gpu, compile_options(a), written=written)
+        write_decisions(a, written, graph, plan, gpu.name)
     checks = check_nodes(graph, gpu, arrays, storage_of(a), read_decisions(a), written)
     report = Validation.of(graph.name, gpu.name, progress(checks, len(graph.nodes), "validate"))
     print(report)
