@@ -62,10 +62,12 @@ class FrameExecutor(JobExecutor):
         self._losses = gpu.runs.losses
         self._ring = TimestampRing(gpu, "frame scheduler", MAX_GROUPS, chained=True)
 
+    @device_errors()
     def new_encoder(self) -> wgpu.GPUCommandEncoder:
         """Returns a new command encoder of the device."""
         return self.gpu.device.create_command_encoder()
 
+    @device_errors()
     def submit(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Submits an encoder of :meth:`new_encoder`."""
         self.gpu.queue.submit([encoder.finish()])

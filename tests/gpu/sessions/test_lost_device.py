@@ -117,6 +117,7 @@ RAISE = {
     "FrameScheduler.submit tensor": lambda lost: lost.frames(lost.session, {"x": lost.made}),
     "FrameScheduler.submit texture": Lost.texture_job,
     "Job.tensor": lambda lost: lost.made.read(),
+    "Job.wait": lambda lost: lost.scheduler.submit(lost.session, IMAGE).wait(30),
     "Job.copy_to_texture": lambda lost: lost.picture.copy_to_texture(
         lost.encoder, "y", lost.texture, 0.5
     ),
@@ -162,8 +163,9 @@ OTHERS = {
     "Gpu.pipeline", "Session.check_inputs", "FrameScheduler.encode", "FrameScheduler.end_frame",
     "FrameScheduler.record", "FrameScheduler.resume", "FrameScheduler.submit_periodic",
     "FrameScheduler.forget_periodic", "FrameScheduler.render_took", "FrameScheduler.frame_took",
-    "Job.laxity_ms", "Job.let_inputs_go", "Job.need_done", "Job.take_back_end",
-    "Job.cancel", "Job.pause", "Job.resume", "Job.output",
+    "Job.laxity_ms", "Job.release_inputs", "Job.check_done", "Job.undo_end", "Job.find_steps",
+    "Job.network_step", "Job.cancel", "Job.pause", "Job.resume", "Job.output",
+    "Job.add_done_callback",
 }  # fmt: skip
 
 
