@@ -163,3 +163,74 @@ def failing_every_other_time():
 def read_texture(device, texture):
     data = device.queue.read_texture({"texture": texture}, {"bytes_per_row": 256}, (16, 16, 1))
     return np.frombuffer(data, np.float32).reshape(16, 16, 4)
+
+
+THREE_CONVOLUTIONS = """version 1.0;
+graph net(image, style) -> (out)
+{
+    image = external<scalar>(shape = [1, 8, 16, 16]);
+    style = external<scalar>(shape = [1, 8, 1, 1]);
+    first = variable<scalar>(shape = [8, 8, 3, 3], label = 'first');
+    second = variable<scalar>(shape = [8, 8, 3, 3], label = 'second');
+    conv1 = conv(image, first, 0.0, padding = [(1, 1), (1, 1)]);
+    conv2 = conv(conv1, second, 0.0, padding = [(1, 1), (1, 1)]);
+    conv3 = conv(conv2, first, 0.0, padding = [(1, 1), (1, 1)]);
+    out = mul(conv3, style);
+}
+"""
+
+
+class Finishing:
+    """A scheduler whose frames pass at once, where an example has an ellipsis."""
+
+    def __init__(self, gpu):
+        self.gpu, self.scheduler = gpu, FrameScheduler(gpu)
+
+    def submit(self, session, inputs):
+        job = self.scheduler.submit(session, inputs)
+        while not job.ended:
+            encoder = self.gpu.device.create_command_encoder()
+            self.scheduler.encode(encoder)
+            self.gpu.queue.submit([encoder.finish()])
+            self.scheduler.end_frame()
+        return job
+
+
+#: examples that need no more than a network, by a word in them
+SHORT = {
+    "docs/faster.md": [
+        "import Tuning", 'storage="half"', "print(gpu.memory)", "shared:agents", "arena_limit="
+    ],
+    "docs/see_inside.md": ["keep=", "retain=", "session.replace", "decide="],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "words"), [(p, w) for p, found in SHORT.items() for w in found])
+def test_a_short_example_runs(page, words, gpu, rng, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = THREE_CONVOLUTIONS
+    if words != "retain=":  # the only one with two inputs
+        text = text.replace("image, style", "image").replace("mul(conv3, style)", "relu(conv3)")
+        text = text.replace("    style = external<scalar>(shape = [1, 8, 1, 1]);\n", "")
+    graph = cml.load(write_model(tmp_path / "m.nnef", text), random_weights=1)
+    cml.save(graph, "net.nnef")
+    names = {"cml": cml, "gpu": gpu, "graph": graph, "session": cml.Session(graph, gpu)}
+    names["scheduler"] = FrameScheduler(gpu) if words == "import Tuning" else Finishing(gpu)
+    names |= {"graphs": [graph, graph], "engine_device": gpu.device}
+    names |= {name: rng.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
+    exec(example(page, words), names | {"other": names.get("style")})
+
+
+def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu):
+    graph = cml.load("enlarge.onnx", shapes={"image": (1, 3, 32, 32)})
+    samples = [{"image": np.full((1, 3, 32, 32), i / 8, np.float32)} for i in range(9)]
+    page = {"cml": cml, "gpu": gpu, "graph": graph, "samples": samples}
+    page |= {"session": cml.Session(graph, gpu), "scheduler": FrameScheduler(gpu)}
+    photo = np.zeros((1, 3, 40, 300), np.float32)
+    exec(example("docs/your_model.md", "submit_tiled"), page | {"photo": photo})
+    exec(example("docs/integer.md", "cml.quantize"), page)
+    assert page["graph"].integer
+    command = ["cook", "enlarge.onnx", "--shape", "1,3,32,32", "-o", "enlarge.cml"]
+    assert cli.main([*command, "--devices", "software,portable"]) == 0
+    exec(example("docs/ship_it.md", "load_cooked"), page)
+    assert page["session"].run(samples[0])["enlarged"].shape == (1, 3, 64, 64)
