@@ -1,8 +1,8 @@
 /**
  * Plays cooked neural networks on WebGPU, in slices, within a budget of milliseconds per frame.
  *
- * The types of WebGPU (`GPUDevice` and others) come from the `dom` library of TypeScript 6, from
- * Deno, or from the package `@webgpu/types`.
+ * The types of WebGPU (`GPUDevice` and others) come from the `dom` library of TypeScript 6, from Deno, or with
+ * TypeScript 5 from the package `@webgpu/types`.
  *
  * Exports of `cml.js` that are not declared here serve the project's own tools and may change.
  */
