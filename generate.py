@@ -3,6 +3,7 @@
     python generate.py            # writes
     python generate.py --check    # says what is not current, with exit code 1
 
+From the scheduler: the numbers of its decisions in C (``players/c/src/planning.h``) and JavaScript.
 From the schema of the cooked format: the records in C (``players/c/src/format.h``), their readers
 in JavaScript (a part of ``players/web/cml.js``), and the tables of ``docs/cooked.md``. From the
 operators' signatures: the types of the methods of ``cml.GraphBuilder``.
@@ -20,9 +21,12 @@ from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow, RowField
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
+from scheduler import frame_timings
+from scheduler.planning import back_off, cost_model, margin, plan, policy
 
 ROOT = Path(__file__).resolve().parent
 C_HEADER = ROOT / "players/c/src/format.h"
+C_PLANNING = ROOT / "players/c/src/planning.h"
 JAVASCRIPT = ROOT / "players/web/cml.js"
 DOCS = ROOT / "docs/cooked.md"
 OPERATORS = ROOT / "cml_engine/formats/operator_methods.pyi"
@@ -43,6 +47,44 @@ CONSTANTS = {
         (wgsl, "MOST_WGSL MOST_DEPTH MOST_PENDING MOST_NAMES MOST_ELEMENTS MOST_EXPANDED"),
     )
     for name in names.split()
+}
+
+
+#: numbers with which every player decides, by their names in C and JavaScript
+PLANNING: dict[str, float] = {
+    "MEMORY": cost_model._MEMORY,
+    "GUESSED_SAMPLES": cost_model._GUESSED_SAMPLES,
+    "TELLING_LAUNCHES": cost_model._TELLING,
+    "MOST_UNKNOWN": cost_model._MOST_UNKNOWN,
+    "CLIP": cost_model._CLIP,
+    "CLIP_AFTER": cost_model._CLIP_AFTER,
+    "USUAL": cost_model._USUAL,
+    "LITTLE": cost_model._LITTLE,
+    "SOME": cost_model._SOME,
+    "SETTLED": cost_model._SETTLED,
+    "DRIFT_WEIGHT": cost_model._DRIFT_WEIGHT,
+    "COMMON": cost_model._COMMON,
+    "AIMED_SHARE": margin._AIMED_SHARE,
+    "LEAST_AIM": margin.LEAST_SHARE,
+    "SMALL": margin._SMALL,
+    "ENOUGH": margin._ENOUGH,
+    "WINDOW": margin.WINDOW,
+    "PRIOR": margin.PRIOR,
+    "MIN_SHARE": plan._MIN_SHARE,
+    "PROBE_SHARE": plan._PROBE_SHARE,
+    "STARVED_MS": policy.STARVED_MS,
+    "STICKINESS_MS": policy.STICKINESS_MS,
+    "TELLING_SHARE": frame_timings._TELLING,
+    "KNOWN": frame_timings._KNOWN,
+    "APART_EVERY": frame_timings._APART_EVERY,
+    "LATE": back_off._LATE,
+    "GROWTH": back_off._GROWTH,
+    "DECAY": back_off._DECAY,
+    "MOST_BACK_OFF": back_off._MOST_BACK_OFF,
+    "BELIEVED": back_off._BELIEVED,
+    "SMOOTHED": back_off._SMOOTHED,
+    "REST_EVERY": back_off._SKIP_EVERY,
+    "LONGEST": back_off._LONGEST,
 }
 
 
@@ -108,6 +150,20 @@ def _c_struct(record: type[PackedRow]) -> Iterator[str]:
     yield f"typedef char {name}_has_padding[sizeof({name}) == {record.SIZE} ? 1 : -1];"
 
 
+def c_planning() -> str:
+    lines = [
+        "/* Written by `python generate.py` from scheduler/planning/, which explains them. */",
+        "#ifndef CML_PLANNING_H",
+        "#define CML_PLANNING_H",
+        "",
+        *(f"#define PLAN_{name} {value!r}" for name, value in PLANNING.items()),
+        "",
+        "#endif",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 # --- JavaScript
 
 
@@ -115,7 +171,7 @@ def javascript() -> str:
     """Returns cml.js with its generated part."""
     limits = schema.CookedLimits()
     body = [
-        *(f"const {name} = {value};" for name, value in CONSTANTS.items()),
+        *(f"const {name} = {value!r};" for name, value in (CONSTANTS | PLANNING).items()),
         f"const MOST_BYTES = {schema.MOST_BYTES}, MOST_AMOUNT = {schema.MOST_AMOUNT!r};",
         "/** @type {Limits} */ const LIMITS = "
         + str({name: getattr(limits, name) for name in limits.__slots__}).replace("'", "")
@@ -259,6 +315,7 @@ def main() -> int:
     stale = []
     for path, text in (
         (C_HEADER, c_header()),
+        (C_PLANNING, c_planning()),
         (JAVASCRIPT, javascript()),
         (DOCS, documentation()),
         (OPERATORS, operator_methods()),

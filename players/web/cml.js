@@ -117,6 +117,39 @@ const MOST_PENDING = 512;
 const MOST_NAMES = 512;
 const MOST_ELEMENTS = 4096;
 const MOST_EXPANDED = 1048576;
+const MEMORY = 48;
+const GUESSED_SAMPLES = 4;
+const TELLING_LAUNCHES = 8;
+const MOST_UNKNOWN = 4.605170185988092;
+const CLIP = 0.9162907318741551;
+const CLIP_AFTER = 4;
+const USUAL = 3.0;
+const LITTLE = 0.1;
+const SOME = 0.2;
+const SETTLED = 12;
+const DRIFT_WEIGHT = 0.03125;
+const COMMON = 0.5;
+const AIMED_SHARE = 0.8;
+const LEAST_AIM = 0.125;
+const SMALL = 0.25;
+const ENOUGH = 8;
+const WINDOW = 1200;
+const PRIOR = 1.3;
+const MIN_SHARE = 0.02;
+const PROBE_SHARE = 0.25;
+const STARVED_MS = 500.0;
+const STICKINESS_MS = 20.0;
+const TELLING_SHARE = 0.25;
+const KNOWN = 6;
+const APART_EVERY = 16;
+const LATE = 1.15;
+const GROWTH = 1.25;
+const DECAY = 0.99;
+const MOST_BACK_OFF = 16.0;
+const BELIEVED = 0.25;
+const SMOOTHED = 0.1;
+const REST_EVERY = 48;
+const LONGEST = 60;
 const MOST_BYTES = 281474976710656, MOST_AMOUNT = 1e+300;
 /** @type {Limits} */ const LIMITS = {code_bytes: 67108864, device_bytes: 2147483648, kernels: 4096, steps: 16384};
 /** A string: a range of the section ``strings``. @typedef {{offset: number, length: number}} Text */
@@ -1118,9 +1151,6 @@ export class FirstGuess {
   }
 }
 
-const MEMORY = 48, GUESSED_SAMPLES = 4, TELLING_LAUNCHES = 8;
-const MOST_UNKNOWN = Math.log(100), CLIP = Math.log(2.5), CLIP_AFTER = 4;
-const USUAL = 3, LITTLE = 0.1, SOME = 0.2, SETTLED = 12, DRIFT_WEIGHT = 1 / 32, COMMON = 0.5;
 const KEPT = 256;
 /** @param {number} value @param {number} most */
 const clipped = (value, most) => Math.max(-most, Math.min(most, value));
@@ -1216,7 +1246,6 @@ class Sorted {
   /** @param {number} value */ remove(value) { this.values.splice(this.place(value, false), 1); }
 }
 
-const AIMED_SHARE = 0.8, LEAST_AIM = 0.125, SMALL = 0.25, ENOUGH = 8, WINDOW = 1200, PRIOR = 1.3;
 
 /** How much of a budget may be planned for, so that few frames exceed it. */
 class TailMargin {
@@ -1333,7 +1362,6 @@ export class CostModel {
 }
 
 /** @param {unknown} ms */ const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
-const STARVED_MS = 500, STICKINESS_MS = 20;
 
 /** @typedef {(jobs: Job[], nowMs: number, rate: number) => Job[]} Policy */
 
@@ -1389,7 +1417,6 @@ export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_p
  */
 /** @typedef {(state: FrameState) => FramePlan} Planner */
 
-const MIN_SHARE = 0.02, PROBE_SHARE = 0.25;
 
 /** The decision: slices in the policy's order until the aim is reached. @type {Planner} */
 export function planFrame(state) {
@@ -1458,8 +1485,6 @@ function countOf(state, cost, limit, ms, atLeastOne) {
  *   planned: boolean, cpuMs: number, encodeMs: number}} FrameReport
  */
 
-const TELLING_SHARE = 0.25, KNOWN = 6, APART_EVERY = 16;
-const LATE = 1.15, GROWTH = 1.25, DECAY = 0.99, MOST_BACK_OFF = 16, REST_EVERY = 48, LONGEST = 60;
 
 /** @typedef {{report: FrameReport, groups: [StepCost, number][][], ms: Map<number, number>}} InFlight */
 
@@ -1503,7 +1528,7 @@ class Feedback {
     this.endedMs = nowMs;
     if (before === null) return;
     const interval = Math.min(nowMs - before, LONGEST * this._frameMs);
-    this.intervalMs += Math.max(0.1, 1 / ++this.intervals) * (interval - this.intervalMs);
+    this.intervalMs += Math.max(SMOOTHED, 1 / ++this.intervals) * (interval - this.intervalMs);
     if (!this._wallClock || this._isLate(interval, parts.length > 0)) return;
     // what was guessed of steps is believed where a frame with them was in time
     const guessed = parts.filter(([step]) => !model.samples(step.key));
@@ -1515,7 +1540,7 @@ class Feedback {
     this.without = some ? 0 : this.without + 1;
     this.sinceRest = this.without > 1 ? 0 : this.sinceRest + 1;
     if (this.without > 1) this.restDue = false;
-    const weight = this.without === 2 ? 1 : this.without || (late && most) ? 0.25 : interval < this.usualMs ? 0.1 : 0;
+    const weight = this.without === 2 ? 1 : this.without || (late && most) ? BELIEVED : interval < this.usualMs ? SMOOTHED : 0;
     this.usualMs += weight * (Math.max(interval, this._frameMs) - this.usualMs);
     if (late && some && this.sinceRest > REST_EVERY) this.restDue = true;
     else if (late && some) this.backOff = Math.min(MOST_BACK_OFF, this.backOff * GROWTH);

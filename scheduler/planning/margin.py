@@ -18,6 +18,8 @@ LEAST_SHARE = 0.125
 _SMALL = 0.25
 #: frames that must have been seen before their spread is trusted
 _ENOUGH = 8
+#: recent frames that count, and the divisor of a budget until enough frames are known
+WINDOW, PRIOR = 1200, 1.3
 
 
 class RunningMedian:
@@ -68,8 +70,8 @@ class TailMargin:
     def __init__(
         self,
         share: float = 0.01,
-        window: int = 1200,
-        prior: float = 1.3,
+        window: int = WINDOW,
+        prior: float = PRIOR,
         *,
         aimed: float = _AIMED_SHARE,
         grows: bool = True,

@@ -3,15 +3,8 @@
  * compilers must not fuse them: -ffp-contract=off where a processor has fused operations. */
 #include "internal.h"
 
-enum {
-    MEMORY = 48,    /* samples that a point averages over */
-    CLIP_AFTER = 4, /* samples of a point before outliers are clipped */
-    SETTLED = 12,   /* samples of a point before its moves are limited by its spread */
-    ENOUGH = 8      /* measured frames before the margin is learned */
-};
-
 static double clamp_abs(double error, double limit) { return fmax(fmin(limit, error), -limit); }
-static double capped_count(uint64_t samples) { return fmin((double)samples, MEMORY); }
+static double capped_count(uint64_t samples) { return fmin((double)samples, PLAN_MEMORY); }
 
 uint32_t cml__bucket_of(uint32_t count) { return (uint32_t)rint(2 * log2(count)); }
 
@@ -83,14 +76,15 @@ static void learn_curve(curve *c, uint32_t count, double ms) {
     }
     p->samples++;
     double error = y - (x - p->log_count) - p->log_ms, weight = 1.0 / capped_count(p->samples);
-    if (p->samples > CLIP_AFTER) error = clamp_abs(error, log(2.5));
-    double limited = p->samples > SETTLED ? clamp_abs(error, 0.2 + 3.0 * p->spread) : error;
+    if (p->samples > PLAN_CLIP_AFTER) error = clamp_abs(error, PLAN_CLIP);
+    double most = PLAN_SOME + PLAN_USUAL * p->spread;
+    double limited = p->samples > PLAN_SETTLED ? clamp_abs(error, most) : error;
     double moved = weight * limited;
     p->spread += weight * (fabs(error) - p->spread);
     for (int i = 0; i < BUCKETS;
          i++) { /* a slower device is slower at every number of workgroups */
         point *other = &c->points[i];
-        other->log_ms += other == p ? moved : 0.5 * clamp_abs(moved, log(2.5));
+        other->log_ms += other == p ? moved : PLAN_COMMON * clamp_abs(moved, PLAN_CLIP);
     }
 }
 
@@ -110,16 +104,17 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
         if (c->points[cml__bucket_of(slices[i].count)].samples == 0) all_known = 0;
     }
     if (all_known) {
-        double error = clamp_abs(log(ratio), log(2.5));
-        m->drift += 1.0 / 32 * clamp_abs(error, 0.1 + 3.0 * m->error);
-        m->error += 1.0 / 32 * (fabs(error) - m->error);
+        double error = clamp_abs(log(ratio), PLAN_CLIP);
+        double most = PLAN_LITTLE + PLAN_USUAL * m->error;
+        m->drift += PLAN_DRIFT_WEIGHT * clamp_abs(error, most);
+        m->error += PLAN_DRIFT_WEIGHT * (fabs(error) - m->error);
     }
     double slower = exp(m->drift);
     for (uint32_t i = 0; i < n; i++) {
-        if (!has_samples(slices[i].step) && slices[i].ms > 8 * m->launch_ms) {
+        if (!has_samples(slices[i].step) && slices[i].ms > PLAN_TELLING_LAUNCHES * m->launch_ms) {
             m->unknown_samples++;
             double moved = m->unknown + log(ratio) / capped_count(m->unknown_samples);
-            m->unknown = clamp_abs(moved, log(100));
+            m->unknown = clamp_abs(moved, PLAN_MOST_UNKNOWN);
         }
         learn_curve(slices[i].step->curve, slices[i].count, slices[i].ms * ratio / slower);
     }
@@ -130,13 +125,13 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
 void cml__record_excess(cost_model *m, double predicted, double measured, int hopeless) {
     double excess = hopeless ? 0.0 : (measured - predicted) / sqrt(predicted);
     uint32_t at = 0;
-    if (m->count == WINDOW) { /* the oldest one goes */
+    if (m->count == PLAN_WINDOW) { /* the oldest one goes */
         while (m->sorted[at] < m->excess[m->next]) at++;
         m->count--;
         memmove(m->sorted + at, m->sorted + at + 1, sizeof excess * (m->count - at));
     }
     m->excess[m->next] = excess;
-    m->next = (m->next + 1) % WINDOW;
+    m->next = (m->next + 1) % PLAN_WINDOW;
     for (at = m->count; at > 0 && m->sorted[at - 1] > excess; at--)
         m->sorted[at] = m->sorted[at - 1];
     m->sorted[at] = excess;
@@ -146,11 +141,12 @@ void cml__record_excess(cost_model *m, double predicted, double measured, int ho
 /* Returns the predicted milliseconds to plan for, so that at most `over_share` of the frames exceed
  * the budget. */
 double cml__aim_for(const cost_model *m, double budget) {
-    double share = 0.8 * m->over_share, rank = ceil((1 - share) * (m->count + 1.0)) - 1;
-    if (m->count < ENOUGH) return budget / 1.3;
+    double share = PLAN_AIMED_SHARE * m->over_share;
+    double rank = ceil((1 - share) * (m->count + 1.0)) - 1;
+    if (m->count < PLAN_ENOUGH) return budget / PLAN_PRIOR;
     double tail = m->sorted[rank < m->count ? (uint32_t)rank : m->count - 1];
     if (rank >= m->count) /* frames as rare as that have not been seen yet */
         tail += fmax(0.0, 0.5 * (tail - m->sorted[m->count / 2]) * (1 - m->count * share));
     double half = 0.5 * fmax(0.0, tail);
-    return fmax(pow(sqrt(half * half + budget) - half, 2), 0.125 * budget);
+    return fmax(pow(sqrt(half * half + budget) - half, 2), PLAN_LEAST_AIM * budget);
 }

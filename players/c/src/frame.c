@@ -2,12 +2,6 @@
  * scheduler/ in C. Decisions are those of the Python scheduler to the bit (see costs.c). */
 #include "internal.h"
 
-enum {
-    KNOWN = 6,        /* samples of a step before its time is taken as known */
-    APART_EVERY = 16, /* frames between those whose slices are timed one by one */
-    LARGEST_BACK_OFF = 16
-};
-
 /* ------------------------------------------------------------------ the decision (plan.py) */
 
 /* Adds the job's next slices within `left` ms; returns 1 if that completes the job. */
@@ -20,8 +14,8 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
         uint32_t limit = of->groups - group;
         int is_first = w->slice_count == 0;
         is_probing = !has_samples(of);
-        if (*left <= (is_first ? 0.0 : 0.02 * w->report.aim_ms)) break;
-        double ms = is_probing ? *left * 0.25 : *left;
+        if (*left <= (is_first ? 0.0 : PLAN_MIN_SHARE * w->report.aim_ms)) break;
+        double ms = is_probing ? *left * PLAN_PROBE_SHARE : *left;
         uint32_t count = cml__groups_within(&s->model, of, limit, ms);
         if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
         if (count == 0 && is_first) count = (uint32_t)min_u64(limit, s->granule);
@@ -153,11 +147,11 @@ static cml_reason gather_candidates(cml_scheduler *s, double budget) {
  * something is to be learned about single steps, otherwise each job; if that is too often, runs of
  * about the same predicted time. */
 static void make_groups(const cml_scheduler *s, work *w) {
-    int by_job = s->frame % APART_EVERY != 0;
+    int by_job = s->frame % PLAN_APART_EVERY != 0;
     uint32_t runs = 0;
     double target = 0, filled = 0;
     for (uint32_t i = 0; i < w->slice_count; i++)
-        if (w->slices[i].step->curve->samples < KNOWN) by_job = 0;
+        if (w->slices[i].step->curve->samples < PLAN_KNOWN) by_job = 0;
     for (uint32_t i = 0; i < w->slice_count; i++) {
         target += w->slices[i].ms;
         if (!by_job || i == 0 || w->slices[i].job->net != w->slices[i - 1].job->net) runs++;
@@ -248,21 +242,21 @@ void cml__finish_jobs(cml_scheduler *s) {
 /* Learns from the time between two frames if there are no timestamps. Returns 1 if the frame was
  * late, perhaps because of its networks, if it ran some. */
 static int judge_interval(cml_scheduler *s, double interval, int ran_some) {
-    int is_late = interval > 1.15 * s->usual_ms;
-    double weight = interval < s->usual_ms ? 0.1 : 0.0;
+    int is_late = interval > PLAN_LATE * s->usual_ms;
+    double weight = interval < s->usual_ms ? PLAN_SMOOTHED : 0.0;
     s->frames_without = ran_some ? 0 : s->frames_without + 1;
     s->since_rest = s->frames_without > 1 ? 0 : s->since_rest + 1;
     if (s->frames_without >= 2) s->rest_due = 0;
-    if (s->frames_without > 0 || (is_late && is_equal(s->back_off, LARGEST_BACK_OFF)))
-        weight = 0.25;
+    if (s->frames_without > 0 || (is_late && is_equal(s->back_off, PLAN_MOST_BACK_OFF)))
+        weight = PLAN_BELIEVED;
     if (s->frames_without == 2) weight = 1.0;
     s->usual_ms += weight * (fmax(interval, s->frame_ms) - s->usual_ms);
-    if (is_late && ran_some && s->since_rest > REST_EVERY)
+    if (is_late && ran_some && s->since_rest > PLAN_REST_EVERY)
         s->rest_due = 1;
     else if (is_late && ran_some)
-        s->back_off = fmin(LARGEST_BACK_OFF, s->back_off * 1.25);
+        s->back_off = fmin(PLAN_MOST_BACK_OFF, s->back_off * PLAN_GROWTH);
     else
-        s->back_off = 1 + (s->back_off - 1) * pow(0.99, interval / s->frame_ms);
+        s->back_off = 1 + (s->back_off - 1) * pow(PLAN_DECAY, interval / s->frame_ms);
     return is_late;
 }
 
@@ -280,10 +274,10 @@ static void learn_frame(cml_scheduler *s, work *w) {
     r->measured_ms = 0;
     for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
     for (uint32_t i = 0; i < w->slice_count; i++)
-        if (w->slices[i].step->curve->samples < KNOWN) all_known = 0;
-    if (all_known && !w->given && r->predicted_ms > 0.25 * r->aim_ms && r->measured_ms > 0 &&
-        !isinf(r->predicted_ms + r->measured_ms)) {
-        double lifted = fmax(0.0, 0.25 * r->budget_ms - r->predicted_ms);
+        if (w->slices[i].step->curve->samples < PLAN_KNOWN) all_known = 0;
+    if (all_known && !w->given && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
+        r->measured_ms > 0 && !isinf(r->predicted_ms + r->measured_ms)) {
+        double lifted = fmax(0.0, PLAN_SMALL * r->budget_ms - r->predicted_ms);
         cml__record_excess(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,
                            r->measured_ms - r->predicted_ms > r->budget_ms);
     }

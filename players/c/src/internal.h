@@ -9,6 +9,7 @@
 
 #include "cml.h"
 #include "format.h"
+#include "planning.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -157,7 +158,7 @@ void cml__make_bytes(const file *f, const constant_row *r, uint64_t first, uint6
 
 /* ------------------------------------------------------------------ costs.c: the cost model */
 
-enum { CURVE_LISTS = 1024, BUCKETS = 65, WINDOW = 1200 };
+enum { CURVE_LISTS = 1024, BUCKETS = 65 };
 
 typedef struct point { /* the logarithm of the time (ms) of about so many workgroups */
     double log_count, log_ms, spread;
@@ -190,7 +191,7 @@ typedef struct cost_model {
     uint64_t unknown_samples;
     curve *curves[CURVE_LISTS]; /* hashed by key */
     /* by how much recent frames exceeded their prediction, in order of time and of size */
-    double excess[WINDOW], sorted[WINDOW], over_share;
+    double excess[PLAN_WINDOW], sorted[PLAN_WINDOW], over_share;
     uint32_t next, count;
 } cost_model;
 
@@ -211,8 +212,7 @@ enum {
     MAX_PRODUCERS = 16, /* tensors that a job takes from other jobs */
     MAX_GROUPS = 64,    /* slices of a frame that are timed separately */
     IN_FLIGHT = 16,     /* frames whose timings may still arrive */
-    SLOT_NAME = 48,     /* bytes of a slot's name, with its end mark */
-    REST_EVERY = 48     /* frames between two rests, see frame.c */
+    SLOT_NAME = 48      /* bytes of a slot's name, with its end mark */
 };
 
 typedef struct job job;

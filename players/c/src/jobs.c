@@ -1,8 +1,6 @@
 /* The pool of jobs, and the policies that order them: scheduler/jobs/ and policy.py in C. */
 #include "internal.h"
 
-enum { GUESSED = 4 }; /* samples that a first guess counts for */
-
 /* Allocates all that frames need, after the scheduler's numbers were set. Returns 0 without memory.
  */
 int cml__init_core(cml_scheduler *s) {
@@ -18,7 +16,7 @@ int cml__init_core(cml_scheduler *s) {
     s->left[0] = s->left[1] = HUGE_VAL;
     s->usual_ms = s->frame_ms;
     s->back_off = 1.0;
-    s->since_rest = REST_EVERY;
+    s->since_rest = PLAN_REST_EVERY;
     s->model.error = log(2.5);
     return 1;
 }
@@ -33,7 +31,7 @@ int cml__adopt_net(cml_scheduler *s, network *net) {
     }
     if (!(s->model.launch_ms > 0)) { /* all files guess the same of one device */
         s->model.launch_ms = net->f.guess.launch_ms;
-        s->model.unknown_samples += net->f.guess.factors > 0 ? GUESSED : 0;
+        s->model.unknown_samples += net->f.guess.factors > 0 ? PLAN_GUESSED_SAMPLES : 0;
     }
     net->adopted = 1;
     net->next = s->nets;
@@ -150,8 +148,8 @@ void cml__sort_candidates(cml_scheduler *s) {
         int has_begun = j->run.group > 0 || j->run.step > 0;
         double laxity = j->deadline_at - s->now - j->remaining / fmax(s->rate, 1e-9);
         j->urgent = has_deadlines && j->has_deadline && !is_idle(j) && laxity >= 0;
-        j->laxity = laxity - (has_begun ? 20.0 : 0.0);
-        if (has_deadlines && s->now - j->last_served_ms > 500.0 && !is_idle(j) &&
+        j->laxity = laxity - (has_begun ? PLAN_STICKINESS_MS : 0.0);
+        if (has_deadlines && s->now - j->last_served_ms > PLAN_STARVED_MS && !is_idle(j) &&
             is_hungrier(j, s->starved))
             s->starved = j;
     }

@@ -1,0 +1,39 @@
+/* Written by `python generate.py` from scheduler/planning/, which explains them. */
+#ifndef CML_PLANNING_H
+#define CML_PLANNING_H
+
+#define PLAN_MEMORY 48
+#define PLAN_GUESSED_SAMPLES 4
+#define PLAN_TELLING_LAUNCHES 8
+#define PLAN_MOST_UNKNOWN 4.605170185988092
+#define PLAN_CLIP 0.9162907318741551
+#define PLAN_CLIP_AFTER 4
+#define PLAN_USUAL 3.0
+#define PLAN_LITTLE 0.1
+#define PLAN_SOME 0.2
+#define PLAN_SETTLED 12
+#define PLAN_DRIFT_WEIGHT 0.03125
+#define PLAN_COMMON 0.5
+#define PLAN_AIMED_SHARE 0.8
+#define PLAN_LEAST_AIM 0.125
+#define PLAN_SMALL 0.25
+#define PLAN_ENOUGH 8
+#define PLAN_WINDOW 1200
+#define PLAN_PRIOR 1.3
+#define PLAN_MIN_SHARE 0.02
+#define PLAN_PROBE_SHARE 0.25
+#define PLAN_STARVED_MS 500.0
+#define PLAN_STICKINESS_MS 20.0
+#define PLAN_TELLING_SHARE 0.25
+#define PLAN_KNOWN 6
+#define PLAN_APART_EVERY 16
+#define PLAN_LATE 1.15
+#define PLAN_GROWTH 1.25
+#define PLAN_DECAY 0.99
+#define PLAN_MOST_BACK_OFF 16.0
+#define PLAN_BELIEVED 0.25
+#define PLAN_SMOOTHED 0.1
+#define PLAN_REST_EVERY 48
+#define PLAN_LONGEST 60
+
+#endif
