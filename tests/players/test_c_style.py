@@ -17,6 +17,7 @@ from tests.players.building import (
     PLAYER,
     ROOT,
     STRICT,
+    WARNINGS,
     need_gcc,
     run_compiler,
     sources,
@@ -86,3 +87,17 @@ def test_dawn_needs_the_standard_header_alone(tmp_path):
     hosts = [PLAYER / name for name in ("tools/play.c", "example/host.c", "example/scene.c")]
     flags = (*STRICT, "-DCML_DAWN", *INCLUDES, f"-isystem{tmp_path}", "-fsyntax-only")
     run_compiler(need_gcc(), *flags, *sources(device=True), *hosts)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ziglang") is None, reason="no ziglang (the extra `players`)"
+)
+@pytest.mark.parametrize("target", ["x86_64-windows-gnu", "aarch64-macos", "x86_64-linux-musl"])
+def test_clang_compiles_it_for_every_system(target, tmp_path):
+    (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
+    where = (*INCLUDES, f"-isystem{wgpu_folder()}", "-c", "-o", tmp_path / "made.o")
+    zig = (sys.executable, "-m", "ziglang")
+    run_compiler(*zig, "cc", "-target", target, *STRICT, *where, tmp_path / "cml.c")
+    run_compiler(*zig, "cc", "-target", target, *STRICT, *where, PLAYER / "example/host.c")
+    wrapper = PLAYER.parents[1] / "tests/players/wrapper.cpp"
+    run_compiler(*zig, "c++", "-target", target, "-std=c++17", *WARNINGS, *where, wrapper)

@@ -46,6 +46,15 @@ inline cml_status check(cml_status status, const char *text) {
     return check(status, error);
 }
 
+struct Unload {
+    cml_scheduler *scheduler = nullptr;
+    void operator()(cml_net *net) const noexcept { cml_unload(scheduler, net); }
+};
+
+struct Destroy {
+    void operator()(cml_scheduler *scheduler) const noexcept { cml_destroy(scheduler); }
+};
+
 } // namespace detail
 
 /// A submitted job; its destructor releases it, which cancels a job that has not ended.
@@ -124,7 +133,7 @@ class Job {
 class Net {
   public:
     Net() noexcept = default;
-    Net(cml_scheduler *scheduler, cml_net *net) noexcept : net_(net, Unload{scheduler}) {}
+    Net(cml_scheduler *scheduler, cml_net *net) noexcept : net_(net, detail::Unload{scheduler}) {}
 
     cml_net *get() const noexcept { return net_.get(); }
 
@@ -142,11 +151,6 @@ class Net {
     }
 
   private:
-    struct Unload {
-        cml_scheduler *scheduler = nullptr;
-        void operator()(cml_net *net) const noexcept { cml_unload(scheduler, net); }
-    };
-
     using GetShape = cml_status (*)(const cml_net *, uint32_t, cml_shape *);
 
     std::vector<cml_shape> shapes(GetShape get_shape) const {
@@ -157,7 +161,7 @@ class Net {
         return found;
     }
 
-    std::unique_ptr<cml_net, Unload> net_;
+    std::unique_ptr<cml_net, detail::Unload> net_;
 };
 
 /// An input of plain numbers of 4 bytes on the host, which submit() copies.
@@ -235,11 +239,7 @@ class Scheduler {
     cml_counts counts() const noexcept { return cml_get_counts(get()); }
 
   private:
-    struct Destroy {
-        void operator()(cml_scheduler *scheduler) const noexcept { cml_destroy(scheduler); }
-    };
-
-    std::unique_ptr<cml_scheduler, Destroy> scheduler_;
+    std::unique_ptr<cml_scheduler, detail::Destroy> scheduler_;
 };
 
 /// What a device must have for the best profile of a cooked file; adds to `needs`.

@@ -2,7 +2,7 @@
 #include "internal.h"
 
 enum { AXES = COOKED_SOURCE_AXES, DIMS = COOKED_MOST_DIMENSIONS };
-enum { POINTS = 6 }; /* of a transformed window, in each direction */
+enum { WINDOW_POINTS = 6 }; /* of a transformed window, in each direction */
 
 static uint32_t stored_size(const constant_row *r) {
     static const uint8_t sizes[] = {1, 2, 4, 1, 1, 2, 2}; /* bits, then int8 to uint16 */
@@ -47,7 +47,7 @@ int cml__is_constant(const file *f, const plan *p, uint32_t number) {
     for (uint32_t i = 0; i < r->rank; i++) count = times(count, r->dims[i].extent);
     for (uint32_t i = 0; i < AXES; i++) {
         uint64_t reach = 1, end = r->extents[i];
-        if (i == 2 && r->matrix != UINT64_MAX) end = POINTS * POINTS;
+        if (i == 2 && r->matrix != UINT64_MAX) end = WINDOW_POINTS * WINDOW_POINTS;
         for (uint32_t k = 0; k < r->rank; k++)
             if (r->dims[k].axis == i) reach = times(reach, r->dims[k].extent);
         if (end > reach) return 0; /* the constant uses its whole source */
@@ -62,17 +62,22 @@ int cml__is_constant(const file *f, const plan *p, uint32_t number) {
         if (r->dims[i].axis == 3) return 0;
     return element_size(r) == 4 && r->becomes != AS_INTEGER && r->extents[2] == 9 &&
            r->extents[3] == 1 && r->matrix % 16 == 0 &&
-           is_inside(r->matrix, 3 * POINTS * sizeof(double), f->values.size);
+           is_inside(r->matrix, 3 * WINDOW_POINTS * sizeof(double), f->values.size);
 }
 
-enum { INT8 = 3, UINT8, INT16, UINT16 }; /* stored numbers that are no bits */
+enum {
+    STORED_INT8 = 3,
+    STORED_UINT8,
+    STORED_INT16,
+    STORED_UINT16
+}; /* stored numbers that are no bits */
 
 static int32_t read_integer(const constant_row *r, const uint8_t *from) {
     uint16_t bits = 0;
-    if (r->stored == INT8) return (int8_t)*from;
-    if (r->stored == UINT8) return *from;
+    if (r->stored == STORED_INT8) return (int8_t)*from;
+    if (r->stored == STORED_UINT8) return *from;
     memcpy(&bits, from, sizeof bits);
-    return r->stored == INT16 ? (int16_t)bits : bits;
+    return r->stored == STORED_INT16 ? (int16_t)bits : bits;
 }
 
 /* Converts one number of the source. */
@@ -93,8 +98,9 @@ static void put_number(const constant_row *r, const uint8_t *source, uint64_t in
 /* Computes one point of matrix * window * transposed matrix: in doubles and in this order, so that
  * all players get the same bits. */
 static void put_point(const constant_row *r, const uint8_t *source, uint64_t window, uint64_t place,
-                      const double matrix[3 * POINTS], uint8_t *to) {
-    const double *y = matrix + 3 * (place / POINTS), *x = matrix + 3 * (place % POINTS);
+                      const double matrix[3 * WINDOW_POINTS], uint8_t *to) {
+    const double *y = matrix + 3 * (place / WINDOW_POINTS),
+                 *x = matrix + 3 * (place % WINDOW_POINTS);
     double down[3] = {0};
     for (uint64_t column = 0; column < 3; column++) {
         float v[3] = {0};
@@ -120,11 +126,11 @@ static void make_elements(const file *f, const constant_row *r, uint64_t first, 
     const uint8_t *source = f->values.data + r->source;
     uint32_t index[DIMS], size = element_size(r);
     uint64_t at[AXES] = {0}, ends[AXES];
-    double matrix[3 * POINTS];
+    double matrix[3 * WINDOW_POINTS];
     int is_transformed = r->matrix != UINT64_MAX;
     for (int i = 0; i < AXES; i++) ends[i] = r->extents[i];
     if (is_transformed) memcpy(matrix, f->values.data + r->matrix, sizeof matrix);
-    if (is_transformed) ends[2] = POINTS * POINTS;
+    if (is_transformed) ends[2] = WINDOW_POINTS * WINDOW_POINTS;
     for (uint32_t i = r->rank; i-- > 0; first /= r->dims[i].extent) {
         index[i] = (uint32_t)(first % r->dims[i].extent);
         at[r->dims[i].axis] += (uint64_t)index[i] * r->dims[i].step;

@@ -6,6 +6,7 @@
 enum { FRAMES_BEFORE_MAP = 2 }; /* a map that is requested earlier could make the device wait */
 
 #ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 
 double cml__machine_ms(void *unused) {

@@ -22,7 +22,7 @@ static int has_digest(span data, const uint8_t digest[32]) {
     return memcmp(found, digest, 32) == 0;
 }
 
-/* Finds a section and checks its hash. An OPTIONAL one that is missing gives NULL. */
+/* Finds a section and checks its hash. A SECTION_OPTIONAL one that is missing gives NULL. */
 cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
                              span *found) {
     *found = (span){NULL, 0};
@@ -33,9 +33,9 @@ cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_
         if (!f->hashed[i] && !has_digest(*found, row->digest))
             return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
         f->hashed[i] = 1;
-        return use == REQUIRED ? CML_OK : copy_span(f, found);
+        return use == SECTION_REQUIRED ? CML_OK : copy_span(f, found);
     }
-    return use == OPTIONAL ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
+    return use == SECTION_OPTIONAL ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
 }
 
 /* Returns the limits that the host states, else the defaults; a trusted file has none. */
@@ -66,7 +66,7 @@ static cml_status check_limits(file *f) {
                 f->error, CML_ERROR_LIMIT,
                 "the file states %llu %s, the limit is %llu: raise it in cml_limits if you "
                 "trust the file",
-                LONG(rows[i].wanted), rows[i].name, LONG(rows[i].most));
+                ULL(rows[i].wanted), rows[i].name, ULL(rows[i].most));
     return CML_OK;
 }
 
@@ -84,7 +84,7 @@ cml_status cml__open_file(file *f) {
             "the file has format %u, this player reads %d: cook it anew, or take a newer player",
             head.format, COOKED_FORMAT);
     if (head.nbytes != size)
-        return BAD(f, "it states %llu bytes, and has %llu", LONG(head.nbytes), LONG(size));
+        return BAD(f, "it states %llu bytes, and has %llu", ULL(head.nbytes), ULL(size));
     span table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
     if (head.sections > COOKED_MOST_SECTIONS || end > size || !ALL_ZERO(head.reserved_80) ||
@@ -173,10 +173,10 @@ static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
 cml_status cml__open_kernels(file *f) {
     span table;
     uint64_t end = 0, unpacked_bytes = 0;
-    TRY(cml__find_section(f, "strings", 0, COPIED, &f->strings));
-    TRY(cml__find_section(f, "code", 0, REQUIRED, &f->code));
-    TRY(cml__find_section(f, "values", 0, REQUIRED, &f->values));
-    TRY(cml__find_section(f, "kernels", 0, COPIED, &table));
+    TRY(cml__find_section(f, "strings", 0, SECTION_COPIED, &f->strings));
+    TRY(cml__find_section(f, "code", 0, SECTION_REQUIRED, &f->code));
+    TRY(cml__find_section(f, "values", 0, SECTION_REQUIRED, &f->values));
+    TRY(cml__find_section(f, "kernels", 0, SECTION_COPIED, &table));
     const kernels_head *head = (const void *)table.data;
     if (table.size < sizeof *head || !ALL_ZERO(head->reserved_4) ||
         table.size != sizeof *head + sizeof *f->kernels * (uint64_t)head->count)
@@ -205,7 +205,7 @@ static cml_status unpack_code(file *f, const kernel_row *k, const code_row *c, v
         (c == &k->wgsl || memcmp(*out, spirv, 4) == 0))
         return CML_OK;
     cml__heap_free(f->memory, *out);
-    return BAD(f, "the code of kernel '%.*s' is damaged", TEXT(text_of(f, k->label)));
+    return BAD(f, "the code of kernel '%.*s' is damaged", TEXT_ARGS(text_of(f, k->label)));
 }
 
 /* Unpacks a kernel's code for a shader compiler; WGSL of an untrusted file is scanned. */
@@ -213,7 +213,7 @@ cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void 
     int is_checked = c == &k->wgsl && c->nbytes > 0 && !f->trusted;
     const char *problem = NULL;
     if (is_checked && c->nbytes > COOKED_MOST_WGSL)
-        return BAD(f, "the WGSL of kernel '%.*s' is too long", TEXT(text_of(f, k->label)));
+        return BAD(f, "the WGSL of kernel '%.*s' is too long", TEXT_ARGS(text_of(f, k->label)));
     TRY(unpack_code(f, k, c, code));
     if (!is_checked) return CML_OK;
     cml_status status = cml__scan_wgsl(f->memory, *code, c->nbytes, &problem);
@@ -221,7 +221,7 @@ cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void 
     cml__heap_free(f->memory, *code);
     if (status == CML_ERROR_MEMORY)
         return cml__fail(f->error, status, "no memory to check a kernel of %u bytes", c->nbytes);
-    return BAD(f, "the WGSL of kernel '%.*s' %s", TEXT(text_of(f, k->label)), problem);
+    return BAD(f, "the WGSL of kernel '%.*s' %s", TEXT_ARGS(text_of(f, k->label)), problem);
 }
 
 static int lower(char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
@@ -256,7 +256,7 @@ static int matches(cml_text pattern, cml_text name) {
 cml_status cml__open_guess(file *f, cml_text name) {
     span in;
     f->guess = (device_row){{0, 0}, 2e7, 4e6, 0.004, 0, 0};
-    TRY(cml__find_section(f, "guess", 0, OPTIONAL, &in));
+    TRY(cml__find_section(f, "guess", 0, SECTION_OPTIONAL, &in));
     if (in.data == NULL) return CML_OK;
     const guess_head *head = (const void *)in.data;
     if (in.size < sizeof *head || head->devices > COOKED_MOST_DEVICES ||

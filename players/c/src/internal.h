@@ -6,6 +6,9 @@
 #if !defined(_POSIX_C_SOURCE) && !defined(_WIN32)
 #define _POSIX_C_SOURCE 200112L
 #endif
+#if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
+#define _DARWIN_C_SOURCE /* has _SC_NPROCESSORS_ONLN */
+#endif
 
 #include "cml.h"
 #include "format.h"
@@ -39,8 +42,8 @@ __attribute__((format(printf, 3, 4)))
 #endif
 cml_status cml__fail(cml_error *error, cml_status status, const char *format, ...);
 
-#define TEXT(t) (int)((t).length < 200 ? (t).length : 200), (t).data /* for %.*s */
-#define LONG(n) (unsigned long long)(n)                              /* for %llu */
+#define TEXT_ARGS(t) (int)((t).length < 200 ? (t).length : 200), (t).data /* for %.*s */
+#define ULL(n) (unsigned long long)(n)                                    /* for %llu */
 #define TRY(call)                                                                                  \
     do {                                                                                           \
         cml_status tried = (call);                                                                 \
@@ -115,7 +118,7 @@ typedef struct plan { /* a copy of a plan's section, and the tables in it */
 
 #define BAD(f, ...) cml__fail((f)->error, CML_ERROR_CORRUPT, "no whole cooked file: " __VA_ARGS__)
 
-typedef enum section_use { OPTIONAL, REQUIRED, COPIED } section_use;
+typedef enum section_use { SECTION_OPTIONAL, SECTION_REQUIRED, SECTION_COPIED } section_use;
 cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
                              span *found);
 cml_limits cml__limits_of(const cml_limits *stated, int trusted);

@@ -82,7 +82,7 @@ void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why) {
     if (state != CML_STATE_DONE) cml__drop_producers(j);
 #ifndef CML_CORE_ONLY
     if (state == CML_STATE_FAILED)
-        cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", LONG(j->number), why);
+        cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
 #endif
 }
 

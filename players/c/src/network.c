@@ -46,7 +46,7 @@ static int fits(const device_facts *device, const file *f, const plan *p, char *
         if (needs[i].is_at_most ? got <= needed : got >= needed) continue;
         size_t at = strlen(why);
         snprintf(why + at, room - at, "%s'%.*s' needs %s %llu, the device has %llu",
-                 at > 0 ? "; " : "", TEXT(p->profile), needs[i].what, LONG(needed), LONG(got));
+                 at > 0 ? "; " : "", TEXT_ARGS(p->profile), needs[i].what, ULL(needed), ULL(got));
         return 0;
     }
     return 1;
@@ -81,7 +81,7 @@ static cml_status choose_plan(const device_facts *device, file *f, plan *p, choi
 /* Logs the profile of a network, and why better ones were left out. */
 static void log_choice(const network *n, const choice *chosen) {
     const cml_scheduler *s = n->scheduler;
-    cml__log(s, CML_LOG_INFO, "the network has the profile '%.*s'", TEXT(n->p.profile));
+    cml__log(s, CML_LOG_INFO, "the network has the profile '%.*s'", TEXT_ARGS(n->p.profile));
     if (chosen->why[0] == 0) return;
     if (s->options.adapter != NULL) {
         heap memory = {.allocator = s->options.allocator};
@@ -173,7 +173,7 @@ static cml_status add_requirements(WGPUAdapter adapter, file *f, cml_requirement
         add_feature(needs, WGPUFeatureName_Subgroups);
     if (p.row->needs.lanes > 0 && wgpuAdapterHasFeature(adapter, NATIVE_SUBGROUPS))
         add_feature(needs, NATIVE_SUBGROUPS);
-    snprintf(needs->profile, sizeof needs->profile, "%.*s", TEXT(p.profile));
+    snprintf(needs->profile, sizeof needs->profile, "%.*s", TEXT_ARGS(p.profile));
     return CML_OK;
 }
 

@@ -40,7 +40,7 @@ static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout
 
 static cml_status open_places(file *f, const plan *p, span in, table_row table, tensor_list *to) {
     const tensor_row *row = rows_of(in, table, sizeof *row);
-    if (row == NULL) return BAD(f, "a table of '%.*s' lies outside of it", TEXT(p->profile));
+    if (row == NULL) return BAD(f, "a table of '%.*s' lies outside of it", TEXT_ARGS(p->profile));
     to->items = cml__heap_alloc(f->memory, table.count, sizeof *to->items);
     if (to->items == NULL)
         return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
@@ -52,7 +52,8 @@ static cml_status open_places(file *f, const plan *p, span in, table_row table, 
             !ALL_ZERO(row->reserved_72) || row->nbytes != one->shape.bytes ||
             row->space >= SPACES || row->offset % p->row->needs.storage_alignment != 0 ||
             !is_inside(row->offset, (row->nbytes + 15) / 16 * 16, p->row->spaces[row->space]))
-            return BAD(f, "input or output %u of '%.*s' is damaged", to->count, TEXT(p->profile));
+            return BAD(f, "input or output %u of '%.*s' is damaged", to->count,
+                       TEXT_ARGS(p->profile));
         to->bytes += (row->nbytes + 255) / 256 * 256;
     }
     return CML_OK;
@@ -95,14 +96,14 @@ static cml_status check_steps(file *f, const plan *p) {
     cml__heap_free(f->memory, blocks);
     if (first != p->row->bindings.count || end != count)
         return BAD(f, "the plan '%.*s' has bindings or parameters that no step has",
-                   TEXT(p->profile));
+                   TEXT_ARGS(p->profile));
     return CML_OK;
 }
 
 /* Opens the plan of that number. */
 cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
     span in;
-    TRY(cml__find_section(f, "plan", number, COPIED, &in));
+    TRY(cml__find_section(f, "plan", number, SECTION_COPIED, &in));
     const plan_head *row = (const void *)in.data;
     if (in.size < sizeof *row || !cml__is_text(f, row->profile) ||
         !ALL_ZERO(row->needs.reserved_44) || row->needs.software > 1 ||
@@ -122,7 +123,7 @@ cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
     p->params = rows_of(in, row->params, 1);
     p->constants = rows_of(in, row->constants, sizeof *p->constants);
     if (!p->steps || !p->bindings || !p->updates || !p->params || !p->constants)
-        return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT(p->profile));
+        return BAD(f, "tables of the plan '%.*s' lie outside of it", TEXT_ARGS(p->profile));
     EACH(f, "binding", row->bindings.count,
          is_binding(p, p->bindings[i], row->needs.storage_alignment) &&
              p->bindings[i].nbytes <= row->needs.binding_bytes);
@@ -138,7 +139,7 @@ cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
     if (bytes > f->most_bytes) f->most_bytes = bytes;
     if (row->steps.count > f->most_steps) f->most_steps = row->steps.count;
     if (bytes > f->totals.device_bytes || row->steps.count > f->totals.steps)
-        return BAD(f, "the plan '%.*s' takes more than the header states", TEXT(p->profile));
+        return BAD(f, "the plan '%.*s' takes more than the header states", TEXT_ARGS(p->profile));
     TRY(open_places(f, p, in, row->inputs, &p->inputs));
     return open_places(f, p, in, row->outputs, &p->outputs);
 }
@@ -168,7 +169,7 @@ static int is_golden(const file *f, const golden_row *row, uint32_t role, const 
 /* Checks the golden example: all inputs, then all outputs, in the order of the plans. */
 static cml_status check_golden(file *f, const plan *p) {
     span in;
-    TRY(cml__find_section(f, "golden", 0, OPTIONAL, &in));
+    TRY(cml__find_section(f, "golden", 0, SECTION_OPTIONAL, &in));
     if (in.data == NULL) return CML_OK;
     const golden_head *head = (const void *)in.data;
     const golden_row *rows = (const void *)(head + 1);
@@ -192,8 +193,8 @@ static cml_status check_all(file *f) {
     plan first, p;
     TRY(cml__open_file(f));
     for (uint32_t i = 0; i < f->section_count; i++) /* sections of tools too */
-        TRY(cml__find_section(f, (const char *)f->sections[i].tag, f->sections[i].number, REQUIRED,
-                              &unused));
+        TRY(cml__find_section(f, (const char *)f->sections[i].tag, f->sections[i].number,
+                              SECTION_REQUIRED, &unused));
     TRY(cml__open_kernels(f));
     for (uint32_t i = 0; i < f->kernel_count; i++) { /* SPIR-V is only for trusted files */
         void *code = NULL;
@@ -209,7 +210,7 @@ static cml_status check_all(file *f) {
     }
     if (f->most_bytes != f->totals.device_bytes || f->most_steps != f->totals.steps)
         return BAD(f, "its header states other totals than its plans have");
-    TRY(cml__find_section(f, "meta", 0, REQUIRED, &unused));
+    TRY(cml__find_section(f, "meta", 0, SECTION_REQUIRED, &unused));
     TRY(check_golden(f, &first));
     return cml__open_guess(f, (cml_text){"", 0});
 }

@@ -135,7 +135,7 @@ static void fail_harmed(cml_scheduler *s, uint32_t slot) {
         if (j->run.state != CML_STATE_DONE) continue;
         j->run.state = CML_STATE_FAILED; /* its outputs are wrong */
         memcpy(j->error, why, sizeof why);
-        cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", LONG(j->number), why);
+        cml__log(s, CML_LOG_ERROR, "job %llu failed: %s", ULL(j->number), why);
     }
 }
 

@@ -103,7 +103,7 @@ void cml_unload(cml_scheduler *s, cml_net *net) {
 
 /* Builds a network whose jobs wait, as long as `ms` allow. */
 void cml__prepare_net(cml_scheduler *s, network *net, double ms) {
-    uint64_t bytes = max_u64((uint64_t)(ms * UPLOAD_PER_MS), LEAST_UPLOAD);
+    uint64_t bytes = max_u64((uint64_t)(ms * (double)UPLOAD_PER_MS), LEAST_UPLOAD);
     cml_error error;
     net->f.error = &error;
     cml_status status = cml__build_net(net, ms, bytes, BOUND_PER_FRAME);
@@ -199,8 +199,8 @@ static cml_status accept_data(job *to, const cml_input *in, const tensor *at, cm
     if (shape->layout != CML_LAYOUT_PLAIN)
         return WRONG("input '%s' is not plain: give a buffer in its layout", in->name);
     if (in->bytes != shape->bytes)
-        return WRONG("input '%s': wanted %llu bytes, got %llu", in->name, LONG(shape->bytes),
-                     LONG(in->bytes));
+        return WRONG("input '%s': wanted %llu bytes, got %llu", in->name, ULL(shape->bytes),
+                     ULL(in->bytes));
     if (in->bytes > 0) memcpy(to->data + at->packed_at, in->data, in->bytes);
     return CML_OK;
 }
@@ -210,7 +210,7 @@ static cml_status accept_buffer(job_source *to, const cml_input *in, const tenso
     uint64_t size = wgpuBufferGetSize(in->buffer);
     if (in->offset % 4 != 0 || !is_inside(in->offset, at->shape.bytes, size))
         return WRONG("input '%s': %llu bytes at %llu are not in its buffer of %llu", in->name,
-                     LONG(at->shape.bytes), LONG(in->offset), LONG(size));
+                     ULL(at->shape.bytes), ULL(in->offset), ULL(size));
     wgpuBufferAddRef(in->buffer);
     to->buffer = in->buffer;
     to->at = in->offset;
@@ -378,7 +378,7 @@ cml_status cml_read(cml_scheduler *s, cml_job handle, const char *output, void *
     }
     const tensor *from = find_output(j, output);
     if (from == NULL || from->shape.layout != CML_LAYOUT_PLAIN || bytes != from->shape.bytes)
-        return WRONG("no plain output '%s' of %llu bytes: %s", output ? output : "", LONG(bytes),
+        return WRONG("no plain output '%s' of %llu bytes: %s", output ? output : "", ULL(bytes),
                      j != NULL && j->error[0] ? j->error : "see cml_get_output_shape");
     readback *r = j->result;
     j->read_requested = 1;
