@@ -18,6 +18,7 @@ from typing import Any
 import cml_engine as cml
 from benchmarks.contenders import Array, Workload
 from benchmarks.table import one_line
+from cml_engine.io.json_files import Json
 from cml_engine.ops import load_families
 
 #: the largest accepted ratio of the arena to its lower bound
@@ -144,7 +145,7 @@ def verdicts(facts: Facts | str) -> list[tuple[bool, str]]:
     ]
 
 
-def record(facts: Facts | str) -> dict[str, Any]:
+def record(facts: Facts | str) -> dict[str, Json]:
     """Returns the facts, or the problem, as a dictionary for the JSON report."""
     if isinstance(facts, str):
         return {"problem": facts}

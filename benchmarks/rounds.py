@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import virtual_environments
 from benchmarks.contenders import Contender
+from cml_engine.io.json_files import Json
 
 #: seconds after which a worker that does not answer is given up
 _PATIENCE = 300.0
@@ -81,7 +82,7 @@ class Worker:
     def about(self) -> dict[str, Any]:
         """Waits until the contender is ready and returns its description; raises
         :class:`WorkerFailed`."""
-        about: dict[str, Any] = self._answer()
+        about: dict[str, Json] = self._answer()
         if "error" in about:
             raise WorkerFailed(about["error"])
         return about

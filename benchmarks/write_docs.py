@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cml_engine.io.json_files import Json
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "design" / "benchmarks.md"
 MARK = "<!-- below: python -m benchmarks.write_docs -->"
 
 
 def page(
-    before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Any], Mapping[str, Any]]
+    before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Json], Mapping[str, Json]]
 ) -> str:
     """Returns the page with new tables, each with the machine that it was measured on and its load.
 

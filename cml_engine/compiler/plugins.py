@@ -140,7 +140,7 @@ def _read_registration(file: Path) -> Any:
     return None
 
 
-def _check_version(stated: Any) -> None:
+def _check_version(stated: object) -> None:
     if stated is not None and (stated != API_VERSION or isinstance(stated, bool)):
         raise OperatorError(
             f"it is written for version {stated!r} of the interface of operators "

@@ -162,7 +162,7 @@ def _current_name(option: str) -> str:
     return _RENAMED.get(kernel, kernel) + space + tile
 
 
-def _records_of(data: Any) -> dict[str, Record]:
+def _records_of(data: object) -> dict[str, Record]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"its format is not '{FORMAT}'")
     choices = data.get("choices")

@@ -10,11 +10,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cml_engine.errors import InputError
+
+if TYPE_CHECKING:
+    from zarr import Array as ZarrArray
 
 #: codecs that compress, and codecs that keep a chunk's size apart from a checksum
 _PACKING = frozenset("zstd gzip zlib lz4 blosc".split())
@@ -26,7 +29,7 @@ _SLACK = 64
 _ABSENT = 2**64 - 1
 
 
-def check_array(array: Any, place: str) -> None:
+def check_array(array: ZarrArray, place: str) -> None:
     """Raises ``InputError`` for a Zarr array with non-numeric items or unknown codecs.
 
     Parameters
@@ -58,7 +61,7 @@ def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
         yield from _codec_names(codec.get("configuration") or {})
 
 
-def check_chunk(array: Any, at: Sequence[int]) -> None:
+def check_chunk(array: ZarrArray, at: Sequence[int]) -> None:
     """Raises ``InputError`` if a chunk of a checked array unpacks to more bytes than its shape
     needs."""
     from zarr.core.sync import sync

@@ -7,10 +7,13 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import IntegerRange
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 WORKERS = IntegerRange(1, 100_000)
 #: Dask settings for runs of days: short logs, which bound its memory, and rare self-monitoring,
@@ -56,11 +59,11 @@ def need_extra() -> None:
 
 @contextlib.contextmanager
 def connect(
-    client: Any = None,
+    client: Client | None = None,
     scheduler: str | None = None,
     workers: int | None = None,
     dashboard: bool = False,
-) -> Iterator[tuple[Any, bool]]:
+) -> Iterator[tuple[Client, bool]]:
     """Yields a client and True if its cluster was started here.
 
     A cluster that was started here stops at the end of the block.
@@ -84,7 +87,7 @@ def connect(
         yield found, True
 
 
-def replace_lost(client: Any, alive: int) -> None:
+def replace_lost(client: Client, alive: int) -> None:
     """Restarts workers of a local cluster until it has its initial number again."""
     cluster = client.cluster
     if cluster is not None and alive < len(cluster.worker_spec):
@@ -121,7 +124,7 @@ def _has_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def _client_at(address: str) -> Iterator[Any]:
+def _client_at(address: str) -> Iterator[Client]:
     from distributed import Client
 
     with _silence_logs():
@@ -141,7 +144,7 @@ def _client_at(address: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _own_cluster(workers: int, dashboard: bool) -> Iterator[Any]:
+def _own_cluster(workers: int, dashboard: bool) -> Iterator[Client]:
     import dask
     from distributed import Client, LocalCluster
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,9 @@ from cml_engine.errors.arguments import IntegerRange, check_choice, check_instan
 from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.runtime.session import CompileOptions, Session, random_inputs
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 #: the batch sizes that are measured
 BATCHES = (1, 2, 4, 8, 16)
@@ -211,7 +214,7 @@ def map_network(
     graph: Graph | str | Path,
     source: Any,
     store: str | Path,
-    client: Any = None,
+    client: Client | None = None,
     *,
     scheduler: str | None = None,
     workers: int | None = None,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.distributed.cluster import replace_lost
 from cml_engine.distributed.report import Report
 from cml_engine.errors import InputError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 #: sent tasks per worker thread: one runs, the others wait at the worker
 _AHEAD = 3
@@ -32,7 +35,7 @@ def forget_names() -> None:
 class ClusterMonitor:
     """Checks the cluster every few seconds and sets ``window``, the number of concurrent tasks."""
 
-    def __init__(self, client: Any, embedded: bool, report: Report) -> None:
+    def __init__(self, client: Client, embedded: bool, report: Report) -> None:
         self.client, self.embedded, self.report = client, embedded, report
         self.window = _LEAST_AHEAD
         self._workers = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cml_engine.distributed.cluster import check_devices, connect, need_extra
 from cml_engine.distributed.monitor import PATIENCE_S, ClusterMonitor
@@ -20,6 +20,9 @@ from cml_engine.distributed.versions import check_versions
 from cml_engine.distributed.work import Layer, Unit, Work
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import FloatRange
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PRICE = FloatRange(0.0001, 1_000_000)
 
@@ -46,7 +49,7 @@ def bake(
     store: str,
     plan: StorePlan | Callable[[Any], StorePlan],
     *,
-    client: Any = None,
+    client: Client | None = None,
     scheduler: str | None = None,
     workers: int | None = None,
     verify: bool = True,
@@ -105,7 +108,7 @@ def bake(
 
 
 class _Run:
-    def __init__(self, client: Any, embedded: bool, work: Work, report: Report) -> None:
+    def __init__(self, client: Client, embedded: bool, work: Work, report: Report) -> None:
         self.client, self.embedded, self.work, self.report = client, embedded, work, report
         #: the run's name on the workers
         self.name = f"cml-{uuid.uuid4().hex[:12]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from cml_engine.io import arrays as array_files
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.runtime.session import check_inputs
+
+if TYPE_CHECKING:
+    from zarr import Array as ZarrArray
 
 Facts = Mapping[str, Fact]
 
@@ -206,7 +209,7 @@ def _open_zarr(place: str, facts: Facts) -> InputSource:
     return _zarr_source(place, found, facts)
 
 
-def _open_array(place: str) -> Any:
+def _open_array(place: str) -> ZarrArray:
     """Opens a Zarr array or group; raises :class:`InputError` if it cannot be read."""
     import zarr
 
@@ -216,7 +219,7 @@ def _open_array(place: str) -> Any:
         raise InputError(f"'{place}': no Zarr array that can be read: {error}") from None
 
 
-def _zarr_source(place: str, array: Any, facts: Facts) -> ZarrSource:
+def _zarr_source(place: str, array: ZarrArray, facts: Facts) -> ZarrSource:
     if len(facts) != 1:
         raise InputError(
             f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
@@ -238,7 +241,7 @@ def _zarr_source(place: str, array: Any, facts: Facts) -> ZarrSource:
     )
 
 
-def _charge_chunk(array: Any, place: str, chunks: Sequence[int]) -> None:
+def _charge_chunk(array: ZarrArray, place: str, chunks: Sequence[int]) -> None:
     """Charges a chunk's unpacked size to the memory budget: a few kilobytes can unpack to
     gigabytes."""
     current_budget().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")

@@ -14,15 +14,19 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.distributed.checks import check_array
 from cml_engine.distributed.work import Cell, Layer, Unit
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import replace_file
 from cml_engine.ir.graph import Array
+
+if TYPE_CHECKING:
+    from zarr import Group
 
 #: names chunks ``c.3.7.0.0``, in the array's folder. Zarr's default makes a folder of each number:
 #: twenty per tile, which take most of the write time and more space than the tile
@@ -53,7 +57,7 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
         replace_file(file, content)
 
 
-def read_chunk(file: Path, shape: tuple[int, ...], dtype: Any, packed: bool = True) -> Array:
+def read_chunk(file: Path, shape: tuple[int, ...], dtype: DTypeLike, packed: bool = True) -> Array:
     """Reads a whole chunk; raises an exception of any type if it is damaged."""
     from numcodecs import Zstd
 
@@ -95,7 +99,7 @@ _FREE = frozenset({"licence"})
 _SHOWN = 24
 
 
-def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
+def refuse(place: str, manifest: Mapping[str, object]) -> bool:
     """Returns True if ``place`` holds a store with this manifest, False if a store can be created
     there.
 
@@ -126,7 +130,7 @@ def refuse(place: str, manifest: Mapping[str, Any]) -> bool:
 
 
 def prepare(
-    place: str, layers: Sequence[Layer], manifest: Mapping[str, Any], title: str = ""
+    place: str, layers: Sequence[Layer], manifest: Mapping[str, object], title: str = ""
 ) -> bool:
     """Creates a store for these layers; returns True if it already existed.
 
@@ -180,7 +184,7 @@ def _check_place(place: str) -> None:
         raise InputError(f"cannot write '{place}': Permission denied")
 
 
-def _check_same(place: str, found: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_same(place: str, found: dict[str, object], wanted: Mapping[str, object]) -> None:
     for key in wanted:
         was, now = found.get(key), wanted.get(key)
         if was != now and key not in _FREE:
@@ -191,12 +195,12 @@ def _check_same(place: str, found: dict[str, Any], wanted: Mapping[str, Any]) ->
             )
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _create_layer(root: Any, layer: Layer) -> None:
+def _create_layer(root: Group, layer: Layer) -> None:
     group = root.require_group(layer.name) if layer.name else root
     group.attrs.update(dict(layer.attributes))
     for name, cell in layer.arrays.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.distributed.batch import Batch, Pace
 from cml_engine.distributed.monitor import LOOK_S, ClusterMonitor
@@ -24,6 +24,11 @@ from cml_engine.distributed.trace import Trace
 from cml_engine.distributed.work import Layer, Unit
 from cml_engine.errors import DeviceError, InputError
 
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from cml_engine.distributed.worker import BatchResult, Outcome
+
 #: attempts per unit
 ATTEMPTS = 3
 #: seconds between two calls of ``progress``
@@ -31,7 +36,7 @@ _SHOW_S = 0.2
 #: the share of the window that must be free before tasks are sent
 _REFILL = 1 / 3
 Progress = Callable[[Report], object]
-_Key = tuple[Any, ...]
+_Key = tuple[object, ...]
 #: a unit and the number of failed attempts
 _Try = tuple[Unit, int]
 
@@ -41,7 +46,7 @@ class _RunningTask:
     """A running task: units of one layer, and its Dask future."""
 
     tries: list[_Try]
-    future: Any
+    future: Future
 
 
 class TaskWindow:
@@ -49,7 +54,7 @@ class TaskWindow:
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         name: str,
         layers: Sequence[Layer],
         monitor: ClusterMonitor,
@@ -202,7 +207,9 @@ class TaskWindow:
         self._again += reversed(tries)
         self._left += len(tries)
 
-    def _gather_results(self, finished: list[_RunningTask]) -> list[tuple[_RunningTask, Any]]:
+    def _gather_results(
+        self, finished: list[_RunningTask]
+    ) -> list[tuple[_RunningTask, BatchResult]]:
         """Returns the results of finished tasks.
 
         All results are gathered in one call, which is faster. If that fails because a worker
@@ -219,7 +226,7 @@ class TaskWindow:
                     found.append((sent, sent.future.result()))
             return found
 
-    def _count(self, worker: str, tried: _Try, outcome: Any) -> None:
+    def _count(self, worker: str, tried: _Try, outcome: Outcome) -> None:
         report, size = self.report, self._size(outcome.unit)
         if outcome.kind == "stop":
             raise InputError(
@@ -249,7 +256,7 @@ class TaskWindow:
         else:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
-    def _handle_lost(self, sent: _RunningTask, error: Any) -> None:
+    def _handle_lost(self, sent: _RunningTask, error: object) -> None:
         """Handles a task that returned no result.
 
         If its worker died, each of its units is retried alone, because Dask suspects every task
@@ -285,5 +292,5 @@ def _layer_of(tried: _Try) -> str:
     return tried[0].layer
 
 
-def _put_key(done: queue.SimpleQueue[_Key], key: _Key, future: Any) -> None:
+def _put_key(done: queue.SimpleQueue[_Key], key: _Key, future: Future) -> None:
     done.put(key)

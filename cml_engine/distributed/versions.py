@@ -5,9 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.errors import InputError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
 
@@ -19,7 +22,7 @@ def own_versions() -> dict[str, str]:
     return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
 
 
-def check_versions(client: Any) -> dict[str, str]:
+def check_versions(client: Client) -> dict[str, str]:
     """Returns the client's versions; raises :class:`InputError` if a worker has different ones."""
     here = own_versions()
     for address, there in sorted(client.run(own_versions, on_error="return").items()):

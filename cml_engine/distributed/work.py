@@ -8,19 +8,19 @@ computes units there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any, Protocol
 
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, Node
 
 #: the ``device`` of integer work, whose results are bit-identical on all devices
 ANY_DEVICE = "any device: integers"
 #: called with each node of a network and its results
-Watch = Callable[[Any, Any], None]
+Watch = Callable[[Node, Sequence[Array]], None]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from distributed import WorkerPlugin, get_worker
+from distributed import Worker, WorkerPlugin, get_worker
 from distributed.metrics import context_meter
 
 from cml_engine.distributed.batch import LONGEST_S, Batch
@@ -31,6 +31,7 @@ from cml_engine.distributed.trace import TraceEvent
 from cml_engine.distributed.versions import check_same_versions, own_versions
 from cml_engine.distributed.work import Layer, Unit, UnitProducer, UnitResult, Watch, Work
 from cml_engine.errors import CmlError, DeviceError, InputError
+from cml_engine.ir.graph import Array, Node
 
 #: the makers of this process by work key, the most recently used last
 _makers: OrderedDict[str, UnitProducer] = OrderedDict()
@@ -127,7 +128,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
         # pickled here, so that a worker that cannot unpickle it reports that itself
         self.work, self.key = pickle.dumps(work), work.key
 
-    def setup(self, worker: Any) -> None:
+    def setup(self, worker: Worker) -> None:
         if self.embedded:  # the client handles Ctrl-C and stops its workers
             with contextlib.suppress(ValueError):  # only the main thread has signal handlers
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,7 +149,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
             opened.refused = _describe(error)
         _opened[self.name] = opened
 
-    def teardown(self, worker: Any) -> None:
+    def teardown(self, worker: Worker) -> None:
         _opened.pop(self.name, None)
 
 
@@ -212,7 +213,7 @@ class _Times:
             return None
         last = start
 
-        def watch(node: Any, results: Any) -> None:
+        def watch(node: Node, results: Sequence[Array]) -> None:
             nonlocal last
             last = self.note("operator", node.title, last)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from cml_engine.errors import InputError
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 __all__ = [
     "BUDGET_MS",
@@ -86,7 +86,7 @@ class IntegerRange(NumberRange):
             raise self._wanted(_quoted(value), what)
         return number
 
-    def _wanted(self, got: Any, what: str = "") -> InputError:
+    def _wanted(self, got: object, what: str = "") -> InputError:
         return _wanted(f"a whole number of {self.low:,} to {self.high:,}", got, what)
 
 
@@ -121,12 +121,12 @@ class FloatRange(NumberRange):
             raise self._wanted(_quoted(value), what)
         return number
 
-    def _wanted(self, got: Any, what: str = "") -> InputError:
+    def _wanted(self, got: object, what: str = "") -> InputError:
         kind = f"{self.unit} of" if self.unit else "a number of"
         return _wanted(f"{kind} {self.low:,} to {self.high:,}", got, what)
 
 
-def check_choice(words: Sequence[str], value: Any, what: str) -> str:
+def check_choice(words: Sequence[str], value: object, what: str) -> str:
     """Returns ``value`` if it is one of the words.
 
     Examples
@@ -139,7 +139,7 @@ def check_choice(words: Sequence[str], value: Any, what: str) -> str:
     return value
 
 
-def check_flag(value: Any, what: str) -> bool:
+def check_flag(value: object, what: str) -> bool:
     """Returns ``value`` if it is True or False.
 
     Examples
@@ -152,7 +152,7 @@ def check_flag(value: Any, what: str) -> bool:
     return value
 
 
-def check_instance(kind: type[T], value: Any, what: str) -> T:
+def check_instance(kind: type[T], value: object, what: str) -> T:
     """Returns ``value`` if it is an instance of the class.
 
     Examples
@@ -172,7 +172,7 @@ def check_callable(value: F, what: str) -> F:
     return value
 
 
-def check_text(value: Any, what: str) -> str:
+def check_text(value: object, what: str) -> str:
     """Returns ``value`` if it is a string."""
     if not isinstance(value, str):
         raise _wanted("a text", repr(value), what)
@@ -186,7 +186,7 @@ def check_input_mapping(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def check_choices(words: Sequence[str], value: Any, what: str) -> frozenset[str]:
+def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[str]:
     """Returns ``value`` as a set if it is a collection of some of the words.
 
     The error message lists the allowed words, the most similar first.
@@ -205,7 +205,7 @@ def check_choices(words: Sequence[str], value: Any, what: str) -> frozenset[str]
     return frozenset(value)
 
 
-def check_name_list(value: Any, what: str) -> tuple[str, ...]:
+def check_name_list(value: object, what: str) -> tuple[str, ...]:
     """Returns ``value`` if it is a tuple or list of names."""
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
@@ -250,7 +250,7 @@ def check_shapes(given: Any) -> dict[str, tuple[int, ...]]:
     return {name: _shape(name, shape) for name, shape in given.items()}
 
 
-def _shape(name: str, given: Any) -> tuple[int, ...]:
+def _shape(name: str, given: object) -> tuple[int, ...]:
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _wanted("extents like (1, 3, 64, 64)", repr(given), f"the shape of '{name}'")
     return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
@@ -292,16 +292,16 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
             raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {listed}")
 
 
-def _quoted(value: Any) -> Any:
+def _quoted(value: object) -> Any:
     """Quotes a string, to distinguish '7' from 7 in messages."""
     return repr(value) if isinstance(value, str) else value
 
 
-def _wanted(wanted: str, got: Any, what: str) -> InputError:
+def _wanted(wanted: str, got: object, what: str) -> InputError:
     return InputError(f"{what}: wanted {wanted}, got {shortened(got)}".removeprefix(": "))
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """Returns the text of a value for a message, of at most 40 characters and one line."""
     shown = " ".join(str(value).split())
     return shown if len(shown) <= 40 else f"{shown[:40]}…"

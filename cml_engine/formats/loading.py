@@ -9,7 +9,6 @@ from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -237,7 +236,7 @@ def _format_of(model: Model) -> Format | None:
     raise _no_model_error(model)
 
 
-def _no_model_error(model: Any) -> InputError:
+def _no_model_error(model: object) -> InputError:
     if isinstance(model, Graph):
         return InputError(f"'{model.name}' is loaded already: cml.Session(graph, gpu) runs it")
     parts = ("name", "graph", "size", "read")
@@ -302,7 +301,7 @@ def save(
     nnef.save(graph, path, overwrite=overwrite)
 
 
-def _check_path(given: Any) -> Path:
+def _check_path(given: object) -> Path:
     if not isinstance(given, str | PathLike):
         raise InputError(f"cannot save to {given!r}: wanted a path")
     if "\0" in os.fspath(given):

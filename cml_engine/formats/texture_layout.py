@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cml_engine.errors import InputError
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.graph import Attrs, AttrValue, Fact, Graph, Node, unused_name
 
 _TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
 _NONE = (0, 0)
@@ -91,7 +91,7 @@ class _Edges:
         return name
 
 
-def _node(op: str, read: str, made: str, **attrs: Any) -> Node:
+def _node(op: str, read: str, made: str, **attrs: AttrValue) -> Node:
     return Node(op, (read,), (made,), Attrs(attrs))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from cml_engine.io import pictures
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.load_limits import OverBudget, current_budget
 from cml_engine.io.named_file import NamedFile, named_file
-from cml_engine.ir.graph import Array, Fact, check_shape
+from cml_engine.ir.graph import Array, DType, Fact, check_shape
 
 __all__ = ["check_outputs", "check_place", "read", "shape_of", "write_outputs"]
 
@@ -226,7 +226,7 @@ def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
         current_budget().charge_unpacking(member.file_size, what)
 
 
-def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
+def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
     """Reads an array's header: its shape, True for Fortran order, and the dtype."""
     header = np.lib.format
     version = header.read_magic(file)

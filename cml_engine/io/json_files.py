@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+#: data that JSON can hold
+Json: TypeAlias = "bool | int | float | str | None | Sequence[Json] | Mapping[str, Json]"
 #: a JSON object, whose values are checked where they are used
 JsonObject: TypeAlias = dict[str, Any]
 #: far above the size of any file that this project writes

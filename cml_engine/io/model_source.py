@@ -18,7 +18,7 @@ import numpy as np
 from cml_engine.errors import CmlError, ModelError, TensorFileError
 from cml_engine.io.atomic_write import COMPLETE
 from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -183,7 +183,7 @@ class SourceFile:
     def head(self, count: int) -> bytes:
         return bytes(self.span(0, min(count, self.size)))
 
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+    def array(self, offset: int, dtype: DType, count: int) -> Array:
         return np.frombuffer(self.span(offset, count * dtype.itemsize), dtype)
 
 

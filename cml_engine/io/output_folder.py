@@ -16,11 +16,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import Content, replace_file
-from cml_engine.io.json_files import read_json
+from cml_engine.io.json_files import Json, read_json
 
 __all__ = [
     "OutputFolder",
@@ -142,7 +141,7 @@ class OutputFolder:
             raise self._cannot_write(error) from None
         return name
 
-    def write_manifest(self, data: Mapping[str, Any]) -> Path:
+    def write_manifest(self, data: Mapping[str, Json]) -> Path:
         """Writes the manifest: ``data`` and the names of all files so far."""
         files = [name for name in self._files if name != self._manifest]
         self.write(self._manifest, json.dumps({**data, _FILES: files}, indent=1) + "\n")

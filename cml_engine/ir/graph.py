@@ -23,6 +23,10 @@ from cml_engine.ir.limits import Limits
 T = TypeVar("T")
 #: a NumPy array of any shape and any type
 Array: TypeAlias = np.ndarray[Any, Any]
+#: a NumPy data type of any kind
+DType: TypeAlias = np.dtype[Any]
+#: a value of an operator's attribute or of a kernel's parameter
+AttrValue: TypeAlias = "bool | int | float | str | np.generic | Array | None | Sequence[AttrValue]"
 _log = logging.getLogger(__name__)
 #: extents of inputs, by name
 Shapes = Mapping[str, tuple[int, ...]]

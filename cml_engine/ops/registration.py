@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cml_engine.ops.declaration.checks import check_spec
 from cml_engine.ops.declaration.registry import find_builtin, replace
@@ -58,7 +57,7 @@ def registering(file: Path) -> Iterator[None]:
         _file.reset(before)
 
 
-def _place(spec: Any) -> Path | None:
+def _place(spec: object) -> Path | None:
     """Returns the file that declares the operator, if it can be determined."""
     if _file.get() is not None:
         return _file.get()

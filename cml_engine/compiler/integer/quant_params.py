@@ -10,7 +10,7 @@ from typing import Any
 
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError, Source, located
-from cml_engine.ir.graph import Attrs, Graph, place_of
+from cml_engine.ir.graph import Attrs, AttrValue, Graph, place_of
 from cml_engine.ir.integer_rule import (
     LARGE_TABLE,
     LEAST_SCALE,
@@ -77,7 +77,7 @@ def word_range(bits: int, signed: bool) -> Range:
     return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
 
 
-def quant_attrs(scale: Any, bits: int, signed: bool = True, **more: Any) -> Attrs:
+def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue) -> Attrs:
     """Returns the attributes of a line as ``graph.quant`` stores them."""
     return Attrs(
         {
@@ -135,7 +135,7 @@ def _parse_params(name: str, attrs: Attrs) -> QuantParams:
     )
 
 
-def _flatten_scales(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, ...]]:
+def _flatten_scales(name: str, scale: object) -> tuple[list[Fraction], tuple[int, ...]]:
     """Returns all scales of a nested list in row-major order, and the shape of the list."""
     if not isinstance(scale, list):
         return [_parse_scale(name, scale)], ()
@@ -145,7 +145,7 @@ def _flatten_scales(name: str, scale: Any) -> tuple[list[Fraction], tuple[int, .
     return [value for values, _ in parts for value in values], (len(parts), *parts[0][1])
 
 
-def _parse_scale(name: str, value: Any) -> Fraction:
+def _parse_scale(name: str, value: object) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _params_error(name, f"scale {value!r}: wanted a number")
     try:
@@ -157,7 +157,7 @@ def _parse_scale(name: str, value: Any) -> Fraction:
     return found
 
 
-def _parse_table(name: str, given: Any) -> tuple[int, ...]:
+def _parse_table(name: str, given: object) -> tuple[int, ...]:
     if not isinstance(given, list):
         raise _params_error(name, f"table {given!r}: wanted whole numbers in brackets")
     if wrong := [v for v in given if isinstance(v, bool) or not isinstance(v, int)]:

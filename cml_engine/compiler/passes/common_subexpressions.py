@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import lookup
@@ -46,7 +45,7 @@ def _key(node: Node, same: dict[str, str]) -> Hashable | None:
     return node.op, attrs, tuple(same.get(n, n) for n in node.inputs), len(node.outputs)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Returns True if the value's text represents it completely."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))

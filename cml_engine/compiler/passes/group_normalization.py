@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.registry import is_builtin
 
 _OPS = (
@@ -175,7 +174,9 @@ class _NewNodes:
         self._one, self._facts = one, facts
         self.nodes: list[Node] = []
 
-    def __call__(self, op: str, *inputs: str, results: int = 1, **attrs: Any) -> tuple[str, ...]:
+    def __call__(
+        self, op: str, *inputs: str, results: int = 1, **attrs: AttrValue
+    ) -> tuple[str, ...]:
         names: list[str] = []
         for _ in range(results):
             names.append(unused_name(f"{self._one.last}.{op}", self._facts))

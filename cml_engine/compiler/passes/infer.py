@@ -126,7 +126,7 @@ def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
     )
 
 
-def _is_fact(given: Any) -> bool:
+def _is_fact(given: object) -> bool:
     if not isinstance(given, Fact) or given.dtype not in NUMPY_DTYPE:
         return False
     shape: Any = given.shape

@@ -127,7 +127,7 @@ def register_rule(rule: Rule) -> Rule:
     return rule
 
 
-def _check_rule(rule: Any) -> None:
+def _check_rule(rule: object) -> None:
     if not isinstance(rule, Rule):
         raise OperatorError(f"register_rule wants a Rule, got {type(rule).__name__}")
     names: Any = rule.pattern

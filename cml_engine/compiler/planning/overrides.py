@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from cml_engine.compiler.planning.choose_storage import matrices_in_half
 from cml_engine.compiler.planning.origins import made_of, producers
@@ -47,7 +46,7 @@ class Overrides:
 NO_OVERRIDES = Overrides()
 
 
-def check_decisions(decide: Any) -> Decisions:
+def check_decisions(decide: object) -> Decisions:
     """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decisions`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
@@ -67,7 +66,7 @@ def check_decisions(decide: Any) -> Decisions:
     return decide
 
 
-def parse_decisions(data: Any) -> Decisions:
+def parse_decisions(data: object) -> Decisions:
     """Returns the decisions in the data of a JSON file.
 
     The data is a :data:`Decisions`, or a list as ``cml info --decisions`` writes it. Decisions on

@@ -62,7 +62,7 @@ class Attr:
         """Returns the value of an attribute that a node does not give."""
         return self.default if count is None or self.default is None else [self.default] * count
 
-    def _fits(self, value: Any) -> bool:
+    def _fits(self, value: object) -> bool:
         kinds = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, kinds):
             return False

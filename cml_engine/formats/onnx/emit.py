@@ -16,7 +16,7 @@ from cml_engine.formats.onnx.ranges.bounds import Intervals
 from cml_engine.formats.onnx.ranges.interval import INT32, of_array
 from cml_engine.formats.onnx.values import Value
 from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, Fact, Graph, Node
 from cml_engine.nnef.expansion.bind import BindError, coerce
 from cml_engine.nnef.expansion.compose import expression
 from cml_engine.nnef.expansion.signatures import Param, declared_signature
@@ -37,7 +37,7 @@ class Emitter:
         self.builder = ImportBuilder(engine.infer)
         self.intervals = Intervals(self.builder)
         self.base = "t"
-        self._expanded: dict[tuple[Any, ...], Graph] = {}
+        self._expanded: dict[tuple[object, ...], Graph] = {}
         self._names: dict[str, str] = {}
         self._extra: dict[str, Value] = {}
         self._found: dict[str, tuple[int, Value]] = {}
@@ -130,7 +130,7 @@ class Emitter:
         op: str,
         declaration: str,
         inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, AttrValue],
         facts: Sequence[Fact],
     ) -> list[Value]:
         """Adds an operator that is unknown to the engine; ``facts`` are the facts of its

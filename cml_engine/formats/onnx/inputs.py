@@ -13,7 +13,7 @@ from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.onnx.model import ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
-from cml_engine.ir.graph import Array, Fact, can_be_shape
+from cml_engine.ir.graph import Array, DType, Fact, can_be_shape
 from cml_engine.nnef.warning import warn
 
 
@@ -64,7 +64,7 @@ def _constant(
     return given
 
 
-def _convert_constant(given: Array, dtype: np.dtype[Any], info: ValueInfo, file: str) -> Array:
+def _convert_constant(given: Array, dtype: DType, info: ValueInfo, file: str) -> Array:
     """Converts a constant to the type that the model declares; raises InputError if values
     change."""
     is_number = given.dtype.kind in "biuf"

@@ -12,10 +12,11 @@ from typing import Any
 
 from cml_engine.formats.onnx.attributes import Attr, declared
 from cml_engine.formats.onnx.values import Value
+from cml_engine.ir.graph import Array
 
 #: takes the :class:`~cml_engine.formats.onnx.call.OnnxCall`, which knows rows and so stands above
 Form = Callable[[Any], Value | Sequence[Value | None]]
-Fold = Callable[..., Any]
+Fold = Callable[..., Array]
 
 #: the supported opsets of ONNX's own domain
 FIRST_OPSET, LAST_OPSET = 7, 28

@@ -93,7 +93,7 @@ def _attribute(node: OnnxNode, name: str, value: Any) -> Any:
     return value
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     if isinstance(value, list):
         return f"{_TYPES[type(value[0])]}[]"
     return _TYPES[type(value)]

@@ -18,7 +18,7 @@ from cml_engine.io.model_source import (
     file_size,
     inner_name,
 )
-from cml_engine.ir.graph import Array, can_be_shape
+from cml_engine.ir.graph import Array, DType, can_be_shape
 from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
 
 #: ONNX's names of element types by number
@@ -220,7 +220,7 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
     return _widen_bfloat16(flat) if kind == "bfloat16" else flat
 
 
-def _from_fields(tensor: OnnxTensor, dtype: np.dtype[Any]) -> Array:
+def _from_fields(tensor: OnnxTensor, dtype: DType) -> Array:
     """Decodes the field of the tensor's type; small types are in ``int32_data``, floats as bits."""
     kind = tensor.type_name
     number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)

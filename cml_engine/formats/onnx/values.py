@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.graph import Array, DType, Fact
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -31,7 +31,7 @@ class Value:
 
     def __init__(
         self,
-        dtype: np.dtype[Any],
+        dtype: DType,
         shape: tuple[int, ...],
         array: Array | None = None,
         tensor: str | None = None,

@@ -180,7 +180,7 @@ def _tuple(kind: Type, value: Value, dtype: str | None) -> tuple[Value, ...]:
     return tuple(coerce(item, element, dtype) for item, element in pairs)
 
 
-_COERCE: dict[str, Callable[[Type, Any, str | None], Any]] = {
+_COERCE: dict[str, Callable[[Type, Any, str | None], object]] = {
     "primitive": _primitive,
     "tensor": _tensor,
     "array": _array,

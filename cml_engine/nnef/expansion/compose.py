@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import InputError, ModelError
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Graph, Node, numbered_name
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Graph, Node, numbered_name
 from cml_engine.nnef.expansion.document_builder import FLOAT_TAIL, FRAGMENTS, INTEGER
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
@@ -57,7 +57,7 @@ def compose(graph: Graph, declarations: Mapping[str, str]) -> ComposedDocument:
     return _Composer(graph, declarations).compose()
 
 
-def expression(value: Any) -> Expr:
+def expression(value: object) -> Expr:
     """Returns a plain value as a literal, or as an array or tuple of literals."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -170,7 +170,7 @@ class _Composer:
             flat = flat[:1]
         return self._declare(name, "constant", dtype, shape=shape, value=list(map(_plain, flat)))
 
-    def _declare(self, name: str, op: str, dtype: str, **attrs: Any) -> Assignment:
+    def _declare(self, name: str, op: str, dtype: str, **attrs: AttrValue) -> Assignment:
         given = tuple(Argument(key, expression(value)) for key, value in attrs.items())
         return Assignment(Name(self._names.of(name)), Call(op, given, dtype))
 
@@ -328,7 +328,7 @@ def _fits_text(values: Array) -> bool:
     return values.size > 0 and not (values.dtype.kind == "f" and bool(np.isnan(values).any()))
 
 
-def _plain(value: Any) -> bool | int | float:
+def _plain(value: object) -> bool | int | float:
     """Converts a NumPy number to Python's; a float gets the fewest digits that identify it."""
     if isinstance(value, (np.floating, float)):
         return float(str(np.float32(value)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -140,7 +139,7 @@ def _quantization_error(name: str, what: str) -> ModelError:
     return ModelError(f"the line of '{name}' in graph.quant: {what}")
 
 
-def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
+def _constant(name: str, sig: Signature, key: str, value: object) -> list[str]:
     """Returns the declaration of an array argument; numbers are written into the call."""
     if not isinstance(value, list):
         return []
@@ -153,5 +152,5 @@ def _constant(name: str, sig: Signature, key: str, value: Any) -> list[str]:
     return [f"{key} = constant<{kind}>(shape = {list(array.shape)}, value = [{values}]);"]
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
 from cml_engine.nnef.expansion.bind import BoundArguments
 from cml_engine.nnef.expansion.expression_evaluator import Exact, Site, Target, spread
 from cml_engine.nnef.expansion.signatures import Signature
@@ -106,7 +106,7 @@ class NodeBuilder:
     def emit(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
         """Adds a node and returns its output, or an array or tuple of its outputs."""
         inputs: list[str] = []
-        attrs: dict[str, Any] = {}
+        attrs: dict[str, AttrValue] = {}
         for param in sig.params:
             value = bound.values[param.name]
             if param.is_tensor:

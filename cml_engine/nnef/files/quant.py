@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import TensorFileError, located
-from cml_engine.ir.graph import Array, Attrs, Quantization, place_of
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Quantization, place_of
 from cml_engine.nnef.files.tensor_file import StoredTensor
 from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText, unquote
@@ -40,8 +40,8 @@ class QuantParser(ExpressionParser):
         self.expect(";")
         return unquote(token.text), Quantization(self._values(call), self.source.at(token.pos))
 
-    def _values(self, call: Call) -> dict[str, Any]:
-        values: dict[str, Any] = {"op": call.op}
+    def _values(self, call: Call) -> dict[str, AttrValue]:
+        values: dict[str, AttrValue] = {"op": call.op}
         for argument in call.arguments:
             if argument.name is None or argument.name in values:
                 message = f"{call.op} wants each argument named, and once"
@@ -82,7 +82,7 @@ def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
 class _Arguments:
     """A quantisation's arguments as arrays that broadcast from the left."""
 
-    def __init__(self, attrs: Mapping[str, Any], stored: StoredTensor, file: str) -> None:
+    def __init__(self, attrs: Mapping[str, AttrValue], stored: StoredTensor, file: str) -> None:
         self._attrs = attrs
         self._rank = stored.values.ndim
         self._stored = stored

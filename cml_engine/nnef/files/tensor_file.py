@@ -12,13 +12,13 @@ import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from cml_engine.errors import TensorFileError
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 from cml_engine.nnef.files import bits as bit_packing
 
 HEADER_SIZE = 128
@@ -74,7 +74,7 @@ class Blob(Protocol):
         """Returns the first bytes."""
         ...
 
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+    def array(self, offset: int, dtype: DType, count: int) -> Array:
         """Returns ``count`` items from ``offset`` on."""
         ...
 
@@ -124,7 +124,7 @@ class MemoryBlob:
     def head(self, count: int) -> bytes:
         return self.data[:count]
 
-    def array(self, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+    def array(self, offset: int, dtype: DType, count: int) -> Array:
         return np.frombuffer(self.data, dtype, count, offset)
 
 
@@ -267,7 +267,7 @@ def _of_blocks(blob: Blob, header: Header) -> Array:
     return ((codes.astype(np.float32) - 8) * scales).reshape(-1)
 
 
-def _item_of(dtype: np.dtype[Any]) -> ItemType:
+def _item_of(dtype: DType) -> ItemType:
     kinds = {"f": ItemType.FLOAT, "u": ItemType.UINT, "i": ItemType.INT, "b": ItemType.BOOL}
     if dtype.kind not in kinds:
         raise TensorFileError(f"a tensor file cannot hold {dtype}: convert it to float32")

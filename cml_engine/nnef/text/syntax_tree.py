@@ -224,7 +224,7 @@ class Document:
     symbols: tuple[str, ...] = ()
 
 
-def expressions(root: Any) -> Iterator[Any]:
+def expressions(root: object) -> Iterator[Any]:
     """Yields every node of a tree, the root first."""
     waiting = [root]
     while waiting:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from cml_engine.ir.graph import AttrValue
 from cml_engine.ops.declaration.spec import Case
 
 Shape = tuple[int, ...]
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, AttrValue] = {
     "border": "constant",
     "padding": [],
     "stride": [],
@@ -18,17 +17,21 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def conv_case(x: Shape, filter: Shape, bias: Any = None, note: str = "", **attrs: Any) -> Case:
+def conv_case(
+    x: Shape, filter: Shape, bias: object = None, note: str = "", **attrs: AttrValue
+) -> Case:
     """Returns a test case; ``bias`` is a shape, a number, or None for one value per channel."""
     return _case(x, filter, (1, filter[0]) if bias is None else bias, note, _DEFAULTS | attrs)
 
 
-def deconv_case(x: Shape, filter: Shape, bias: Any = None, note: str = "", **attrs: Any) -> Case:
+def deconv_case(
+    x: Shape, filter: Shape, bias: object = None, note: str = "", **attrs: AttrValue
+) -> Case:
     values = {**_DEFAULTS, "output_shape": [], **attrs}
     return _case(x, filter, 0.5 if bias is None else bias, note, values)
 
 
-def _case(x: Shape, filter: Shape, bias: Any, note: str, attrs: dict[str, Any]) -> Case:
+def _case(x: Shape, filter: Shape, bias: object, note: str, attrs: dict[str, AttrValue]) -> Case:
     if isinstance(bias, float):
         bias = np.array(bias, np.float32)
     return Case((x, filter, bias), attrs, note)

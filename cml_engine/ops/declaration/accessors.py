@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cml_engine.errors import DeviceError
-from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Node
+from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, AttrValue, Fact, Node
 from cml_engine.ir.layout import BLOCKED, HLSL_TYPE
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Signature
@@ -90,7 +90,7 @@ class Interface:
 
     lines: list[str] = field(default_factory=list)
     layout: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, AttrValue] = field(default_factory=dict)
     defines: dict[str, int | str] = field(default_factory=dict)
 
     def parameter(self, name: str, kind: str, value: Any) -> str:

@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|\{(?P<attribute>\w+)\}"
     r"|(?P<name>[A-Za-z_]\w*)|(?P<symbol><=|>=|==|!=|&&|\|\||[-+*/<>?:(),])|(?P<end>$))"
 )
-_BINARY: Mapping[str, tuple[int, Callable[..., Any]]] = {
+_BINARY: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "||": (1, np.logical_or), "&&": (2, np.logical_and),
     "==": (3, np.equal), "!=": (3, np.not_equal),
     "<": (4, np.less), "<=": (4, np.less_equal), ">": (4, np.greater), ">=": (4, np.greater_equal),
@@ -54,7 +54,7 @@ class KnownFunction:
 
     hlsl: str
     arity: int
-    numpy: Callable[..., Any]
+    numpy: Callable[..., Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Term:
     text: str = ""
     parts: tuple[Term, ...] = ()
     at: int = 0
-    numpy: Callable[..., Any] | None = None
+    numpy: Callable[..., Array] | None = None
     size: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from cml_engine.ir.graph import Attrs
+from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.declaration.expression import Term, parse, wide_hlsl
 
 LETTERS = "abcde"
@@ -38,7 +37,7 @@ class Formula:
     """
 
     hlsl: str
-    numpy: Callable[..., Any]
+    numpy: Callable[..., Array]
     types: tuple[str, ...] = ("scalar",)
     result: str = "scalar"
     attrs: tuple[str, ...] = ()

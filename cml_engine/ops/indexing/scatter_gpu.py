@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, AttrValue
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
@@ -165,7 +165,7 @@ def _lists(places: Array) -> Array:
     return np.concatenate([[len(slots)], slots, starts, [len(order)], order]).astype(np.int32)
 
 
-def _mark_updates(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[Dispatch]:
+def _mark_updates(op: Lowering, row: int, marks: Mapping[str, AttrValue]) -> Iterator[Dispatch]:
     """Yields dispatches that find the last update of every slot: the greatest number, in any
     order."""
     (x, indices, updates), (y,) = op.in_names, op.out_names
@@ -177,13 +177,13 @@ def _mark_updates(op: Lowering, row: int, marks: Mapping[str, Any]) -> Iterator[
 
 
 def _step(
-    op: Lowering, name: str, threads: int, tensors: tuple[str, ...], types: str, **params: Any
+    op: Lowering, name: str, threads: int, tensors: tuple[str, ...], types: str, **params: AttrValue
 ) -> Dispatch:
     stated = {**_NOTHING, **params}
     return for_each(op, threads, stated, {name: 1}, types=types, tensors=tensors, kernel=_STEPS)
 
 
-_NOTHING: Mapping[str, Any] = {
+_NOTHING: Mapping[str, AttrValue] = {
     **dict.fromkeys(("row", "begin", "end", "kind", "slots", "by_rows", "rank", "step"), 0),
     **dict.fromkeys(("extent", "stride"), [0]),
 }

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import Array, Fact, Node
+from cml_engine.ir.graph import Array, AttrValue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
@@ -309,7 +308,9 @@ def _launches(
         )
 
 
-def _params(p: MatrixProduct, tiles: tuple[int, int], widths: tuple[int, int]) -> dict[str, Any]:
+def _params(
+    p: MatrixProduct, tiles: tuple[int, int], widths: tuple[int, int]
+) -> dict[str, AttrValue]:
     wide_a, wide_b = widths
     return {
         "rows": p.rows,

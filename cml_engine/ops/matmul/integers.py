@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.broadcast import broadcast_strides
 from cml_engine.ops.common.shapes import MAX_RANK, check_type
 from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
@@ -200,7 +200,7 @@ def _conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) ->
 
 
 def _conv_cases() -> Iterator[Case]:
-    plain: dict[str, Any] = {"padding": [], "stride": [], "dilation": [], "groups": 1}
+    plain: dict[str, AttrValue] = {"padding": [], "stride": [], "dilation": [], "groups": 1}
     yield Case((_bytes(2, 3, 7, 9), _bytes(5, 3, 3, 3)), plain, "same extents")
     yield Case((_bytes(1, 4, 8, 7), _bytes(6, 2, 3, 2)), {
         "padding": [(0, 1), (2, 0)], "stride": [2, 1], "dilation": [1, 2], "groups": 2,

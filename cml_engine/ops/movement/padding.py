@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
 from cml_engine.ops.common.window import BORDERS, WindowAxis
@@ -144,7 +144,7 @@ def pad_dispatch(
     return for_each(op, n, params, defines, types=types, tensors=tensors, kernel=_KERNEL, cost=cost)
 
 
-def _params(dims: Sequence[_Dim]) -> dict[str, Any]:
+def _params(dims: Sequence[_Dim]) -> dict[str, AttrValue]:
     inner_first = [*dims[::-1], *[_Dim(1, 1, 0)] * (8 - len(dims))]
     return {
         "in_extent": [d.extent for d in inner_first],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.shapes import check_length, check_type
 from cml_engine.ops.common.window import (
     GEOMETRY,
@@ -107,7 +107,7 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _col2im_cases() -> Iterator[Case]:
-    plain: dict[str, Any] = {"padding": [(0, 0)] * 2, "stride": [], "dilation": []}
+    plain: dict[str, AttrValue] = {"padding": [(0, 0)] * 2, "stride": [], "dilation": []}
     yield Case(((2, 3 * 6, 4 * 3),), {**plain, "output_size": [5, 5], "size": [2, 3]}, "overlaps")
     yield Case(((1, 4, 9),), {
         "padding": [(1, 0), (2, 1)], "stride": [2, 3], "dilation": [2, 1], "output_size": [6, 6],
@@ -219,7 +219,7 @@ def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _deform_cases() -> Iterator[Case]:
-    plain: dict[str, Any] = {"size": [3, 3], "padding": [], "stride": [], "dilation": [],
+    plain: dict[str, AttrValue] = {"size": [3, 3], "padding": [], "stride": [], "dilation": [],
                              "offset_groups": 1}  # fmt: skip
     near = Random((2, 18, 5, 7), -1.5, 1.5)
     yield Case(((2, 3, 5, 7), near, np.array(1.0)), plain, "no mask")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, AttrValue, Fact
 from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.sampling_cpu import prepare_max_pool
 from cml_engine.ops.common.window import reverse_window_of, window_of
@@ -118,7 +118,7 @@ def _attrs(size: Sequence[int], **changes: Any) -> dict[str, Any]:
 
 _KEEP = (0, 0)
 #: shape, attributes, what it is for
-_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
+_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((1, 3, 7, 6), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "auto padding, odd extent"),
     ((2, 8, 6, 5), _attrs((1, 1, 3, 3), border="ignore"), "auto padding, ignore"),
     ((2, 3, 5, 5), _attrs((1, 1, 3, 2), border="replicate", padding=[_KEEP, _KEEP, (2, 1), (0, 3)]),
@@ -143,7 +143,7 @@ _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
      "windows without input"),
 )  # fmt: skip
 #: of the narrow side, for debox and desample
-_REVERSE_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
+_REVERSE_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((1, 3, 3, 4), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "doubling"),
     ((2, 2, 4, 3), _attrs((1, 1, 3, 3)), "overlapping"),
     ((1, 2, 3, 3), _attrs((1, 1, 3, 2), stride=[1, 1, 3, 2], dilation=[1, 1, 2, 3],
@@ -160,11 +160,11 @@ _REVERSE_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-def _cases(**more: Any) -> list[Case]:
+def _cases(**more: AttrValue) -> list[Case]:
     return [Case((Random(s),), {**a, **more}, note) for s, a, note in _WINDOWS]
 
 
-def _reverse_attrs(attrs: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _reverse_attrs(attrs: dict[str, AttrValue], **more: AttrValue) -> dict[str, AttrValue]:
     return {"output_shape": [], **attrs, **more}
 
 
@@ -175,12 +175,12 @@ def _debox_cases(normalize: bool) -> list[Case]:
     ]
 
 
-def _sample_case(shape: tuple[int, ...], attrs: dict[str, Any], note: str) -> Case:
+def _sample_case(shape: tuple[int, ...], attrs: dict[str, AttrValue], note: str) -> Case:
     narrow = _wide_to_narrow(("integer",), Attrs(attrs), Fact("scalar", shape))[0]
     return Case((Random(shape), _any_tap(narrow.shape, attrs)), attrs, note)
 
 
-def _desample_case(shape: tuple[int, ...], attrs: dict[str, Any], note: str) -> Case:
+def _desample_case(shape: tuple[int, ...], attrs: dict[str, AttrValue], note: str) -> Case:
     return Case((Random(shape), _any_tap(shape, attrs)), _reverse_attrs(attrs), note)
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import Fact
+from cml_engine.ir.graph import AttrValue, Fact
 from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
 from cml_engine.ops.common.broadcast import (
     Shape,
@@ -157,7 +156,7 @@ class _Stage:
         extents = (self.reduced.extents[-1], *outer, *self.kept.strides[0])
         return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
 
-    def params(self, last: bool, width: int) -> dict[str, Any]:
+    def params(self, last: bool, width: int) -> dict[str, AttrValue]:
         """Returns the shader's parameters, with the source's elements counted in vectors of
         ``width``."""
         dense, step = self.partial_strides()

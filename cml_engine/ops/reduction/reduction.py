@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.row_rules import exclude_axes
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -109,15 +109,15 @@ def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
     return [mean, _sum(np.square(x - mean), axes, True)]
 
 
-def _cpu_extreme(function: Callable[..., Any], nothing: float, attrs: Attrs, x: Array) -> Array:
+def _cpu_extreme(function: Callable[..., Array], nothing: float, attrs: Attrs, x: Array) -> Array:
     return np.asarray(function(x, _cpu_axes(attrs), keepdims=True, initial=nothing), x.dtype)
 
 
-def _cpu_logical(function: Callable[..., Any], attrs: Attrs, x: Array) -> Array:
+def _cpu_logical(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
     return np.asarray(function(x, _cpu_axes(attrs), keepdims=True))
 
 
-def _cpu_index(function: Callable[..., Any], attrs: Attrs, x: Array) -> Array:
+def _cpu_index(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
     """Positions count row-major over the reduced axes, whatever order they are named in."""
     axes = sorted(attrs["axes"])
     kept = [a for a in range(x.ndim) if a not in axes]
@@ -191,7 +191,7 @@ _SHAPES: tuple[tuple[tuple[int, ...], list[int], str], ...] = (
 _NOTHING = ((3, 0, 2), [1], "of nothing")
 
 
-def _cases(dtype: str, nothing: bool, **attrs: Any) -> list[Case]:
+def _cases(dtype: str, nothing: bool, **attrs: AttrValue) -> list[Case]:
     shapes = _SHAPES + ((_NOTHING,) if nothing else ())
     return [
         Case((Random(shape, -1.0, 1.0, dtype),), {"axes": axes, **attrs}, note)

@@ -284,7 +284,7 @@ def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterat
     yield Case(((1, 0, 4, 4), _rows((0, 0, 3, 3)), _index(0)), two, "no channels")
 
 
-def _declare(name: str, kind: str, cpu: Callable[..., Any], cost: Callable[..., Cost],
+def _declare(name: str, kind: str, cpu: Callable[..., Array], cost: Callable[..., Cost],
              cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
     define(
         OpSpec(

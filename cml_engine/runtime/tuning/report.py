@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cml_engine.compiler.tuning_tables import Record
+from cml_engine.io.json_files import Json
 from cml_engine.runtime.tuning.trial import Trial
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class TuneReport:
 
     def json(self) -> str:
         """The report as a JSON object."""
-        found: dict[str, Any] = {
+        found: dict[str, Json] = {
             "model": self.model,
             "device": self.device,
             "clock": self.clock,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cml_engine.compiler.passes.infer import MAX_RANK
 from cml_engine.errors.arguments import check_known_names
@@ -162,7 +161,7 @@ def _limits(spec: OpSpec) -> Iterator[str]:
     yield f"GPU and NumPy agree within {t.rtol:g} of the value and {t.atol:g}: {t.why}"
 
 
-def _rank(given: Any) -> int:
+def _rank(given: object) -> int:
     """Returns the rank of a case's input: a shape, ``Random`` of one, or an array."""
     return len(given if isinstance(given, tuple) else getattr(given, "shape", ()))
 

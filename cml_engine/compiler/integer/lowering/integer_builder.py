@@ -20,7 +20,16 @@ from cml_engine.compiler.integer.lowering.pending_values import (
 from cml_engine.compiler.integer.quant_params import QuantParams, check_scale
 from cml_engine.compiler.integer.sum_bounds import Range
 from cml_engine.errors import ModelError, located
-from cml_engine.ir.graph import DTYPE_OF_KIND, Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.graph import (
+    DTYPE_OF_KIND,
+    Array,
+    Attrs,
+    AttrValue,
+    Fact,
+    Graph,
+    Node,
+    unused_name,
+)
 from cml_engine.ir.integer_rule import fraction_of, round_half_up
 
 #: the largest word of constants that have no line
@@ -67,13 +76,13 @@ class IntegerGraphBuilder:
             self.unique_name(f"{name}.sum") if name in self.quant_params else self.words_name(name)
         )
 
-    def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
+    def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: AttrValue) -> str:
         """Adds one node to the new graph with the source position of ``node``; returns its
         output name."""
         self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
         return out
 
-    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+    def constant(self, name: str, value: object, dtype: Any = np.float32) -> str:
         """Adds a constant to the new graph under an unused name, and returns that name.
 
         Whole numbers are stored as float32 unless they are too large for it.

@@ -14,7 +14,7 @@ from cml_engine.compiler.integer.quantizer.placement import Placement
 from cml_engine.compiler.integer.quantizer.ranges import QuantScale
 from cml_engine.compiler.integer.quantizer.weights import quantize_bias, quantize_weights
 from cml_engine.errors import ModelError
-from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.ops.conv.shapes import deconv_shape
 
@@ -63,7 +63,7 @@ class QuantizedGraphBuilder:
             float_tail=bool(floats),
         )
 
-    def _table(self, name: str) -> dict[str, Any]:
+    def _table(self, name: str) -> dict[str, AttrValue]:
         base = self.placement.bases[name]
         of, to = self.scale(base), self.scale(name)
         numbers = table_words(of.bits, of.signed) * of.scale

@@ -337,7 +337,7 @@ def _check_samples(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
     return [_check_sample(graph, i, sample) for i, sample in enumerate(samples)]
 
 
-def _check_sample(graph: Graph, i: int, sample: Any) -> dict[str, Array]:
+def _check_sample(graph: Graph, i: int, sample: object) -> dict[str, Array]:
     if not isinstance(sample, Mapping) or set(sample) != set(graph.inputs):
         got = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
         raise InputError(f"sample {i}: wanted the inputs {list(graph.inputs)}, got {got}")

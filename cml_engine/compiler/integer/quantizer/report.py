@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from cml_engine.io.json_files import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class QuantizeReport:
         return self.error <= self.wanted
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """The whole report as a JSON object."""
         return {**asdict(self), "ok": self.ok}
 

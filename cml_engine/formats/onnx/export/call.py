@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -85,7 +84,7 @@ class ExportCall(NodeWriter):
         rank = max(operand.fact.rank for operand in self.operands)
         return [self.align(i, rank) for i in range(len(self.operands))]
 
-    def fill(self, value: Any, fact: Fact | None = None) -> str:
+    def fill(self, value: object, fact: Fact | None = None) -> str:
         """Adds a constant filled with one value; its default shape is that of the first result."""
         fact = fact or self.out
         return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))

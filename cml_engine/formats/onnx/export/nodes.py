@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.formats.onnx.export.wire import ELEMENTS, OutNode
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node, numbered_name
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, Node, numbered_name
 
 
 class ConstantStore(Protocol):
@@ -37,7 +37,7 @@ class NodeWriter:
         """Adds a node with one result and returns the result's name."""
         return self.split(op, *inputs, results=1, **attributes)[0]
 
-    def split(self, op: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
+    def split(self, op: str, *inputs: str, results: int, **attributes: AttrValue) -> list[str]:
         """Adds a node with several results and returns their names."""
         names = [self._name(op) for _ in range(results)]
         given = {name: value for name, value in attributes.items() if value is not None}

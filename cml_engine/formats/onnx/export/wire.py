@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.formats.onnx.protobuf import BYTES, FIXED32, VARINT
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, AttrValue
 
 #: ONNX's type numbers by NumPy name
 ELEMENTS = {name: number for number, name in ELEMENT_TYPES.items()}
@@ -33,7 +33,7 @@ class OutNode:
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, AttrValue] = field(default_factory=dict)
     domain: str = ""
 
 

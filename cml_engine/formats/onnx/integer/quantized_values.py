@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from cml_engine.compiler.integer.quant_params import word_range
 from cml_engine.compiler.integer.quantizer.ranges import round_digits
 from cml_engine.errors import ModelError
 from cml_engine.formats.onnx.values import Value
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 
 
 class NotIntegerError(ModelError):
@@ -71,7 +70,7 @@ class QuantizedConstant:
     scales: tuple[float, ...]
 
 
-def quantized_type(scale: Value | None, zero: Value | None, dtype: np.dtype[Any]) -> QuantizedType:
+def quantized_type(scale: Value | None, zero: Value | None, dtype: DType) -> QuantizedType:
     """Returns the range and scale of a tensor's integers.
 
     Raises :class:`NotIntegerError` if an integer network cannot represent them.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ class WordConstants:
             return None
         return whole if np.abs(whole).max(initial=0) <= 32767 else None
 
-    def _keep(self, name: str, whole: Array, scale: Any) -> None:
+    def _keep(self, name: str, whole: Array, scale: object) -> None:
         is_small = np.abs(whole).max(initial=0) <= 127
         self.values[name] = whole.astype(np.int8 if is_small else np.int16)
         self.lines[name] = quant_attrs(scale, 8 if is_small else 16)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.graph import Array, DType, Fact
 
 #: the most elements of a float constant whose bounds are computed; larger ones are weights
 _MAX_SCALARS = 4096
@@ -38,7 +38,7 @@ UNIT = Interval(0, 1)
 NOTHING = Interval(0, 0)
 
 
-def of_dtype(dtype: np.dtype[Any]) -> Interval:
+def of_dtype(dtype: DType) -> Interval:
     """Returns the interval of an input of an ONNX type; 64-bit inputs accept 32-bit values only."""
     if dtype.kind == "b":
         return UNIT

@@ -4,8 +4,8 @@ of a line."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from cml_engine.ir.graph import AttrValue
 from cml_engine.ops.conv.kernels.tile import product_defines, store_defines
 from cml_engine.ops.conv.node import Conv, ConvTile, band_of, phases_of
 from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_filter
@@ -63,7 +63,7 @@ def lower_line(
     )
 
 
-def line_params(conv: Conv, tile: ConvTile, fused: int = 1) -> tuple[int, dict[str, Any]]:
+def line_params(conv: Conv, tile: ConvTile, fused: int = 1) -> tuple[int, dict[str, AttrValue]]:
     """Workgroups, and the parameters of conv_line.hlsli; ``fused`` phases are done together."""
     shape = conv.shape
     steps, phases = phases_of(conv)

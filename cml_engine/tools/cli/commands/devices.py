@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from cml_engine.errors import DeviceError
+from cml_engine.io.json_files import Json
 from cml_engine.tools.cli.options import CommandParser, add_options
 
 GROUP = "This installation"
@@ -33,7 +33,7 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def _rows() -> list[dict[str, Any]]:
+def _rows() -> list[dict[str, Json]]:
     try:
         from cml_engine.gpu.adapters import device_rows
     except ImportError as error:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from cml_engine.compiler.plan import Binding, Plan
+from cml_engine.io.json_files import Json
 from cml_engine.tools.report.folder.page import Html
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1200, 420, 76, 10, 24
@@ -45,7 +46,7 @@ def placed_tensors(plan: Plan) -> list[PlacedTensor]:
     ]
 
 
-def arena_data(plan: Plan) -> dict[str, Any]:
+def arena_data(plan: Plan) -> dict[str, Json]:
     """Returns the arena as data for programs."""
     memory = plan.memory
     return {

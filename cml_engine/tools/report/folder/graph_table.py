@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cml_engine.compiler.planning.origins import made_of, producers
+from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.tools.report.folder.page import Cell, Html, details, html, listed, table, whole
 
@@ -49,7 +50,7 @@ def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
     return [row(number, node) for number, node in enumerate(optimized.nodes)]
 
 
-def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Any]:
+def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Json]:
     """Returns the graph as data for programs."""
     return {
         "name": graph.name,

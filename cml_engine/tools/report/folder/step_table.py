@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.compiler.tuning_tables import Record
+from cml_engine.io.json_files import Json
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.tools.report.folder.page import (
     Cell,
@@ -61,7 +61,7 @@ def step_rows(
     ]
 
 
-def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[str, Any]:
+def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[str, Json]:
     """Returns the table as data for programs."""
     return {
         "device": device,

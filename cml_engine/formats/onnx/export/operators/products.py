@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import pad_axes, slice_axes
-from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ir.graph import Attrs, AttrValue, Fact
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
 
@@ -74,7 +73,7 @@ def _bias_alone(c: ExportCall, channels: int) -> str:
     return c.add("Expand", column, c.indices(*c.out.shape))
 
 
-def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, AttrValue]:
     return {
         "kernel_shape": [a.kernel for a in shape.axes],
         "strides": [a.stride for a in shape.axes],
