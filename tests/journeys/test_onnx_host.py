@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.fixtures.pages import examples
+
 SHAPE = "--shape=image=1,3,64,64"
 
 
@@ -28,6 +30,14 @@ def folder(compiler_environment, tmp_path_factory):
 def planes(file):
     with Image.open(file) as picture:
         return np.asarray(picture, np.float32).transpose(2, 0, 1)[None] / 255
+
+
+@pytest.mark.gpu
+def test_the_readme_runs_as_printed(compiler_environment, folder):
+    (printed,) = examples("README.md")
+    (folder / "host.py").write_text(printed)
+    compiler_environment.run("python", "host.py", cwd=folder)
+    assert planes(folder / "enlarged.png").shape == (1, 3, 256, 256)
 
 
 @pytest.mark.gpu
