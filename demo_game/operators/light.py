@@ -120,6 +120,7 @@ SHADING = cml.register(
         f"distances: integer[] = {list(_DISTANCES)}, reach: integer = {_REACH}, "
         f"softness: scalar = {_SOFTNESS}, sun: scalar[] = {list(SUN)})"
         " -> (shading: tensor<scalar>);",
+        doc="Light that depends on the shape of the land only: normal, open sky and shadow.",
         infer=_infer,
         cpu=_cpu,
         kernel=cml.Kernel(

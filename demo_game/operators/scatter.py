@@ -103,6 +103,7 @@ SCATTER = cml.register(
         f"tile: tensor<integer>, cells: integer = {CELLS}, apron: integer = {FINE_APRON}, "
         f"shore: scalar = {_SHORE}, vertices: integer = {VERTICES})"
         " -> (instances: tensor<scalar>, draw: tensor<integer>);",
+        doc="Trees, bushes and rocks where the density wants them, and how many are drawn.",
         infer=_infer,
         cpu=_cpu,
         kernel=cml.Kernel(

@@ -34,6 +34,7 @@ PACK_BYTES = cml.register(
     cml.OpSpec(
         name="pack_bytes",
         signature="fragment pack_bytes(channels: tensor<scalar>) -> (words: tensor<integer>);",
+        doc="Four channels of 0 to 1 as the texels of an rgba8unorm texture.",
         infer=_infer,
         cpu=_cpu,
         kernel=cml.Kernel(

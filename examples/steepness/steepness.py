@@ -20,6 +20,7 @@ cml.register(
     cml.OpSpec(
         name="steepness",
         signature="fragment steepness(x: tensor<scalar>) -> (y: tensor<scalar>);",
+        doc="The sum of the absolute differences to the four neighbours.",
         infer=cml.same_as(0),
         cpu=steepness,
         kernel=cml.Kernel("steepness.hlsl"),

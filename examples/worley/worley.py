@@ -61,6 +61,7 @@ WORLEY = cml.register(
         name="worley",
         signature="fragment worley(points: tensor<scalar>, seed: integer = 0)"
         " -> (distance: tensor<scalar>);",
+        doc="The distance from each point to the nearest feature point of a hashed lattice.",
         infer=infer,
         cpu=cpu,
         kernel=cml.Kernel("worley.hlsl"),
