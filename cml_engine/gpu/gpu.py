@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.executor import FrameExecutor
@@ -11,6 +11,9 @@ from cml_engine.gpu.memory.tensors import GpuTensor, tensor_in
 from cml_engine.gpu.textures.kernels import kernels_of
 from cml_engine.gpu.timing.frame_timer import FrameTimer
 from cml_engine.ir.graph import Fact
+
+if TYPE_CHECKING:
+    import wgpu
 
 
 class Gpu(Device):
@@ -50,7 +53,7 @@ class Gpu(Device):
         """
         return FrameTimer(self, names, every=every)
 
-    def tensor(self, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
+    def tensor(self, buffer: wgpu.GPUBuffer, offset: int, fact: Fact) -> GpuTensor:
         """Returns a range of the host's ``wgpu.GPUBuffer`` as an input for a run or a job.
 
         The range contains row-major 32-bit elements from byte ``offset`` on, a multiple of 4.

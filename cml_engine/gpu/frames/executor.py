@@ -29,6 +29,7 @@ from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.timestamp_ring import TimestampRing
 from cml_engine.io.frame_gate import frame_gate
+from cml_engine.ir.graph import Array
 from cml_engine.ir.textures import TextureTarget
 
 #: the most groups of slices per frame that are timed separately
@@ -72,7 +73,7 @@ class FrameExecutor(JobExecutor):
         """Submits an encoder of :meth:`new_encoder`."""
         self.gpu.queue.submit([encoder.finish()])
 
-    def check_encoder(self, encoder: Any) -> None:
+    def check_encoder(self, encoder: object) -> None:
         """Raises :class:`InputError` if ``encoder`` is not a command encoder."""
         check_instance(wgpu.GPUCommandEncoder, encoder, "encoder")
 
@@ -94,7 +95,7 @@ class FrameExecutor(JobExecutor):
         else:
             self._readbacks.postpone(result)
 
-    def read(self, result: Result, name: str) -> Any:
+    def read(self, result: Result, name: str) -> Array | None:
         """Returns the output ``name`` if it has arrived on the host, else None."""
         return result.value(name)
 

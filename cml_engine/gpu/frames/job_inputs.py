@@ -26,16 +26,16 @@ class _Promised(Protocol):
     def name(self) -> str: ...
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Returns True if the value is a host array: neither a GPU value nor a job's future output."""
     return not (on_device(value) or _is_promised(value))
 
 
-def _is_promised(value: Any) -> TypeGuard[_Promised]:
+def _is_promised(value: object) -> TypeGuard[_Promised]:
     return hasattr(value, "job") and hasattr(value, "name")
 
 
-def check_inputs(gpu: Device, network: Any, inputs: Mapping[str, Any]) -> None:
+def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> None:
     """Raises :class:`InputError` if the network or one of the inputs does not fit the device.
 
     The network must belong to ``gpu``. Each input must exist, lie on the host or on ``gpu``, and
@@ -55,7 +55,7 @@ def check_inputs(gpu: Device, network: Any, inputs: Mapping[str, Any]) -> None:
         check_input(gpu, network, name, value)
 
 
-def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None:
+def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> None:
     """Checks one input like :func:`check_inputs`."""
     place = network.plan.inputs.get(name)
     if place is None:
@@ -69,7 +69,7 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: Any) -> None
         kind, found = "GPU tensor", _promised(gpu, name, value) or place.fact
     else:
         # sessions check the element type beforehand
-        kind, found = "array", Fact(place.fact.dtype, tuple(np.shape(value)))
+        kind, found = "array", Fact(place.fact.dtype, np.asarray(value).shape)
     if found != place.fact:
         raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import wgpu
@@ -40,7 +39,7 @@ class JobExecutor:
         #: the networks whose jobs begin in the current frame
         self._beginning: list[GpuProgram] = []
 
-    def accept(self, network: GpuProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def accept(self, network: GpuProgram, inputs: Mapping[str, object]) -> dict[str, object]:
         """Checks the inputs of a future job and returns them with arrays copied.
 
         GPU tensors stay alive until :meth:`release_input`.
@@ -49,7 +48,7 @@ class JobExecutor:
         if wants_kernels(network, inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
         network.retained.promise(inputs)
-        accepted: dict[str, Any] = {}
+        accepted: dict[str, object] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
         for value in inputs.values():
@@ -57,7 +56,7 @@ class JobExecutor:
                 value.keep()
         return accepted
 
-    def input_steps(self, network: GpuProgram, inputs: Mapping[str, Any]) -> Sequence[StepCost]:
+    def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
         """Returns the costs of the texture loads that run before the network's own steps."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
@@ -66,7 +65,7 @@ class JobExecutor:
         if isinstance(value, GpuTensor):
             value.let_go()
 
-    def reserve(self, network: GpuProgram, inputs: Mapping[str, Any]) -> str:
+    def reserve(self, network: GpuProgram, inputs: Mapping[str, object]) -> str:
         """Reserves the network and the output memory of a job before it begins.
 
         Returns "" on success, else a description of what the job waits for: pipelines, a network
@@ -102,7 +101,7 @@ class JobExecutor:
 
     @device_errors()
     def begin_job(
-        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
     ) -> JobRun:
         """Uploads the arrays, appends the copies of the GPU tensors and returns the new run."""
         self._let_ended_go()
@@ -114,7 +113,7 @@ class JobExecutor:
             raise
 
     def _write_inputs(
-        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, Any]
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
     ) -> JobRun:
         if network.prints is not None:
             network.prints.not_in_frames()
@@ -165,7 +164,7 @@ class JobExecutor:
             network.let_go(self)
 
 
-def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
+def _makers(inputs: Mapping[str, object]) -> list[JobRun]:
     """Returns the runs that produced the inputs.
 
     Raises :class:`InputError` if one of them is wrong.
@@ -180,7 +179,7 @@ def _makers(inputs: Mapping[str, Any]) -> list[JobRun]:
     return found
 
 
-def wants_kernels(network: GpuProgram, inputs: Mapping[str, Any]) -> bool:
+def wants_kernels(network: GpuProgram, inputs: Mapping[str, object]) -> bool:
     """Returns True if an input needs the texture kernels.
 
     That is a texture, or a GPU tensor of real numbers that an integer network quantizes on input.

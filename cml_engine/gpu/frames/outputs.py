@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import wgpu
 
@@ -19,6 +19,7 @@ from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.memory.words import empty, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
+from cml_engine.ir.graph import Array
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
@@ -145,7 +146,7 @@ class Result:
         if staging is not None:
             staging.free()
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> Array | None:
         """Returns the output ``name`` if it has arrived on the host, else None."""
         if self.error is not None:
             raise self.error

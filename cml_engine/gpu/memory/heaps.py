@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TypeVar
 
 import wgpu
 
@@ -20,6 +20,8 @@ _SPARE_WHOLE = 16
 _GROWTH = 64
 #: no heap is larger than the budget divided by this number
 _BUDGET_PART = 8
+
+T = TypeVar("T")
 
 
 class HeapRange:
@@ -176,7 +178,7 @@ class Heaps:
         )
 
 
-def guarded(make: Callable[[], Any], what: str) -> Any:
+def guarded(make: Callable[[], T], what: str) -> T:
     """Calls ``make`` and returns its result.
 
     Raises ``MemoryError`` if the GPU is out of memory for ``what``, and :class:`DeviceError` if the

@@ -81,7 +81,7 @@ class GpuTensor:
             self.owner.count_takers(-1)
 
 
-def tensor_in(device: wgpu.GPUDevice, buffer: Any, offset: int, fact: Fact) -> GpuTensor:
+def tensor_in(device: wgpu.GPUDevice, buffer: wgpu.GPUBuffer, offset: int, fact: Fact) -> GpuTensor:
     """Returns the tensor ``fact`` at a byte offset of a buffer of that device.
 
     Raises :class:`InputError` if it cannot be read there.

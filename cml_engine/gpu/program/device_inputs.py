@@ -34,12 +34,12 @@ class InputOwner(Protocol):
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
 
 
-def host_arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def host_arrays(inputs: Mapping[str, object]) -> dict[str, Any]:
     """Returns the inputs that must be uploaded from the host."""
     return {name: value for name, value in inputs.items() if not on_device(value)}
 
 
-def check_on_device(gpu: Device, name: str, fact: Fact, value: Any) -> None:
+def check_on_device(gpu: Device, name: str, fact: Fact, value: object) -> None:
     """Raises :class:`InputError` if a tensor or a texture does not fit the input ``name``."""
     if isinstance(value, TextureInput):
         TextureLoad(gpu, name, fact, value)
@@ -60,7 +60,7 @@ def check_on_device(gpu: Device, name: str, fact: Fact, value: Any) -> None:
         raise InputError(f"input '{name}': the GPU tensor's memory was released before")
 
 
-def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
+def refuse_own_memory(program: InputOwner, name: str, value: object) -> None:
     """Raises :class:`InputError` if the tensor is in the program's own arena.
 
     WebGPU cannot copy within one buffer.
@@ -75,7 +75,7 @@ def refuse_own_memory(program: InputOwner, name: str, value: Any) -> None:
         )
 
 
-def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
+def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, object]) -> list[Load]:
     """Returns the steps that load the inputs before a run, in the order of the inputs.
 
     These are the textures, and the tensors that must be quantized from a staging copy.
@@ -90,13 +90,13 @@ def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, Any]) -> list[Load]:
     return loads
 
 
-def _waits(value: Any) -> bool:
+def _waits(value: object) -> bool:
     """Returns True if the value must be copied to a staging buffer before it is quantized."""
     return isinstance(value, TextureInput) or (isinstance(value, GpuTensor) and not readable(value))
 
 
 def take_over(
-    encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, Any]
+    encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, object]
 ) -> list[Load]:
     """Appends the copies of tensors into the program's memory.
 
@@ -110,7 +110,9 @@ def take_over(
     ways = iter(loads)
     for name, value in inputs.items():
         place = program.plan.inputs[name]
-        if not on_device(value) or (isinstance(value, GpuTensor) and not value.fact.size):
+        if not isinstance(value, GpuTensor | TextureInput):
+            continue
+        if isinstance(value, GpuTensor) and not value.fact.size:
             continue
         if place.conversion is None:
             _bring(encoder, value, ways, program, place.binding)
@@ -122,8 +124,9 @@ def take_over(
             assert isinstance(entering, NumbersLoad)
             entering.bind(program, waiting)
         else:
+            assert isinstance(value, GpuTensor)
             entering = NumbersLoad(program.gpu, name, place)
-            entering.take(program, value)
+            entering.read_from(program, value)
             compute = encoder.begin_compute_pass(label=f"enter '{name}'")
             entering.encode_all(compute)
             compute.end()

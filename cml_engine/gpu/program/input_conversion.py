@@ -68,7 +68,7 @@ class NumbersLoad:
         self._from = source
         self._bind(target, *source.place(Binding("", "", 0, nbytes)), nbytes)
 
-    def take(self, target: Target, tensor: GpuTensor) -> None:
+    def read_from(self, target: Target, tensor: GpuTensor) -> None:
         """Binds like :meth:`bind`, with a readable tensor as the source."""
         before = tensor.offset % self._gpu.limits.storage_offset_alignment
         nbytes = before + self._place.fact.nbytes
@@ -76,7 +76,7 @@ class NumbersLoad:
         self._params = self._params.with_sizes((channels, positions, before // _WORD, words))
         self._bind(target, tensor.buffer, tensor.offset - before, nbytes)
 
-    def _bind(self, target: Target, buffer: Any, offset: int, nbytes: int) -> None:
+    def _bind(self, target: Target, buffer: wgpu.GPUBuffer, offset: int, nbytes: int) -> None:
         own, at, size = *target.place(self._place.binding), self._place.binding.nbytes
         kernels = kernels_of(self._gpu)
         with device_errors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import wgpu
 
@@ -71,12 +71,12 @@ class GpuProgram(PreparedProgram):
 
     # --- running
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """Uploads the inputs, runs all steps and returns the outputs; blocks."""
         with self.exclusive(), self._readback.staging(self.gpu) as staging:
             return self._run(inputs, staging)
 
-    def _run(self, inputs: Mapping[str, Any], staging: Allocation) -> dict[str, Array]:
+    def _run(self, inputs: Mapping[str, object], staging: Allocation) -> dict[str, Array]:
         encoder = self.gpu.device.create_command_encoder(label=self.plan.name)
         steps, loads = self.begin(encoder, inputs)
         compute = encoder.begin_compute_pass(label=self.plan.name)
@@ -97,7 +97,10 @@ class GpuProgram(PreparedProgram):
         return self._readback.read(staging)
 
     def begin(
-        self, encoder: wgpu.GPUCommandEncoder, inputs: Mapping[str, Any], run: JobRun | None = None
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        inputs: Mapping[str, object],
+        run: JobRun | None = None,
     ) -> tuple[Sequence[int], list[Load]]:
         """Begins a run like :meth:`begin_run`, with inputs on the host or the device.
 

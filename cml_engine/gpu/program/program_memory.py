@@ -6,7 +6,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import wgpu
 
@@ -137,7 +136,7 @@ class ProgramMemory(ABC):
             if free:
                 self.residency.lock.release()
 
-    def hold(self, executor: Any) -> str:
+    def hold(self, executor: object) -> str:
         """Reserves the memory for a job until :meth:`let_go`; never blocks.
 
         Returns "", or a description of what the job must wait for: a run of another thread that
@@ -153,7 +152,7 @@ class ProgramMemory(ABC):
         self.stays_until = 0
         return ""
 
-    def let_go(self, executor: Any) -> None:
+    def let_go(self, executor: object) -> None:
         """Ends the reservation, because the job's last commands have been submitted."""
         self.residency.let_go(executor)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from threading import RLock
-from typing import Any
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
@@ -123,7 +122,7 @@ class Residency:
         #: memory that only this program uses, if any
         self.own: Allocation | None = None
         #: frame schedulers that have a job of the program running
-        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.holders: weakref.WeakSet[object] = weakref.WeakSet()
         if self.shared is not None:
             self.shared.join(self)
 
@@ -195,7 +194,7 @@ class Residency:
             self.arena_bytes, TENSOR_USAGE, owner=self.name, category="activations"
         )
 
-    def let_go(self, executor: Any) -> None:
+    def let_go(self, executor: object) -> None:
         """Ends the executor's job; if the group has a larger arena now, drops the old one."""
         self.holders.discard(executor)
         if self.shared is not None and not self.shared.is_current(self.arena):

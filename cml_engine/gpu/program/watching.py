@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.gpu.program import inspect
@@ -15,7 +14,7 @@ from cml_engine.ir.reuse import VARIABLES, sources_of
 def run_watched(
     program: GpuProgram,
     graph: Graph,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
     """Runs the optimized graph node by node, with a submit and a readback for each.
@@ -54,7 +53,7 @@ def run_watched(
     return found
 
 
-def _submit_loads(program: GpuProgram, inputs: Mapping[str, Any]) -> None:
+def _submit_loads(program: GpuProgram, inputs: Mapping[str, object]) -> None:
     """Copies the inputs into the program's memory, from the host or the device."""
     encoder = program.gpu.device.create_command_encoder()
     _, loads = program.begin(encoder, inputs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import wgpu
 
 from cml_engine.errors import InputError
@@ -13,7 +11,9 @@ from cml_engine.ir.textures import TextureFormat, known_format
 _Usage = wgpu.TextureUsage
 
 
-def texture_format(gpu: Device, what: str, texture: Any, *, written: bool) -> TextureFormat:
+def texture_format(
+    gpu: Device, what: str, texture: wgpu.GPUTexture, *, written: bool
+) -> TextureFormat:
     """Returns the format of a texture that is read or ``written``.
 
     Raises :class:`InputError` if the texture does not support that.
@@ -49,7 +49,7 @@ def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
         )
 
 
-def level_size(what: str, texture: Any, layer: int, mip: int) -> tuple[int, int]:
+def level_size(what: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
     """Returns width and height of a mip level.
 
     Raises :class:`InputError` if the texture has no such layer or mip level.

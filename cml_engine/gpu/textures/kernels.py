@@ -62,9 +62,11 @@ class _Bound:
     """The latest bind groups of one texture or buffer, by their other bindings."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[object, ...], wgpu.GPUBindGroup] = OrderedDict()
 
-    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def get(
+        self, key: tuple[object, ...], make: Callable[[], wgpu.GPUBindGroup]
+    ) -> wgpu.GPUBindGroup:
         found = self._groups.get(key)
         if found is None:
             found = self._groups[key] = make()
@@ -88,10 +90,10 @@ class TextureKernels:
         weakref.finalize(self, gpu.memory.free_later, self._params.free).atexit = False
         self._next = 0
         self._lock = Lock()
-        self._bound: weakref.WeakKeyDictionary[Any, _Bound] = weakref.WeakKeyDictionary()
+        self._bound: weakref.WeakKeyDictionary[object, _Bound] = weakref.WeakKeyDictionary()
         self._building: Future[None] | None = None
-        self._layouts: dict[str, Any] = {}
-        self._pipelines: dict[str, Any] = {}
+        self._layouts: dict[str, wgpu.GPUBindGroupLayout] = {}
+        self._pipelines: dict[str, wgpu.GPUComputePipeline] = {}
 
     # --- pipelines
 
@@ -151,7 +153,7 @@ class TextureKernels:
         self,
         compute: wgpu.GPUComputePassEncoder,
         name: str,
-        bind_group: Any,
+        bind_group: wgpu.GPUBindGroup,
         params: Params,
         part: tuple[int, int],
         offsets: Sequence[int] = (),
