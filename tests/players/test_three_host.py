@@ -57,8 +57,8 @@ def test_what_three_draws_is_what_the_network_made(host):
 #: what the example of the documentation calls its own: a canvas, a scene, a picture
 BEFORE = """
 import {{ bytesOf, canvasOf }} from "{here}/canvas.js";
-const read = async (name) => (await Deno.readFile(`{folder}/${{name}}`)).buffer;
-globalThis.fetch = (name) => ({{ arrayBuffer: () => read(name) }});
+const read = async () => (await Deno.readFile("{folder}/net.cml")).buffer;
+globalThis.fetch = () => ({{ arrayBuffer: read }});
 globalThis.requestAnimationFrame = (draw) => setTimeout(() => draw(performance.now()), 5);
 globalThis.cancelAnimationFrame = clearTimeout;
 const {{ canvas, shown }} = canvasOf();
@@ -73,8 +73,8 @@ for (let frames = 0; frames < 3; frames += job === null ? 1 : 0) {
 console.log(JSON.stringify([...await bytesOf(device, shown.texture)]));
 Deno.exit(0);
 """
-UPRES = """version 1.0;
-graph upres(image) -> (enlarged)
+ENLARGE = """version 1.0;
+graph enlarge(image) -> (enlarged)
 {
     image = external<scalar>(shape = [1, 3, 8, 8]);
     enlarged = nearest_upsample(image, factor = [2, 2]);
@@ -93,8 +93,8 @@ def test_the_example_of_the_documentation_shows_the_output(tmp_path):
         pytest.skip(str(error))
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    graph = cml.load(write_model(tmp_path / "upres.nnef", UPRES))
-    (tmp_path / "upres.cml").write_bytes(cook(graph, ["portable"]))
+    graph = cml.load(write_model(tmp_path / "enlarge.nnef", ENLARGE))
+    (tmp_path / "net.cml").write_bytes(cook(graph, ["portable"]))
     imports = {"cml-engine": "cml.js", "cml-engine/picture.js": "picture.js"}
     paths = {name: (WEB / file).as_uri() for name, file in imports.items()}
     paths["three/webgpu"] = (tmp_path / "three.webgpu.js").as_uri()
