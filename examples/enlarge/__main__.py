@@ -76,8 +76,10 @@ def samples(options: argparse.Namespace) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """trains the network on one core and writes it as ONNX and NNEF"""
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise cml.InputError("training needs PyTorch: pip install -e '.[training]'") from None
     from examples.enlarge import network
 
     torch.set_num_threads(1)  # so results do not depend on the number of cores
