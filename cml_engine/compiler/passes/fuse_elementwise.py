@@ -1,8 +1,8 @@
 """Fuses elementwise operators that read each other's results into one kernel.
 
 Each fused operator saves a dispatch, and a write and a read of the whole tensor. The kernel
-consists of the operators' own expressions (``ops/pointwise.py``), in their order and with their
-roundings.
+consists of the operators' own expressions (``ops/elementwise/elementwise.py``), in their order and
+with their roundings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``conv`` and ``deconv`` on the GPU: by one of the kernels of ``conv_variants.py``."""
+"""``conv`` and ``deconv`` on the GPU: by one of the kernels of ``variants.py``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CompileOptions:
 
     Parameters
     ----------
-    without : names of passes to leave out; ``"views"`` (``passes/views.py``) is one of them.
+    without : names of passes to leave out; ``"views"`` (``planning/views.py``) is one of them.
     blocked_layout : store feature maps on a GPU in blocks of four channels.
     storage : ``"half"`` stores a GPU's feature maps, and the weights that are applied to them, in
         16 bits (docs/faster.md). Arithmetic is always in 32 bits, and the CPU stores 32 bits.
