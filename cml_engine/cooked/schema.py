@@ -287,7 +287,7 @@ class DeviceRow(PackedRow):
 
 
 class FactorRow(PackedRow):
-    """How much longer the kernels of a family take than a device's speed says."""
+    """A factor on the time of a family of kernels, beside what the device's speed says."""
 
     kernel: Text = nested(Text, "the second word of a cost key, or that up to its last `-`")
     times: float = f64("how many times the work takes that the device's numbers say")

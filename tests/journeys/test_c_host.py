@@ -102,7 +102,7 @@ def play(program: Path, network: Path, folder: Path, **env: str) -> np.ndarray:
 
 @pytest.fixture
 def expected(environment, cooked, tmp_path):
-    """What Python computes from the same file."""
+    """Returns what Python computes from the same file."""
     np.save(tmp_path / "image.npy", IMAGE)
     words = ("cml", "run", cooked, "--trusted", "-i", "image=image.npy", "-o", "large=large.npy")
     environment.run(*words, cwd=tmp_path)
