@@ -6,8 +6,8 @@ import sys
 
 if __name__ == "__main__":
     from demo_game.command import main, say
-    from demo_game.cooking import make_behind
+    from demo_game.cooking import cook_in_background
 
     code = main()
-    make_behind(say)
+    cook_in_background(say)
     sys.exit(code)

@@ -88,20 +88,20 @@ class Chain:
         bare = _PLANTS if tile.level >= POPULATED_LEVELS else ()
         return tuple(name for name in self.sources if name not in bare)
 
-    def digested(self, tile: TileId) -> tuple[str, ...]:
+    def list_digest_tensors(self, tile: TileId) -> tuple[str, ...]:
         """The tensors that a tile's digest is of: what is shown; of the integer world the whole
         numbers that that is made of."""
         if not self.exact:
-            return kept_names(tile)
+            return name_shown_tensors(tile)
         return (*_LAND_WORDS, *(_PLANT_WORDS if tile.level < POPULATED_LEVELS else ()))
 
     @property
-    def painted(self) -> int:
+    def texel_side(self) -> int:
         """Texels along a tile's colours."""
         return self.graphs["paint"].facts["texels"].shape[-1]
 
 
-def kept_names(tile: TileId) -> tuple[str, ...]:
+def name_shown_tensors(tile: TileId) -> tuple[str, ...]:
     """The tensors that are shown of a tile."""
     return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
 
@@ -134,9 +134,9 @@ def load_chain(
         if own and own.exists():
             graphs[name], folders[name] = cml.load(own), own
         else:
-            graphs[name] = _ours(folders[name], there)
+            graphs[name] = _load_own(folders[name], there)
     if enlarge is not None:
-        graphs, sources = _with_enlarged(graphs, sources, enlarge, there)
+        graphs, sources = _add_upscaler(graphs, sources, enlarge, there)
         fine = {name: MODELS / f"{model}.nnef" for name, model in _FINE.items()}
         folders = {**folders, **fine, "enlarge": enlarge}
     chain = Chain(graphs, sources, folders, integer)
@@ -163,7 +163,7 @@ def _check_kinds(chain: Chain) -> None:
         raise cml.ModelError(f"'{chain.folders[name]}' is an integer network: add --integer")
 
 
-def _ours(folder: Path, cooked: Path | None) -> cml.Graph:
+def _load_own(folder: Path, cooked: Path | None) -> cml.Graph:
     """A network of ours; from the cooked set where there is one that can be used."""
     if cooked is not None:
         with suppress(cml.CmlError):
@@ -171,7 +171,7 @@ def _ours(folder: Path, cooked: Path | None) -> cml.Graph:
     return cml.load(folder)
 
 
-def _with_enlarged(
+def _add_upscaler(
     graphs: dict[str, cml.Graph],
     sources: dict[str, dict[str, OutputOf]],
     enlarge: Path,
@@ -200,7 +200,7 @@ def _with_enlarged(
             else {key: value}
         ).items()
     }
-    fine = {name: _ours(MODELS / f"{model}.nnef", cooked) for name, model in _FINE.items()}
+    fine = {name: _load_own(MODELS / f"{model}.nnef", cooked) for name, model in _FINE.items()}
     return {**graphs, **fine, "enlarge": network}, sources
 
 

@@ -225,7 +225,7 @@ def run_headless(
     """Flights without a window, in the modes that were asked for."""
     from demo_game.headless import MODES, Options
     from demo_game.headless import run as fly
-    from demo_game.settings import chosen
+    from demo_game.settings import make_settings
 
     report, screenshot = options.report, options.screenshot
     if report is None and screenshot is None:
@@ -235,7 +235,7 @@ def run_headless(
     if options.screenshot_quality is not None:
         size = quality.width, quality.height
         other = {**vars(options), "quality": options.screenshot_quality, "size": size}
-        still = chosen(argparse.Namespace(**other))
+        still = make_settings(argparse.Namespace(**other))
     modes = MODES if options.compare else TOUR if options.tour else (options.mode,)
     runs: list[RunReport] = []
     for mode in modes:
@@ -273,12 +273,12 @@ def tell_world(
     runs: Sequence[RunReport], quality: Quality, settings: Settings, options: argparse.Namespace
 ) -> bool:
     """The integer world's hash; with ``--compare`` that of NumPy's tiles too. Whether it is one."""
-    from demo_game.reporting.worlds import verdict
+    from demo_game.reporting.worlds import compare_worlds
 
     worlds = {run.mode: run.world for run in runs}
     if options.compare:
         worlds["CPU"] = cpu_world(quality, settings, options)
-    said, one = verdict(worlds)
+    said, one = compare_worlds(worlds)
     print(said)
     return one
 
@@ -305,9 +305,9 @@ def run_on_cpu(options: argparse.Namespace) -> int:
     found = make(options.seed, options.models, screenshot, options.integer)
     print(found.text)
     if options.integer and options.compare:
-        from demo_game.settings import chosen
+        from demo_game.settings import make_settings
 
-        print(f"world {cpu_world(*chosen(options), options)} (CPU)")
+        print(f"world {cpu_world(*make_settings(options), options)} (CPU)")
     write_atomically(report, json.dumps(found.to_json(), indent=2))
     say(f"report: {report}, map: {screenshot}")
     return 0

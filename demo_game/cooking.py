@@ -53,7 +53,7 @@ def make(say: Callable[[str], object] = lambda said: None) -> None:
     write_atomically(_manifest(), json.dumps({"of": before}))
 
 
-def make_behind(say: Callable[[str], object]) -> None:
+def cook_in_background(say: Callable[[str], object]) -> None:
     """In a checkout that has no set yet: make one, in a process of low priority that goes on when
     this one has ended. One that failed is not tried again until something has changed."""
     if not _is_checkout() or _state().get("of") == _fingerprint() or not _begin():
@@ -116,7 +116,7 @@ def _begin() -> bool:
     return True
 
 
-def _make_behind() -> None:
+def _start_cooking() -> None:
     with suppress(AttributeError, OSError):
         os.nice(15)
     before = _fingerprint()
@@ -130,6 +130,6 @@ def _make_behind() -> None:
 
 if __name__ == "__main__":
     if "--behind" in sys.argv:
-        _make_behind()
+        _start_cooking()
     else:
         make(lambda said: sys.stderr.write(f"[demo] cooked {said}\n"))

@@ -15,19 +15,19 @@ _NAME = "llvmpipe-"
 _TASKS = Path("/proc/self/task")
 
 
-def keep_apart() -> None:
+def pin_driver_threads() -> None:
     """Give each of the driver's threads its core; nothing where there are none, or the system has
     no such call."""
     if not hasattr(os, "sched_setaffinity"):
         return
-    for thread, core in places(_TASKS, sorted(os.sched_getaffinity(0))).items():
+    for thread, core in assign_cores(_TASKS, sorted(os.sched_getaffinity(0))).items():
         try:
             os.sched_setaffinity(thread, {core})
         except OSError:  # it has ended, or may not be moved
             continue
 
 
-def places(tasks: Path, cores: list[int]) -> dict[int, int]:
+def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
     """The core for each thread of a folder as ``/proc/self/task``."""
     found = {}
     for task in tasks.iterdir() if tasks.is_dir() else ():

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from cml_engine.io.atomic_write import write_atomically
-from demo_game.chain import kept_names, load_chain
+from demo_game.chain import load_chain, name_shown_tensors
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest, world_hash
 from demo_game.world.overhead import SIDE, overhead
@@ -49,7 +49,7 @@ class CpuReport:
         return "\n".join(lines)
 
 
-class _Spent:
+class _SecondsBySession:
     """Seconds by session."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Spent:
 
 def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> CpuReport:
     """Make a square of tiles where the flight would begin; write a map of it."""
-    chain, spent = load_chain(models, integer=integer), _Spent()
+    chain, spent = load_chain(models, integer=integer), _SecondsBySession()
     maker, digests = TileMaker(chain, "cpu"), {}
     span = TileId(_LEVEL, 0, 0).span_m
     west, north = (int(at // span) - _SIDE // 2 for at in find_start(seed))
@@ -75,7 +75,7 @@ def run(seed: int, models: Path | None, picture: Path, integer: bool = False) ->
     start = time.perf_counter()
     for number, tile in enumerate(tiles):
         made = maker.make(tile, seed, spent)
-        for name in kept_names(tile):
+        for name in name_shown_tensors(tile):
             hasher.update(made[name].tobytes())
         digests[tile] = tile_digest(chain, tile, made.__getitem__)
         y, x = number // _SIDE * SIDE, number % _SIDE * SIDE

@@ -25,9 +25,9 @@ from cml_engine.tools.panel import FrameLog, FrameSample
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
 from demo_game.controls import Controls
-from demo_game.cores import keep_apart
+from demo_game.cores import pin_driver_threads
 from demo_game.flight import Pose
-from demo_game.operators.light import lit
+from demo_game.operators.light import relight
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import EFFORTS, DrawingPace, Effort
@@ -35,7 +35,7 @@ from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
 from demo_game.streaming import Streaming
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
-from demo_game.world.quadtree import Detail, Selection, fitting, needed, select
+from demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
 from demo_game.world.sun import DAY, Light
 from demo_game.world.surroundings import Surroundings
 from demo_game.world.tile import TileId
@@ -106,9 +106,9 @@ class Game:
         cooked = settings.planet is None
         chain = load_chain(settings.models, settings.enlarge, cooked, settings.integer)
         if settings.light is not DAY:  # what is cooked is by day
-            surface = lit(cml.load(chain.folders["surface"]), settings.light)
+            surface = relight(cml.load(chain.folders["surface"]), settings.light)
             chain = replace(chain, graphs={**chain.graphs, "surface": surface})
-        quality = replace(quality, texels=chain.painted)
+        quality = replace(quality, texels=chain.texel_side)
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
@@ -140,7 +140,7 @@ class Game:
         self.loading = True
         self._began = self._encoded = False
         if self._on_cpu:
-            keep_apart()
+            pin_driver_threads()
 
     def resize(self, width: int, height: int) -> None:
         """The target has another size now, in pixels."""
@@ -157,18 +157,18 @@ class Game:
         picture, as behind a loading screen), ``now_s`` is the game's own time, and
         ``draw_overlay(encoder, timestamp_writes)`` comes last."""
         start = time.perf_counter()
-        self._obey()
+        self._apply_controls()
         if self.watch is not None and self.watch.poll():
             self.renew()
         camera = self.renderer.camera(pose.position, pose.yaw, pose.pitch)
         self._seen = camera, pose, now_s
         self._unseen += 1
         if self.loading or self._unseen > _POSTPONED:
-            self._look()
+            self._update_selection()
         encoder = self.gpu.device.create_command_encoder()
         report = None
         if not self._on_cpu:
-            self._learn()
+            self._collect_times()
             report = self.scheduler.encode(encoder)
         self.streaming.collect(encoder, now_s)
         if target_view is not None:
@@ -192,20 +192,20 @@ class Game:
         """The networks' slices, when the picture is done: a software driver draws on the cores that
         the game's own code runs on, so waiting for it costs nothing, and what is left of the frame
         is known."""
-        self._learn()  # where the frame before had no time for it
+        self._collect_times()  # where the frame before had no time for it
         waits = time.perf_counter()
         self.gpu.wait()
         waited_ms, elapsed_ms = _ms_since(waits), _ms_since(start)
         picture_ms = _ms_since(submitted)
         if drawn:
-            self.pace.took(elapsed_ms)
+            self.pace.add_time(elapsed_ms)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder, elapsed_ms)
         self.gpu.queue.submit([encoder.finish()])
         self._encoded = True
         return self.log.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
-    def use_rest(self, until: float) -> None:
+    def use_spare_time(self, until: float) -> None:
         """Does deferred work of the coming frames if there is time for it until ``until``.
 
         ``until`` is a time of :func:`time.perf_counter`. Call it when the frame is done. Work
@@ -213,9 +213,9 @@ class Game:
         later.
         """
         if until - time.perf_counter() > _LEARNING_S:
-            self._learn()
+            self._collect_times()
         if until - time.perf_counter() > _LOOKING_S:
-            self._look()
+            self._update_selection()
 
     def renew(self) -> None:
         """All tiles are to be made anew; what is there is drawn until then."""
@@ -257,14 +257,14 @@ class Game:
             timed=lambda: None if effort else self.timer.writes("render"),
         )
 
-    def _learn(self) -> None:
+    def _collect_times(self) -> None:
         """From what has arrived of the times of networks, once after each frame with some."""
         if not self._encoded:
             return
         self._encoded = False
         for done in self.scheduler.end_frame():
             self.log.add_inference(done)
-        self._count()
+        self._update_counts()
 
     def _take_times(self) -> None:
         """Passes the times of pictures that have arrived to the scheduler and the picture's
@@ -274,9 +274,9 @@ class Game:
             if known is not None and not self._on_cpu:
                 gpu_ms = (known.render_ms or 0.0) + known.overlay_ms
                 self.scheduler.render_took(gpu_ms)
-                self.pace.took(gpu_ms)
+                self.pace.add_time(gpu_ms)
 
-    def _count(self) -> None:
+    def _update_counts(self) -> None:
         if self.complete:
             self.streaming.drop_drafts()
         if self.loading and self.complete:
@@ -286,7 +286,7 @@ class Game:
             gc.collect()
             gc.freeze()
 
-    def _obey(self) -> None:
+    def _apply_controls(self) -> None:
         """Applies what the player chose in the overlay."""
         controls, scheduler = self.controls, self.scheduler
         scheduler.policy = POLICIES[controls.policy]
@@ -302,7 +302,7 @@ class Game:
             if job.paused != (job.name in controls.paused):
                 (job.resume if job.paused else job.pause)()
 
-    def _look(self) -> None:
+    def _update_selection(self) -> None:
         """Look around again every few frames, and as soon as another tile is there; in the frame
         after that ask for tiles, so that no frame has to do both."""
         camera, pose, now_s = self._seen
@@ -310,7 +310,9 @@ class Game:
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
         if self._around is None:
             self._draft(pose, now_s)
-        elif self._ask(camera, now_s) or (frame < self._look_at and finished == self._finished):
+        elif self._request_tiles(camera, now_s) or (
+            frame < self._look_at and finished == self._finished
+        ):
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
         self.selection = self._select(pose, now_s)
@@ -321,7 +323,7 @@ class Game:
         self.streaming.draw(self.selection.draw, now_s)
         self._asked = False
 
-    def _ask(self, camera: Camera, now_s: float) -> bool:
+    def _request_tiles(self, camera: Camera, now_s: float) -> bool:
         """Requests the tiles that are needed since the last look around; returns False if there
         was none."""
         if not self._began and self.renderer.ready:
@@ -338,7 +340,7 @@ class Game:
         streaming = self.streaming
         most = self.renderer.tiles.slots - SPARE_SLOTS
         seed = self.settings.seed
-        self._detail = fitting(pose.position, seed, self.settings.detail, most)
+        self._detail = fit_detail(pose.position, seed, self.settings.detail, most)
 
         def settled(tile: TileId) -> bool:
             return streaming.fade(tile, now_s) == 0.0 or streaming.drawn(tile.parent) is None
@@ -359,7 +361,7 @@ class Game:
         """Something to look at while the networks' kernels are compiled."""
         detail = self.settings.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
-        self.streaming.draft(needed(pose.position, self.settings.seed, detail), now_s)
+        self.streaming.draft(list_needed(pose.position, self.settings.seed, detail), now_s)
 
     @property
     def covered(self) -> bool:
@@ -391,7 +393,7 @@ class Game:
 
     def close(self) -> None:
         """Let go of everything: jobs that are under way, and the picture's memory."""
-        self._learn()
+        self._collect_times()
         self.streaming.submitted()
         self.streaming.cancel_all()
         if self.planet is not None:

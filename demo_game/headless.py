@@ -176,7 +176,7 @@ class HeadlessRun:
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
         start, covered = time.perf_counter(), self.game.covered
-        over = self._over if self.options.overlay else None
+        over = self._draw_overlay if self.options.overlay else None
         sample = self.game.frame(self.view if draw else None, pose, self._seconds, over)
         # a window's loop would be held by the display; here the frame ends when the GPU is done
         self.gpu.wait()
@@ -184,7 +184,7 @@ class HeadlessRun:
         sample.frame_ms = 1e3 * (end - start)
         self.game.scheduler.frame_took(sample.frame_ms)
         target_s = self.game.settings.frame_ms / 1e3
-        self.game.use_rest(start + target_s)
+        self.game.use_spare_time(start + target_s)
         spent_s = time.perf_counter() - start
         if spent_s > target_s:
             sample.frame_ms = 1e3 * spent_s  # the next one could not begin in time
@@ -196,7 +196,7 @@ class HeadlessRun:
         self.digests.poll()
         return sample
 
-    def _over(self, encoder: Any, writes: Any) -> None:
+    def _draw_overlay(self, encoder: Any, writes: Any) -> None:
         if self.overlay is not None:
             step_s = self.game.settings.frame_ms / 1e3
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
@@ -218,7 +218,7 @@ class HeadlessRun:
             self._screenshot_of_another_quality(path, *self.options.still)
             return
         pose = self._pose(max(0, self.options.frames - 1))
-        self.game.draw_still(self.view, pose, self._seconds, self._over)
+        self.game.draw_still(self.view, pose, self._seconds, self._draw_overlay)
         picture = Image.fromarray(self.pixels())
         kind = "JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG"
         write_atomically(path, lambda file: picture.save(file, kind, quality=_JPEG_QUALITY))

@@ -23,7 +23,7 @@ Watch = Callable[[Any, Any], None]
 Clock = Callable[[str], AbstractContextManager[Watch | None]]
 
 
-def untimed(activity: str) -> AbstractContextManager[None]:
+def measure_nothing(activity: str) -> AbstractContextManager[None]:
     """Returns a context manager that measures nothing."""
     return nullcontext()
 
@@ -39,7 +39,7 @@ class TileMaker:
         self,
         tile: TileId,
         seed: int,
-        clock: Clock = untimed,
+        clock: Clock = measure_nothing,
         names: Sequence[str] | None = None,
         given: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:

@@ -26,7 +26,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     """The preset for this device or the one that was asked for, the game's settings, and a line
     that says what was chosen and why."""
     automatic = options.quality == "auto"
-    quality, settings = chosen(options, choose_quality(gpu) if automatic else None)
+    quality, settings = make_settings(options, choose_quality(gpu) if automatic else None)
     detail = settings.detail
     why = f"chosen for {gpu.name}" if automatic else "as asked for"
     notice = (
@@ -36,7 +36,9 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     return quality, settings, notice
 
 
-def chosen(options: argparse.Namespace, preset: Quality | None = None) -> tuple[Quality, Settings]:
+def make_settings(
+    options: argparse.Namespace, preset: Quality | None = None
+) -> tuple[Quality, Settings]:
     """The quality, and the game's settings: of the preset, else of the one that was asked for, else
     of a software driver's."""
     asked = "software" if options.quality == "auto" else options.quality

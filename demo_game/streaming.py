@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from cml_engine import FrameScheduler, Job
 from demo_game.agents import MadeTile, TileSource
-from demo_game.chain import kept_names
+from demo_game.chain import name_shown_tensors
 from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
@@ -27,7 +27,7 @@ FADE_S = 0.6
 
 
 @dataclass(slots=True)
-class Shown:
+class TileSlot:
     """A tile whose data lie in a slot of the renderer's textures. It is drawn ``since_s``: later
     than it came, where its siblings came later."""
 
@@ -85,9 +85,9 @@ class Streaming:
         self, agents: TileSource, scheduler: FrameScheduler, pool: Pool, seed: int
     ) -> None:
         self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
-        self.shown: dict[TileId, Shown] = {}
+        self.shown: dict[TileId, TileSlot] = {}
         #: tiles that stand in for those that no network has made yet
-        self.drafts: dict[TileId, Shown] = {}
+        self.drafts: dict[TileId, TileSlot] = {}
         self.making: dict[TileId, MadeTile] = {}
         self.counts = Counts()
         #: grows when a tile comes to a slot, or leaves one
@@ -105,7 +105,7 @@ class Streaming:
         """Returns True if the tile can be drawn."""
         return tile in self.shown
 
-    def drawn(self, tile: TileId) -> Shown | None:
+    def drawn(self, tile: TileId) -> TileSlot | None:
         """The tile, or what stands in for it; None where there is neither."""
         return self.shown.get(tile) or self.drafts.get(tile)
 
@@ -129,7 +129,7 @@ class Streaming:
             if slot is None:
                 return
             self.pool.write(slot, made.height, made.shading, made.colours)
-            self.drafts[made.tile] = Shown(slot, now_s - FADE_S, self._looks)
+            self.drafts[made.tile] = TileSlot(slot, now_s - FADE_S, self._looks)
             self.changes += 1
 
     def renew(self) -> None:
@@ -223,9 +223,11 @@ class Streaming:
         slot = self._slot(tile)
         if slot is None:
             return False
-        self.pool.fill(encoder, slot, **{name: made.tensor(name) for name in kept_names(tile)})
+        self.pool.fill(
+            encoder, slot, **{name: made.tensor(name) for name in name_shown_tensors(tile)}
+        )
         self._copied.append(made)
-        self.shown[tile] = Shown(slot, math.inf, self._looks)
+        self.shown[tile] = TileSlot(slot, math.inf, self._looks)
         self.changes += 1
         self.counts.finished += 1
         for name in made.jobs:
@@ -272,7 +274,7 @@ class Streaming:
         self.making.clear()
 
 
-def _oldest(tiles: Mapping[TileId, Shown]) -> TileId:
+def _oldest(tiles: Mapping[TileId, TileSlot]) -> TileId:
     """The one that was not used for the longest time."""
     return min(tiles, key=lambda tile: (tiles[tile].last_used, -tile.level, tile))
 

@@ -98,14 +98,14 @@ class GameWindow:
         view = self.context.get_current_texture().create_view()  # waits for the display
         begun = time.perf_counter()
         pose = self._pose(dt_s)
-        self.tracing.obey()
+        self.tracing.write_if_stopped()
         known = self.game.log.frames
         before = known[-1] if known else None
         self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
         if self._on_cpu:
             self.gpu.wait()
             self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
-        self.game.use_rest(begun + self.game.settings.frame_ms / 1e3)
+        self.game.use_spare_time(begun + self.game.settings.frame_ms / 1e3)
         if before is not None and not paused:  # its time is known when the next one begins
             before.frame_ms = self._interval_ms(1e3 * interval_s)
         self.tracing.add()

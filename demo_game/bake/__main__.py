@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(_join_region_option(sys.argv[1:] if argv is None else argv))
     try:
         return run(options)
     except (cml.CmlError, OSError) as error:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _joined(words: Sequence[str]) -> list[str]:
+def _join_region_option(words: Sequence[str]) -> list[str]:
     """``--region -4:4,0:8`` as one word: argparse would take the number for an option."""
     made: list[str] = []
     for word in words:

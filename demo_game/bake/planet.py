@@ -13,7 +13,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
 from demo_game.bake.region import Region, region_of
-from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, kept_names
+from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, name_shown_tensors
 from demo_game.reporting.digest import tile_digest
 from demo_game.world.tile import FINE, TileId
 
@@ -36,7 +36,7 @@ _BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
 def layers_of(region: Region, chain: Chain, block: int = 1) -> list[Layer]:
     """A group for each level, the coarsest first: what covers much is there soon. ``block`` tiles
     along each side are one task and one chunk."""
-    return [_layer(region, level, chain.painted, block) for level in reversed(region.levels)]
+    return [_layer(region, level, chain.texel_side, block) for level in reversed(region.levels)]
 
 
 def _layer(region: Region, level: int, painted: int, block: int) -> Layer:
@@ -146,7 +146,7 @@ def to_tensors(tile: TileId, cells: dict[str, Array]) -> dict[str, Array]:
         tensors[tensor] = np.ascontiguousarray(cells[name]).view(np.int32)[..., 0]
     if tile.level < POPULATED_LEVELS:
         tensors |= {name: cells[name] for name in INSTANCES}
-    return {name: np.ascontiguousarray(tensors[name]) for name in kept_names(tile)}
+    return {name: np.ascontiguousarray(tensors[name]) for name in name_shown_tensors(tile)}
 
 
 def _bytes(packed: Array) -> Array:

@@ -58,7 +58,7 @@ def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Arr
     return x, z, level, seed
 
 
-def blocked(fine: Array, side: int) -> Array:
+def split_into_channels(fine: Array, side: int) -> Array:
     """A grid as ``side`` x ``side`` samples in the channels of each coarse one."""
     count = fine.shape[0] // side
     blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
@@ -70,7 +70,7 @@ def _height(attrs: cml.Attrs, tile: Array) -> Array:
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    return blocked(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
+    return split_into_channels(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
 
 
 def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
@@ -80,7 +80,7 @@ def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
 def _grain(attrs: cml.Attrs, tile: Array) -> Array:
     x, z, level, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
     first_x, first_z = np.int32(tile[0, 0]), np.int32(tile[0, 1])
-    return blocked(noise.grain(x + first_x, z + first_z, level, seed), 2)
+    return split_into_channels(noise.grain(x + first_x, z + first_z, level, seed), 2)
 
 
 def _cell(attrs: cml.Attrs, tile: Array) -> Array:

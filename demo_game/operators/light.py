@@ -36,29 +36,29 @@ def _infer(attrs: cml.Attrs, heights: cml.Fact, cell: cml.Fact) -> cml.Fact:
 def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
     land, size = heights[0, 0], np.float32(cell.flat[0])
     surface = np.maximum(land, 0)
-    dx = (_moved(land, 1, 0) - _moved(land, -1, 0)) / (2 * size)
-    dz = (_moved(land, 0, 1) - _moved(land, 0, -1)) / (2 * size)
+    dx = (_shift(land, 1, 0) - _shift(land, -1, 0)) / (2 * size)
+    dz = (_shift(land, 0, 1) - _shift(land, 0, -1)) / (2 * size)
     upright = 1 / np.sqrt(1 + dx * dx + dz * dz)
     half = np.float32(0.5)
-    sky = sum(_open(surface, way, size) for way in _WAYS) / len(_WAYS)
+    sky = sum(_measure_openness(surface, way, size) for way in _WAYS) / len(_WAYS)
     channels = [half - half * dx * upright, half - half * dz * upright, sky]
     channels.append(_sunlight(surface, size, attrs.sun))
     return np.stack(channels)[None].astype(np.float32)
 
 
-def _moved(grid: Array, dx: int, dz: int) -> Array:
+def _shift(grid: Array, dx: int, dz: int) -> Array:
     """Returns the fine samples' values ``dx`` and ``dz`` cells away."""
     z, x = _START + dz, _START + dx
     found: Array = grid[z : z + FINE, x : x + FINE]
     return found
 
 
-def _open(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
-    here = _moved(surface, 0, 0)
+def _measure_openness(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
+    here = _shift(surface, 0, 0)
     length = np.float32(np.hypot(*way))
     steepest: Array = np.zeros_like(here)
     for distance in _DISTANCES:
-        rise = _moved(surface, way[0] * distance, way[1] * distance) - here
+        rise = _shift(surface, way[0] * distance, way[1] * distance) - here
         steepest = np.maximum(steepest, rise / (length * np.float32(distance) * size))
     seen: Array = 1 - steepest / np.sqrt(1 + steepest * steepest)
     return seen
@@ -66,21 +66,23 @@ def _open(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
 
 def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
     flat = float(np.hypot(sun[0], sun[2]))
-    here = _moved(surface, 0, 0)
+    here = _shift(surface, 0, 0)
     steepest: Array = np.full_like(here, -1)
     for k in range(1, _REACH + 1):
         rise = _between(surface, sun[0] / flat * k, sun[2] / flat * k) - here
         steepest = np.maximum(steepest, rise / (np.float32(k) * size))
-    lit: Array = np.clip((np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1)
-    return lit
+    relight: Array = np.clip(
+        (np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1
+    )
+    return relight
 
 
 def _between(surface: Array, x: float, z: float) -> Array:
     """The fine samples' values at a fraction of a cell, bilinearly."""
     low_x, low_z = int(np.floor(x)), int(np.floor(z))
     fx, fz = np.float32(x - low_x), np.float32(z - low_z)
-    a, b = _moved(surface, low_x, low_z), _moved(surface, low_x + 1, low_z)
-    c, d = _moved(surface, low_x, low_z + 1), _moved(surface, low_x + 1, low_z + 1)
+    a, b = _shift(surface, low_x, low_z), _shift(surface, low_x + 1, low_z)
+    c, d = _shift(surface, low_x, low_z + 1), _shift(surface, low_x + 1, low_z + 1)
     north, south = a + fx * (b - a), c + fx * (d - c)
     mixed: Array = north + fz * (south - north)
     return mixed
@@ -91,7 +93,7 @@ def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fa
     return cml.Cost(looks * FINE * FINE, inputs[0].nbytes, outputs[0].nbytes)
 
 
-def _hills(seed: int, height: float) -> Array:
+def _make_hills(seed: int, height: float) -> Array:
     """Smooth random land."""
     rng = np.random.default_rng(seed)
     rough = rng.standard_normal((WIDE, WIDE))
@@ -102,7 +104,7 @@ def _hills(seed: int, height: float) -> Array:
     return land
 
 
-def lit(surface: cml.Graph, light: Light) -> cml.Graph:
+def relight(surface: cml.Graph, light: Light) -> cml.Graph:
     """The network with its tiles' light as another sun gives it."""
     nodes = tuple(
         replace(node, attrs=cml.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
@@ -130,8 +132,8 @@ SHADING = cml.register(
         ),
         cost=_cost,
         cases=[
-            cml.Case((_hills(1, 20.0), _SIZE), {}, "hills"),
-            cml.Case((_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
+            cml.Case((_make_hills(1, 20.0), _SIZE), {}, "hills"),
+            cml.Case((_make_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
             cml.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
             cml.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
         ],

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from demo_game.world.noise import hashed, mix
+from demo_game.world.noise import hash_lattice, mix
 from demo_game.world.tile import CELLS, FINE, FINE_APRON
 
 Array = np.ndarray[Any, Any]
@@ -42,11 +42,11 @@ def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact
     return [instances, cml.Fact("integer", (1, 4))]
 
 
-def choices(tile: Array) -> tuple[Array, Array, Array]:
+def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
     """The candidates' places on their grid (x and z), and two hashes of each."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
-    h = hashed(
+    h = hash_lattice(
         x + np.int32(first_x // CELLS * CANDIDATES),
         z + np.int32(first_z // CELLS * CANDIDATES),
         300 + level,
@@ -58,7 +58,7 @@ def choices(tile: Array) -> tuple[Array, Array, Array]:
 
 
 def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
-    place, h, more = choices(tile)
+    place, h, more = choose_candidates(tile)
     jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.float32) / np.float32(1024)
     at = (place.astype(np.float32) + jitter) * np.float32(CELLS / CANDIDATES)
     sample = at + np.float32(FINE_APRON)

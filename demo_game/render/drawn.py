@@ -35,10 +35,10 @@ class DrawnTiles:
             self._drawn, self._coarse = set(selection.draw), selection.coarse
             self._highest = max((tile.level for tile in selection.coarse), default=-1)
         known = self._settled
-        found = [known.get(tile) or self._look(tile, detail, now_s) for tile in tiles]
+        found = [known.get(tile) or self._make_visible(tile, detail, now_s) for tile in tiles]
         return [visible for visible in found if visible is not None]
 
-    def _look(self, tile: TileId, detail: Detail, now_s: float) -> VisibleTile | None:
+    def _make_visible(self, tile: TileId, detail: Detail, now_s: float) -> VisibleTile | None:
         shown, parent = self._streaming.drawn(tile), self._streaming.drawn(tile.parent)
         if shown is None:
             return None

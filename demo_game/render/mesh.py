@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 TILE_BYTES = 48
 
 
-def coarser(step: int) -> int:
+def find_coarser_step(step: int) -> int:
     """The next step of which a mesh can be made; the coarsest is its own."""
     return next((more for more in range(step + 1, 8) if (CELLS // 2) % more == 0), step)
 
@@ -32,7 +32,7 @@ def grid(step: int) -> tuple[Array, Array]:
     count = CELLS // step + 1
     k = np.arange(count)
     kz, kx = np.meshgrid(k, k, indexing="ij")
-    ring = _ring(count)
+    ring = _edge_vertices(count)
     places = np.concatenate([np.stack([kx.ravel(), kz.ravel()], 1), ring])
     skirt = np.arange(len(places)) >= count * count
     vertices = np.zeros((len(places), 8), np.uint8)
@@ -43,7 +43,7 @@ def grid(step: int) -> tuple[Array, Array]:
     return vertices, np.concatenate([_squares(count), _skirts(ring, count)]).astype(np.uint16)
 
 
-def _ring(count: int) -> Array:
+def _edge_vertices(count: int) -> Array:
     """The edge's vertices (x, z), once around, closed."""
     k, last = np.arange(count - 1), np.full(count - 1, count - 1)
     zero = np.zeros_like(k)

@@ -67,7 +67,7 @@ class DrawingPace:
         """The effort of the next picture."""
         return EFFORTS[self._at]
 
-    def took(self, ms: float) -> None:
+    def add_time(self, ms: float) -> None:
         """A frame's time without its networks, as it becomes known."""
         if not (math.isfinite(ms) and ms > 0):
             return
@@ -78,14 +78,14 @@ class DrawingPace:
         usual = sorted(self._times)[int(_SHARE * _FRAMES)]
         if usual > self.most_ms:
             self._down()
-        elif usual * self._dearer() < _ROOM * self.most_ms:
+        elif usual * self._next_cost_ratio() < _ROOM * self.most_ms:
             self._room += 1
             if self._room >= self._patience:
                 self._up()
         else:
             self._room = 0
 
-    def _dearer(self) -> float:
+    def _next_cost_ratio(self) -> float:
         """The next effort's time as a multiple of the present one's, at most."""
         if self._at == 0:
             return math.inf

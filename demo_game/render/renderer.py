@@ -14,7 +14,7 @@ import wgpu
 import cml_engine as cml
 from demo_game.render.camera import Camera, Point
 from demo_game.render.grass import draw_grass, has_grass
-from demo_game.render.mesh import TILE_BYTES, coarser, grid
+from demo_game.render.mesh import TILE_BYTES, find_coarser_step, grid
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import Pipelines
@@ -100,7 +100,7 @@ class Renderer:
         self.tiles = TilePool(gpu, quality, builders)
         builders.shutdown(wait=False)
         self._meshes = [
-            _mesh(gpu, step) for step in (quality.mesh_step, coarser(quality.mesh_step))
+            _mesh(gpu, step) for step in (quality.mesh_step, find_coarser_step(quality.mesh_step))
         ]
         self._scene_data = np.zeros((SCENE_BYTES // 16, 4), np.float32)
         self._scene = _buffer(gpu, self._scene_data, _Buffers.UNIFORM)

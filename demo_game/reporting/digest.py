@@ -38,7 +38,7 @@ def words_of(tensor: Array) -> Array:
 
 def tile_digest(chain: Chain, tile: TileId, read: Callable[[str], Array]) -> str:
     """Returns the digest of a whole tile; ``read`` returns a tensor of it by name."""
-    tensors = [read(name) for name in chain.digested(tile)]
+    tensors = [read(name) for name in chain.list_digest_tensors(tile)]
     return digest_of(map(words_of, tensors) if chain.exact else tensors)
 
 
@@ -85,7 +85,7 @@ class Digests:
             self.of[made.tile] = made.digest
             return True
         # ask for all of them, then look whether all are there
-        arrays = {name: made.read(name) for name in self._chain.digested(made.tile)}
+        arrays = {name: made.read(name) for name in self._chain.list_digest_tensors(made.tile)}
         if any(array is None for array in arrays.values()):
             return False
         self.of[made.tile] = tile_digest(self._chain, made.tile, arrays.__getitem__)

@@ -22,7 +22,7 @@ class Tracing:
         self._reports: list[FrameReport] = []
         self._names: dict[int, str] = {}
 
-    def obey(self) -> None:
+    def write_if_stopped(self) -> None:
         """Write the trace where the recording has been switched off."""
         if self._reports and not self._game.controls.recording:
             self.stop()

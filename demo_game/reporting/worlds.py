@@ -8,14 +8,14 @@ from demo_game.chain import DRAWN, Chain
 from demo_game.flight import Pose
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest, world_hash
-from demo_game.world.quadtree import Detail, fitting, select
+from demo_game.world.quadtree import Detail, fit_detail, select
 from demo_game.world.tile import TileId
 
 
 def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
     """Returns the tiles that are drawn from a pose once all are generated; at most ``most`` are
     needed for it."""
-    detail = fitting(pose.position, seed, detail, most)
+    detail = fit_detail(pose.position, seed, detail, most)
     return select(pose.position, seed, detail, lambda tile: True).draw
 
 
@@ -35,7 +35,7 @@ def world_on_cpu(
     return world_hash(chain, seed, found)
 
 
-def verdict(worlds: Mapping[str, str]) -> tuple[str, bool]:
+def compare_worlds(worlds: Mapping[str, str]) -> tuple[str, bool]:
     """Returns a text about the worlds' hashes and whether they are equal."""
     if len(set(worlds.values())) == 1:
         return f"world {next(iter(worlds.values()))} ({', '.join(worlds)})", True

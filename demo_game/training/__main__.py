@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 from cml_engine.io.atomic_write import write_atomically
 from demo_game.training.data import Sample
 from demo_game.training.evaluate import Errors, errors
-from demo_game.training.export import export, imported
+from demo_game.training.export import export, import_weights
 from demo_game.training.networks import AGENTS
 from demo_game.training.preview import preview
 from demo_game.training.torch_ops import Agent
@@ -32,7 +32,7 @@ MODELS = Path(__file__).resolve().parents[1] / "models"
 HELD_SQUARES, FITTED_SQUARES = 64, 64
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("--only", choices=list(AGENTS), help="train one agent")
     parser.add_argument("--minutes", type=float, help="train each agent about so long")
@@ -48,7 +48,7 @@ def parsed() -> argparse.Namespace:
     return args
 
 
-def lasting(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
+def limit_course(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
     """The course with as many steps as fit in the time."""
     if minutes is None:
         return course
@@ -57,7 +57,7 @@ def lasting(course: Course, minutes: float | None, timed: Callable[[Course], flo
     return replace(course, steps=max(100, int(60 * minutes / each)))
 
 
-def trained(
+def train_agent(
     name: str, make: Maker, course: Course, seed: int, console: Console
 ) -> tuple[Agent, int]:
     """The agent, and the number of squares that it has seen."""
@@ -71,18 +71,18 @@ def trained(
     return progress.agent, progress.squares
 
 
-def held_out(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
+def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
     """Squares that baselines are fitted to, and squares of worlds that nothing was fitted to."""
     rng = np.random.default_rng(1)
     fitted = [] if name == "upres" else [make(rng, False)(rng) for _ in range(FITTED_SQUARES)]
     return fitted, [make(rng, True)(rng) for _ in range(HELD_SQUARES)]
 
 
-def one(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def train_and_export(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train, measure and write one agent; what the recipe says of it."""
     upres = Agent("upres")
     if name != "upres":
-        upres.load(imported(args.models / "upres.nnef", upres.weights))
+        upres.load(import_weights(args.models / "upres.nnef", upres.weights))
     make = maker(name, upres)
 
     def timed(few: Course) -> float:
@@ -93,11 +93,11 @@ def one(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]
             pass
         return time.perf_counter() - began
 
-    course = lasting(COURSES[name], args.minutes, timed)
+    course = limit_course(COURSES[name], args.minutes, timed)
     began = time.perf_counter()
-    agent, squares = trained(name, make, course, args.seed, console)
+    agent, squares = train_agent(name, make, course, args.seed, console)
     seconds = time.perf_counter() - began
-    fitted, held = held_out(name, make)
+    fitted, held = make_test_squares(name, make)
     found = errors(agent, fitted, held)
     show(name, found, console)
     if args.preview:
@@ -125,13 +125,13 @@ def show(name: str, found: Errors, console: Console) -> None:
 
 
 def main() -> None:
-    args = parsed()
+    args = parse_arguments()
     console = Console()
     torch.set_num_threads(1)  # results do not depend on the number of cores
     path = args.models / "recipe.json"
     recipe = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in [args.only] if args.only else AGENTS:
-        recipe[name] = one(name, args, console)
+        recipe[name] = train_and_export(name, args, console)
         write_atomically(path, json.dumps(recipe, indent=2) + "\n")
 
 

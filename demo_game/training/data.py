@@ -138,7 +138,7 @@ class Square:
     heights: Array
 
 
-def rained_on(place: Place) -> Square:
+def erode_place(place: Place) -> Square:
     """Returns a square of eroded land, the training data of the upres agent."""
     coarse = place.coarse(-SCALE, SQUARE + 3)
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
@@ -147,7 +147,7 @@ def rained_on(place: Place) -> Square:
     return Square(place, coarse[1:-2, 1:-2], detail, heights)
 
 
-def turned(grid: Array, way: int, last: int) -> Array:
+def rotate(grid: Array, way: int, last: int) -> Array:
     """One of eight symmetries of a square whose sample ``last`` becomes its first; the samples
     after it, which nothing is known of, hold the edge."""
     if way & 1:
@@ -191,9 +191,9 @@ def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]
 
 def upres_sample(square: Square, way: int = 0) -> Sample:
     """A square for the upres agent, turned one of eight ways."""
-    coarse = turned(square.coarse, way, SQUARE - 1)
-    detail = turned(square.detail, way, WIDTH - SCALE)
-    heights = turned(square.heights, way, WIDTH - SCALE)
+    coarse = rotate(square.coarse, way, SQUARE - 1)
+    detail = rotate(square.detail, way, WIDTH - SCALE)
+    heights = rotate(square.heights, way, WIDTH - SCALE)
     return Sample(upres_inputs(square.place, coarse, detail), heights[None, None, INNER, INNER])
 
 

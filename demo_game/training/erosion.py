@@ -44,7 +44,7 @@ class Climate:
 CLIMATE = Climate()
 
 
-def _padded(grid: Array) -> Array:
+def _pad_edge(grid: Array) -> Array:
     """With a border of one cell that continues the edge."""
     return np.pad(grid, 1, mode="edge")
 
@@ -55,7 +55,7 @@ def _toward(padded: Array, dy: int, dx: int) -> Array:
     return padded[1 + dy : h - 1 + dy, 1 + dx : w - 1 + dx]
 
 
-def blurred(grid: Array, radius: int) -> Array:
+def box_blur(grid: Array, radius: int) -> Array:
     """Three box means in a row, near to a Gaussian's; the edge is continued."""
     width = 2 * radius + 1
     for axis in (0, 1):
@@ -70,7 +70,7 @@ def blurred(grid: Array, radius: int) -> Array:
 
 def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
     """Ground and water after one step."""
-    around = _padded(ground)
+    around = _pad_edge(ground)
     drops = []
     lowest = np.full_like(ground, np.inf)
     creep = np.zeros_like(ground)
@@ -90,7 +90,7 @@ def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
     slope = np.maximum.reduce(drops)
     # water ends in the sea: none runs on below it
     dry = np.clip(ground * np.float32(0.5) + 1, 0, 1)
-    sent = _padded(water * (1 - climate.loss) * dry / total)
+    sent = _pad_edge(water * (1 - climate.loss) * dry / total)
     sent[0], sent[-1], sent[:, 0], sent[:, -1] = 0, 0, 0, 0
     arrived = np.ones_like(water)
     for (dy, dx), share in zip(NEIGHBOURS, shares, strict=True):
@@ -110,5 +110,5 @@ def erode(heights: Array, climate: Climate = CLIMATE) -> Array:
     for _ in range(climate.steps):
         ground, water = _step(ground, water, climate)
     change = ground - heights
-    eroded: Array = (heights + change - blurred(change, climate.uplift)).astype(np.float32)
+    eroded: Array = (heights + change - box_blur(change, climate.uplift)).astype(np.float32)
     return eroded

@@ -174,7 +174,7 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
     return Exported(ops.flops, sum(file.stat().st_size for file in files), digest)
 
 
-def imported(folder: Path, names: Iterable[str]) -> dict[str, Array]:
+def import_weights(folder: Path, names: Iterable[str]) -> dict[str, Array]:
     """The weights of that name that :func:`export` wrote, as it took them."""
     graph = cml.load(folder)
     found = {label: graph.constants[name] for name, label in graph.labels.items()}

@@ -53,7 +53,7 @@ _ENDS = {
 }
 
 
-def inner(name: str) -> cml.Graph:
+def extract_network(name: str) -> cml.Graph:
     """Returns the trained part of the float agent as a network of its own."""
     whole = cml.load(MODELS / f"{name}.nnef")
     ends, output = _ENDS[name], OUTPUT[name]
@@ -89,7 +89,7 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
     The tiles are the steepest of ``among`` times as many.
     """
     rng = np.random.default_rng(seed)
-    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": inner("upres"),
+    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": extract_network("upres"),
               "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
     sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
@@ -112,9 +112,9 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
     return found
 
 
-def quantized(name: str) -> tuple[cml.Graph, Any]:
+def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
     """The integer agent, and its report."""
-    floats = inner(name)
+    floats = extract_network(name)
     tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
     samples = [inputs_of(name, tile) for tile in tiles]
     size = _rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
@@ -124,19 +124,19 @@ def quantized(name: str) -> tuple[cml.Graph, Any]:
     )
 
 
-def lost(name: str, made: cml.Graph) -> float:
+def measure_loss(name: str, made: cml.Graph) -> float:
     """Returns the integer agent's error against the float agent on unseen worlds, in the
     output's units."""
     whole = cml.Session(made, "cpu")
     return _rms(
         [
-            whole.run(inputs_of(name, tile))[OUTPUT[name]] - of_floats(name, tile)
+            whole.run(inputs_of(name, tile))[OUTPUT[name]] - run_float_agent(name, tile)
             for tile in tiles_of(name, HELD, 1)
         ]
     )
 
 
-def of_floats(name: str, tile: Mapping[str, Array]) -> Array:
+def run_float_agent(name: str, tile: Mapping[str, Array]) -> Array:
     """Returns the result of the whole float agent on the same land."""
     land = cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu").run({"tile": tile["tile"]})
     agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
@@ -162,11 +162,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="every rounding point")
     a = parser.parse_args()
     for name in [a.only] if a.only else LOST:
-        made, report = quantized(name)
+        made, report = quantize_agent(name)
         cml.save(made, INTEGER / f"{name}.nnef", overwrite=True)
         if a.report:
             print(report)
-        off, wide = lost(name, made), sum(node.bits == 16 for node in report.nodes)
+        off, wide = measure_loss(name, made), sum(node.bits == 16 for node in report.nodes)
         total = float(np.hypot(off, OWN[name]) / OWN[name])
         size = sum(f.stat().st_size for f in (INTEGER / f"{name}.nnef").iterdir())
         print(

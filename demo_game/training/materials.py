@@ -53,7 +53,7 @@ def noise_of(grain: Array, sigma: float) -> Array:
     return smooth * np.float32(np.sqrt(12.0) * max(1.0, 2 * np.sqrt(np.pi) * sigma))
 
 
-def doubled(x: Array) -> Array:
+def double_samples(x: Array) -> Array:
     """Samples (N, 1, h, w) between which texels lie at a quarter: (N, 1, 2h, 2w)."""
     for axis in (-2, -1):
         border = [(0, 0)] * x.ndim
@@ -96,7 +96,7 @@ class Ground:
         self.warmth = 1 - (heights + 110 * self.north * np.minimum(self.slope, 0.6)) / 950
 
 
-def _over(under: Array, mask: Array, colour: Any, rough: float) -> Array:
+def _blend_layer(under: Array, mask: Array, colour: Any, rough: float) -> Array:
     """A layer over others: (N, 4, h, w)."""
     over = np.array([*colour, rough], np.float32).reshape(1, 4, 1, 1)
     return under + mask * (over - under)
@@ -107,26 +107,26 @@ def _rock(cells: Array, patches: Array) -> Array:
     bands = wave(STRATA[0] * cells + 0.05 * patches)
     thick = wave(STRATA[1] * cells + 0.02 * patches)
     under = np.zeros((cells.shape[0], 4, *cells.shape[2:]), np.float32)
-    rock = _over(under, np.ones_like(cells), GRANITE, 0.82)
-    rock = _over(rock, 0.55 * step(patches, 0.3, 1.6), SLATE, 0.75)
-    rock = _over(rock, 0.7 * step(thick, 0.35, 0.6) * step(bands, 0.4, 0.75), SLATE, 0.7)
-    return _over(rock, 0.6 * step(thick, 0.3, 0.1) * step(bands, 0.7, 0.3), OCHRE, 0.9)
+    rock = _blend_layer(under, np.ones_like(cells), GRANITE, 0.82)
+    rock = _blend_layer(rock, 0.55 * step(patches, 0.3, 1.6), SLATE, 0.75)
+    rock = _blend_layer(rock, 0.7 * step(thick, 0.35, 0.6) * step(bands, 0.4, 0.75), SLATE, 0.7)
+    return _blend_layer(rock, 0.6 * step(thick, 0.3, 0.1) * step(bands, 0.7, 0.3), OCHRE, 0.9)
 
 
 def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
     """Returns the vegetation layers where the ground is not too steep, too cold or under water."""
     wet = g["wet"] + 0.05 * patches
     under = np.zeros((patches.shape[0], 4, *patches.shape[2:]), np.float32)
-    land = _over(under, np.ones_like(patches), DRY, 0.9)
-    land = _over(land, step(wet, 0.30, 0.14), STEPPE, 0.92)
-    land = _over(land, step(wet, 0.24, 0.43), GRASS, 0.88)
-    land = _over(land, 0.6 * step(patches, 0.2, 1.8) * step(wet, 0.3, 0.45), MEADOW, 0.88)
+    land = _blend_layer(under, np.ones_like(patches), DRY, 0.9)
+    land = _blend_layer(land, step(wet, 0.30, 0.14), STEPPE, 0.92)
+    land = _blend_layer(land, step(wet, 0.24, 0.43), GRASS, 0.88)
+    land = _blend_layer(land, 0.6 * step(patches, 0.2, 1.8) * step(wet, 0.3, 0.45), MEADOW, 0.88)
     cool = step(g["warmth"] + 0.04 * patches, 0.45, 0.2)
-    land = _over(land, cool, TUNDRA, 0.9)
-    land = _over(land, 0.7 * cool * step(wet, 0.5, 0.75), MOSS, 0.9)
+    land = _blend_layer(land, cool, TUNDRA, 0.9)
+    land = _blend_layer(land, 0.7 * cool * step(wet, 0.5, 0.75), MOSS, 0.9)
     trees = step(wet + 0.055 * patches + 0.25 * g["hollow"], 0.45, 0.66)
     trees = trees * step(g["warmth"], 0.28, 0.42) * step(g["slope"], 0.85, 0.6)
-    land = _over(land, 0.92 * trees, FOREST, 0.95)
+    land = _blend_layer(land, 0.92 * trees, FOREST, 0.95)
     light = 1 + (0.04 + 0.08 * trees) * dots
     land[:, :3] *= light
     return land
@@ -135,27 +135,27 @@ def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
 def paint(heights: Array, moisture: Array, grain: Array, cell: Array) -> Array:
     """Albedo (N, 4, 2h, 2w) of a map, two texels a sample: red, green, blue, roughness."""
     ground = Ground(heights, moisture, cell)
-    g = {name: doubled(values) for name, values in vars(ground).items()}
+    g = {name: double_samples(values) for name, values in vars(ground).items()}
     grains = fine(grain, 2)
     dots, patches = noise_of(grains, 0.6), noise_of(grains, 1.6)
     slope, above = g["slope"], g["cells"]
     land = _plants(g, patches, dots)
     # water takes the soil from gullies, and stones lie below cliffs
     bed = step(g["hollow"] + 0.03 * patches, 0.10, 0.26) * step(slope, 0.12, 0.3)
-    land = _over(land, 0.7 * bed, EARTH, 0.85)
+    land = _blend_layer(land, 0.7 * bed, EARTH, 0.85)
     stones = step(slope + 0.06 * patches - 0.2 * g["hollow"], 0.55, 0.78)
-    land = _over(land, 0.85 * stones, SCREE, 0.95)
+    land = _blend_layer(land, 0.85 * stones, SCREE, 0.95)
     cliff = step(slope + 0.05 * patches - 0.15 * g["hollow"], 0.70, 0.90)
     rock = _rock(above, patches)
     rock[:, :3] *= 1 + 0.05 * dots
     land = land + cliff * (rock - land)
     cold = step(g["warmth"] + 0.05 * patches - 0.10 * g["valley"], 0.16, 0.04)
-    land = _over(land, cold * step(slope + 0.04 * patches, 0.95, 0.65), SNOW, 0.5)
+    land = _blend_layer(land, cold * step(slope + 0.04 * patches, 0.95, 0.65), SNOW, 0.5)
     beach = step(above + 0.25 * patches, 1.4, 0.5) * step(slope, 0.5, 0.25)
-    land = _over(land, beach, SAND, 0.8)
+    land = _blend_layer(land, beach, SAND, 0.8)
     wet_sand = step(above, 0.15, -0.15)
-    land = _over(land, wet_sand, SILT, 0.45)
-    land = _over(land, step(above, -0.5, -9.0), DEEP, 0.4)
+    land = _blend_layer(land, wet_sand, SILT, 0.45)
+    land = _blend_layer(land, step(above, -0.5, -9.0), DEEP, 0.4)
     shade = 1 - 0.30 * step(g["hollow"], 0.0, 0.6) + 0.10 * step(g["hollow"], 0.0, -0.4)
     land[:, :3] *= shade
     painted: Array = np.clip(land, 0, 1).astype(np.float32)

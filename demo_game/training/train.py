@@ -23,7 +23,7 @@ def upres_maker() -> Maker:
     """Squares of land before and after rain, in all eight symmetries."""
 
     def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
-        square = data.rained_on(data.random_place(rng, held_out))
+        square = data.erode_place(data.random_place(rng, held_out))
         if held_out:
             return lambda _: data.upres_sample(square)
         return lambda draw: data.upres_sample(square, int(draw.integers(8)))
@@ -59,7 +59,7 @@ def maker(name: str, upres: Agent) -> Maker:
     return surface_maker(upres, simulate, per_sample)
 
 
-def stacked(samples: list[Sample]) -> Sample:
+def stack_samples(samples: list[Sample]) -> Sample:
     """Samples as a batch."""
     keys = samples[0].inputs
     inputs = {key: np.concatenate([s.inputs[key] for s in samples]) for key in keys}
@@ -118,7 +118,7 @@ def train(name: str, make: Maker, course: Course, seed: int) -> Iterator[Progres
 
     def batch() -> Sample:
         picked = rng.integers(0, len(pool), course.batch)
-        return stacked([pool[int(k)](rng).tile(rng, *course.tile) for k in picked])
+        return stack_samples([pool[int(k)](rng).tile(rng, *course.tile) for k in picked])
 
     agent = Agent(name, batch().inputs, seed)
     optimizer = torch.optim.Adam(list(agent.weights.values()), lr=course.rate)

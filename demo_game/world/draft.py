@@ -44,10 +44,10 @@ def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[TileDraft]:
     for level, group in groupby(sorted(tiles, reverse=True), key=lambda tile: tile.level):
         same = list(group)
         for start in range(0, len(same), _TOGETHER):
-            yield from _together(same[start : start + _TOGETHER], level, seed)
+            yield from _make_level(same[start : start + _TOGETHER], level, seed)
 
 
-def _together(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraft]:
+def _make_level(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraft]:
     k = np.arange(-1 - FINE_APRON, FINE - FINE_APRON + 1, dtype=np.int32)
     first = np.array([tile.first_cell for tile in tiles], np.int32)
     x, z = np.broadcast_arrays(first[:, :1, None] + k, first[:, 1:, None] + k[:, None])

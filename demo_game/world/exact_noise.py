@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from demo_game.world import noise
-from demo_game.world.noise import hashed
+from demo_game.world.noise import hash_lattice
 
 Array = np.ndarray[Any, Any]
 
@@ -39,13 +39,13 @@ SHELF = round(0.1 * 2**23)
 MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
 
 
-def scaled(a: Array, by: Any, bits: int) -> Array:
+def multiply_shift(a: Array, by: Any, bits: int) -> Array:
     """``a * by / 2**bits``, rounded down. The shader does it in 32 bits, in two parts."""
     product: Array = (np.asarray(a, np.int64) * by) >> bits
     return product
 
 
-def halves_up(a: Array, bits: Any) -> Array:
+def shift_and_round(a: Array, bits: Any) -> Array:
     """``a / 2**bits``, rounded, halves up."""
     rounded: Array = (a + (1 << (bits - 1))) >> bits
     return rounded
@@ -53,19 +53,19 @@ def halves_up(a: Array, bits: Any) -> Array:
 
 def _fade(t: Array) -> Array:
     """``6 t^5 - 15 t^4 + 10 t^3`` of ``2**17``, of ``t`` of ``2**13``."""
-    cube = scaled(t * t, t, FRACTION)
+    cube = multiply_shift(t * t, t, FRACTION)
     rest = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
-    return scaled(cube, rest >> 11, 12) >> 12
+    return multiply_shift(cube, rest >> 11, 12) >> 12
 
 
 def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
-    h = hashed(ix, iz, salt, seed).astype(np.int64)
+    h = hash_lattice(ix, iz, salt, seed).astype(np.int64)
     found: Array = (2 * (h & 1023) - 1023) * fx + (2 * ((h >> 10) & 1023) - 1023) * fz
     return found
 
 
 def _between(a: Array, b: Array, fade: Array) -> Array:
-    mixed: Array = a + (scaled(b - a, fade, 14) >> 3)
+    mixed: Array = a + (multiply_shift(b - a, fade, 14) >> 3)
     return mixed
 
 
@@ -94,21 +94,21 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 def _mountains(continent: Array) -> Array:
     """Returns how ridged the land is, 0 to ``2**14``."""
     t = ((continent + SHELF) >> 8).clip(0, 1 << 14)
-    return scaled((t * t) >> 14, (3 << 14) - 2 * t, 14)
+    return multiply_shift((t * t) >> 14, (3 << 14) - 2 * t, 14)
 
 
 def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
     """One octave, as heights."""
     n = gradient_noise(gx, gz, octave - level, octave, seed) >> 3
     ridge, hill = RIDGE[0] - ((RIDGE[1] * np.abs(n)) >> 1), n >> 1
-    return scaled(hill + scaled(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
+    return multiply_shift(hill + multiply_shift(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
 
 
 def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
     """Heights at cells ``gx, gz`` of the level, of all octaves of 8 cells or more."""
     continent = _continent(gx, gz, level, seed)
     mask = _mountains(continent)
-    total = scaled(continent, CONTINENT, 14) + LIFT
+    total = multiply_shift(continent, CONTINENT, 14) + LIFT
     for octave in range(noise.TOP_OCTAVE, level + 2, -1):
         total = total + _octave(gx, gz, level, octave, mask, seed)
     return total.clip(-HEIGHT_END, HEIGHT_END)
@@ -118,7 +118,7 @@ def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
     """The octaves of 4 and 2 cells, in 256ths of a cell of the level."""
     mask = _mountains(_continent(gx, gz, level, seed))
     first, second = (_octave(gx, gz, level, level + n, mask, seed) for n in (2, 1))
-    return halves_up(first + second, level + 4)
+    return shift_and_round(first + second, level + 4)
 
 
 def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
@@ -127,10 +127,10 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
     for octave, weight in zip(noise.MOISTURE_OCTAVES, MOISTURE, strict=True):
         if octave - level >= 2:
             found = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
-            total = total + scaled(found >> 3, weight, 14)
-    return halves_up(total, 13)
+            total = total + multiply_shift(found >> 3, weight, 14)
+    return shift_and_round(total, 13)
 
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
     """White noise, 0 to 127, at half cells ``gx, gz`` (twice the cell's number, and one more)."""
-    return (hashed(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)
+    return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)

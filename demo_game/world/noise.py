@@ -38,7 +38,7 @@ def mix(x: Array) -> Array:
     return mixed
 
 
-def hashed(x: Array, z: Array, salt: int, seed: int) -> Array:
+def hash_lattice(x: Array, z: Array, salt: int, seed: int) -> Array:
     """A hash of lattice points (int32) for one octave of one world."""
     key = np.uint32((salt * 0x9E3779B9 + seed * 0x85EBCA6B) & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
@@ -54,7 +54,7 @@ def _fade(t: Array) -> Array:
 
 
 def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
-    h = hashed(ix, iz, salt, seed)
+    h = hash_lattice(ix, iz, salt, seed)
     gx = (h & np.uint32(1023)).astype(np.float32) * np.float32(1 / 511.5) - np.float32(1)
     gz = ((h >> np.uint32(10)) & np.uint32(1023)).astype(np.float32) * np.float32(
         1 / 511.5
@@ -143,6 +143,6 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
     """White noise in [0, 1) at half cells ``gx, gz`` (twice the cell's number, and one more)."""
-    return (hashed(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(np.float32) * np.float32(
-        2**-24
-    )
+    return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(
+        np.float32
+    ) * np.float32(2**-24)

@@ -20,13 +20,13 @@ def overhead(height: Array, shading: Array, colours: Array) -> Array:
     """A tile's picture (112, 112, 3) of bytes: its colours (128, 128, 4) in its light (64, 64, 4),
     bytes both, and the sea blue by its depth; ``height`` (64, 64) in metres."""
     light = shading[..., 2:].astype(np.float32) / 255
-    lit = _twice(0.45 * light[..., 0] + 0.55 * light[..., 1])[..., None]
-    metres = _twice(height)[..., None]
+    lit = _enlarge_twice(0.45 * light[..., 0] + 0.55 * light[..., 1])[..., None]
+    metres = _enlarge_twice(height)[..., None]
     depth = np.clip(-metres / 60, 0, 1)
     sea = (1 - depth) * np.array(_SHALLOW) + depth * np.array(_DEEP)
     land = colours[_INSIDE, _INSIDE, :3].astype(np.float32) / 255 * (0.35 + 0.75 * lit)
     return (255 * np.clip(np.where(metres < 0, sea, land), 0, 1)).astype(np.uint8)
 
 
-def _twice(image: Array) -> Array:
+def _enlarge_twice(image: Array) -> Array:
     return image.repeat(2, 0).repeat(2, 1)[_INSIDE, _INSIDE]

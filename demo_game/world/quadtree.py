@@ -80,13 +80,13 @@ def select(
     found = Selection()
     for root in _roots(eye, detail):
         if ready(root):
-            _visit(root, eye, seed, detail, ready, settled, found)
+            _select_below(root, eye, seed, detail, ready, settled, found)
         else:
             found.wanted[root] = distance(root, seed, eye)
     return found
 
 
-def needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
+def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
     """The tiles to draw once all are there, and those above them, whose shapes they take."""
     tiles: set[TileId] = set()
 
@@ -98,18 +98,18 @@ def needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[Ti
     return tiles
 
 
-def fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
+def fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
     """Returns the finest detail around the eye for which at most ``most`` tiles are :func:`needed`.
 
     Tiles are divided nearer to the eye, then less finely, than ``detail`` says. The result
     depends on the eye's position in steps of some metres, so it is rarely recomputed.
     """
     x, y, z = (round(at / _STEP_M) * _STEP_M for at in eye)
-    return _fitting((x, y, z), seed, detail, most)
+    return _fit_detail((x, y, z), seed, detail, most)
 
 
 @lru_cache(maxsize=256)
-def _fitting(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
+def _fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
     roots = _roots(eye, detail)
     for finest in range(detail.finest, detail.coarsest + 1):
         detail = replace(detail, finest=finest)
@@ -156,7 +156,7 @@ def _flat_distance(tile: TileId, eye: tuple[float, float, float]) -> float:
     )
 
 
-def _visit(
+def _select_below(
     tile: TileId,
     eye: tuple[float, float, float],
     seed: int,
@@ -174,7 +174,7 @@ def _visit(
         if not missing:
             below = found if settled(tile) else Selection(wanted=found.wanted)
             for child in children:
-                _visit(child, eye, seed, detail, ready, settled, below)
+                _select_below(child, eye, seed, detail, ready, settled, below)
             if below is found:
                 return
         found.coarse.add(tile)

@@ -37,7 +37,11 @@ def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False)
     """Writes the cooked networks of a tile, and a description of the connections between them."""
     chain = load_chain(integer=integer)
     shown = _EXACT_SHOWN if integer else _SHOWN
-    digested = [(READ[name], name) for name in chain.digested(TileId(0, 0, 0))] if integer else []
+    digested = (
+        [(READ[name], name) for name in chain.list_digest_tensors(TileId(0, 0, 0))]
+        if integer
+        else []
+    )
     needed = _needed(chain, {*shown.values(), *(session for session, _ in digested)})
     for name in needed:
         data = cook(chain.graphs[name], profiles, player=True)

@@ -13,10 +13,16 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.operators.exact.declaring import TILE, declare
-from demo_game.operators.exact.land import HEIGHTS, OCTAVE, TILES, rises, steep
-from demo_game.operators.land import blocked, grid
+from demo_game.operators.exact.land import (
+    HEIGHTS,
+    OCTAVE,
+    TILES,
+    make_steep_heights,
+    subtract_height,
+)
+from demo_game.operators.land import grid, split_into_channels
 from demo_game.world import exact_noise, noise
-from demo_game.world.exact_noise import halves_up, scaled
+from demo_game.world.exact_noise import multiply_shift, shift_and_round
 from demo_game.world.tile import COARSE, SCALE, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
@@ -57,25 +63,28 @@ def _words(values: Array) -> Array:
 
 
 def _wave(at: Array, factor: int) -> Array:
-    phase = scaled(at, factor, 14) & 4095
+    phase = multiply_shift(at, factor, 14) & 4095
     waved: Array = (np.abs(phase - 2048) + 16) >> 5
     return waved
 
 
 def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
     level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
-    slopes = _words(halves_up(rises(ground[0, 0], _CROSS), level + 5))
+    slopes = _words(shift_and_round(subtract_height(ground[0, 0], _CROSS), level + 5))
     here = ground[0, 0, inside, inside].astype(np.int64)
     x, z, _, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
     first = tile[0, :2].astype(np.int32)
-    grain = blocked(exact_noise.grain(x + first[0], z + first[1], level, seed), 2)[0]
+    grain = split_into_channels(exact_noise.grain(x + first[0], z + first[1], level, seed), 2)[0]
     wet = exact_noise.moisture(*grid(tile, WIDE, WIDE_APRON))
     marks = [
         *grain[:, inside, inside],
         wet[inside, inside],
-        *(halves_up(scaled(here, factor, 14), 10) + offset for factor, offset in ALTITUDES),
-        halves_up(here, level + 6),
-        halves_up(here, level + 9),
+        *(
+            shift_and_round(multiply_shift(here, factor, 14), 10) + offset
+            for factor, offset in ALTITUDES
+        ),
+        shift_and_round(here, level + 6),
+        shift_and_round(here, level + 9),
         *(_wave(here >> level, factor) for factor in STRATA),
     ]
     around = slopes[:, _CROP - 1 : -_CROP + 1, _CROP - 1 : -_CROP + 1]
@@ -98,7 +107,7 @@ declare(
     [GROUND, _METRES],
     _ground,
     50,
-    [cml.Case((steep(COARSE, i), _residual(i), TILES[i])) for i in (0, 3)],
+    [cml.Case((make_steep_heights(COARSE, i), _residual(i), TILES[i])) for i in (0, 3)],
 )
 declare(
     "exact_features",
@@ -114,6 +123,6 @@ declare(
     ],
     _features,
     2 * OCTAVE,
-    [cml.Case((steep(WIDE, i), tile)) for i, tile in enumerate(TILES)],
+    [cml.Case((make_steep_heights(WIDE, i), tile)) for i, tile in enumerate(TILES)],
     threads=_SLOPES * _SLOPES,
 )

@@ -14,9 +14,9 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.operators.exact.declaring import TILE, declare
-from demo_game.operators.land import blocked, grid
+from demo_game.operators.land import grid, split_into_channels
 from demo_game.world import exact_noise, noise
-from demo_game.world.exact_noise import halves_up
+from demo_game.world.exact_noise import shift_and_round
 from demo_game.world.tile import COARSE, COARSE_APRON, SCALE
 
 Array = np.ndarray[Any, Any]
@@ -49,10 +49,10 @@ def _height(attrs: cml.Attrs, tile: Array) -> Array:
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
     found = exact_noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON))
-    return blocked(found / np.float32(256), SCALE).astype(np.float32)
+    return split_into_channels(found / np.float32(256), SCALE).astype(np.float32)
 
 
-def rises(heights: Array, ways: list[tuple[int, int]]) -> Array:
+def subtract_height(heights: Array, ways: list[tuple[int, int]]) -> Array:
     """Neighbours' heights less one's own, (N, h - 2, w - 2), of heights (h, w)."""
     inner = [slice(1 + dz, heights.shape[0] - 1 + dz) for dz in (-1, 0, 1)]
     here = heights[inner[1], inner[1]].astype(np.int64)
@@ -61,8 +61,8 @@ def rises(heights: Array, ways: list[tuple[int, int]]) -> Array:
 
 def _relief(attrs: cml.Attrs, coarse: Array, tile: Array) -> list[Array]:
     level, heights = int(tile[0, 2]), coarse[0, 0].astype(np.int64)
-    around = halves_up(rises(heights, AROUND), level + 8) / np.float32(64)
-    above = halves_up(heights, level + 9).clip(-127, 127) / np.float32(128)
+    around = shift_and_round(subtract_height(heights, AROUND), level + 8) / np.float32(64)
+    above = shift_and_round(heights, level + 9).clip(-127, 127) / np.float32(128)
     size = np.full((1, 1, 1, 1), level + 2, np.float32)
     return [around[None].astype(np.float32), above[None, None].astype(np.float32), size]
 
@@ -90,7 +90,7 @@ declare(
 )
 
 
-def steep(count: int, seed: int) -> Array:
+def make_steep_heights(count: int, seed: int) -> Array:
     """Heights from the deepest to the highest, as no land has them."""
     end, rng = exact_noise.HEIGHT_END, np.random.default_rng(seed)
     found = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
@@ -110,6 +110,6 @@ declare(
     ],
     _relief,
     10,
-    [cml.Case((steep(COARSE, i), TILES[i])) for i in (0, 2, 3)],
+    [cml.Case((make_steep_heights(COARSE, i), TILES[i])) for i in (0, 2, 3)],
     threads=COARSE * COARSE,
 )

@@ -13,14 +13,14 @@ from tests.fixtures.integer.agents import DIGESTS
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_a_tile_is_nearly_that_of_the_floats(name):
-    graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.inner(name)
+    graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.extract_network(name)
     (tile,) = integer.tiles_of(name, 1, 2)
     sample, output = integer.inputs_of(name, tile), integer.OUTPUT[name]
     whole, real = (cml.Session(g, "cpu").run(sample)[output] for g in (graph, floats))
     off = float(np.sqrt(np.mean((whole - real) ** 2)))
     assert 0 < off < 3 * integer.LOST[name]
     # the complete float agent is close to its inner network too
-    off = float(np.sqrt(np.mean((real - integer.of_floats(name, tile)) ** 2)))
+    off = float(np.sqrt(np.mean((real - integer.run_float_agent(name, tile)) ** 2)))
     assert 0 < off < integer.LOST[name]
 
 

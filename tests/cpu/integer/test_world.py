@@ -17,7 +17,7 @@ from demo_game.lockstep.play import Player, play
 from demo_game.lockstep.tour import tile_at
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import rules_of, tile_digest, world_hash
-from demo_game.reporting.worlds import verdict, world_on_cpu
+from demo_game.reporting.worlds import compare_worlds, world_on_cpu
 from demo_game.world.tile import TileId
 from tests.fixtures.integer.world import TILES
 
@@ -49,8 +49,8 @@ def test_the_worlds_hash_is_of_rules_models_and_seed():
     assert len(hashes) == 4 and all(found.startswith("sha256:") for found in hashes)
     tile = next(iter(TILES))
     assert world_on_cpu(chain, 7, [tile]) == world_hash(chain, 7, {tile: TILES[tile]})
-    said, one = verdict({"sliced": "a", "CPU": "b"})
-    assert not one and "WORLDS DIFFER" in said and verdict({"off": "a", "CPU": "a"})[1]
+    said, one = compare_worlds({"sliced": "a", "CPU": "b"})
+    assert not one and "WORLDS DIFFER" in said and compare_worlds({"off": "a", "CPU": "a"})[1]
 
 
 def _turned(chain, name):

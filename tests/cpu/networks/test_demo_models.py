@@ -79,7 +79,7 @@ def test_neighbours_meet_without_a_seam(pair, name, per_cell):
 
 def test_heights_beat_interpolation(sessions):
     """Uses a square of a held-out world, with its rainfall."""
-    square = data.rained_on(Place(HELD_OUT + 9, 1, 1600, -3200))
+    square = data.erode_place(Place(HELD_OUT + 9, 1, 1600, -3200))
     sample = data.upres_sample(square)
     given = {
         "coarse": sample.inputs["coarse"][:, :, :36, :36],

@@ -80,6 +80,6 @@ def test_a_chain_says_what_does_not_fit(tmp_path):
         "y = nearest_upsample(x, factor = [4, 4]); }",
     )
     chain = load_chain(enlarge=fine)
-    assert chain.painted == 4 * load_chain().painted == 512
+    assert chain.texel_side == 4 * load_chain().texel_side == 512
     names = list(chain.sources)
     assert names.index("texture") < names.index("enlarge") < names.index("paint")

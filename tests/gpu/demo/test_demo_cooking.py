@@ -47,13 +47,13 @@ def test_a_set_is_used_while_it_is_of_what_lies_here(folder, monkeypatch, gpu):
 def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch):
     started, said = [], []
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
-    cooking.make_behind(said.append)
-    cooking.make_behind(said.append)  # another process builds it already
+    cooking.cook_in_background(said.append)
+    cooking.cook_in_background(said.append)  # another process builds it already
     assert len(started) == len(said) == 1 and "in the background" in said[0]
     monkeypatch.setattr("os.nice", lambda _: 0)
-    cooking._make_behind()
+    cooking._start_cooking()
     assert cooking.cooked_set() == folder and not cooking._lock().exists()
-    cooking.make_behind(said.append)
+    cooking.cook_in_background(said.append)
     assert len(started) == 1
 
 
@@ -61,16 +61,16 @@ def test_what_cannot_be_cooked_is_not_tried_again_and_again(folder, monkeypatch)
     monkeypatch.setattr("os.nice", lambda _: 0)
     monkeypatch.setattr(cooking, "make", lambda: cml.load(folder))
     cooking._begin()
-    cooking._make_behind()
+    cooking._start_cooking()
     assert "error" in json.loads((folder / "made_of.json").read_text())
     assert cooking.cooked_set() is None
     started = []
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
-    cooking.make_behind(started.append)
+    cooking.cook_in_background(started.append)
     assert started == []
 
 
 def test_an_installed_package_makes_nothing(folder, monkeypatch):
     monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
-    cooking.make_behind(lambda said: pytest.fail(said))
+    cooking.cook_in_background(lambda said: pytest.fail(said))
     assert not folder.exists()

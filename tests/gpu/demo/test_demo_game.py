@@ -22,7 +22,7 @@ from demo_game.headless import HeadlessRun, Options, run
 from demo_game.render.pace import DrawingPace
 from demo_game.render.quality import SOFTWARE
 from demo_game.streaming import FADE_S
-from demo_game.world.quadtree import Detail, Selection, needed
+from demo_game.world.quadtree import Detail, Selection, list_needed
 from demo_game.world.tile import TileId
 from tests.fixtures.memory import held_bytes
 
@@ -140,7 +140,7 @@ def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu):
     flown = HeadlessRun(gpu, replace(SMALL, slots=20), NEAR, Options())
     try:
         eye = flown._pose(0).position
-        assert len(needed(eye, NEAR.seed, NEAR.detail)) > 30
+        assert len(list_needed(eye, NEAR.seed, NEAR.detail)) > 30
         flown.load()  # ends although not all tiles fit
         counts = flown.game.streaming.counts
         assert flown.game.complete and counts.finished <= 20
@@ -156,7 +156,7 @@ def popping(gpu, fade_s, monkeypatch):
     """
     monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
     # makes the picture and the work of a frame independent of its duration
-    monkeypatch.setattr(DrawingPace, "took", lambda pace, ms: None)
+    monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
     for name in ("_LEARNING_S", "_LOOKING_S"):
         monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
     flown = HeadlessRun(gpu, SMALL, replace(NEAR, frame_ms=1000 / 60), Options())
@@ -292,7 +292,7 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu):
             game.inference = inference
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
-                patch.setattr(game, "_ask", lambda *_: False)
+                patch.setattr(game, "_request_tiles", lambda *_: False)
                 game.renew()
                 flown._frame(flown.flight.pose(0.0))
             most.append(game.pace.most_ms / near.frame_ms)
@@ -344,9 +344,9 @@ def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(gpu, frame_ms, lo
         flown.load()
         game, done = flown.game, Counter[str]()
         game.settings = replace(near, frame_ms=frame_ms)
-        look, end_frame = game._look, game.scheduler.end_frame
+        look, end_frame = game._update_selection, game.scheduler.end_frame
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(game, "_look", lambda: (done.update(["look"]), look()))
+            patch.setattr(game, "_update_selection", lambda: (done.update(["look"]), look()))
             patch.setattr(
                 game.scheduler, "end_frame", lambda: done.update(["learn"]) or end_frame()
             )

@@ -1,6 +1,6 @@
 """Tests of the assignment of driver threads to cores, with folders like Linux's ``/proc`` tasks."""
 
-from demo_game.cores import places
+from demo_game.cores import assign_cores
 
 
 def test_each_of_the_drivers_threads_has_its_core(tmp_path):
@@ -10,5 +10,5 @@ def test_each_of_the_drivers_threads_has_its_core(tmp_path):
         folder.mkdir()
         (folder / "comm").write_text(f"{name}\n")
     (tmp_path / "16").mkdir()  # a thread that has just ended
-    assert places(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
-    assert places(tmp_path / "none", [0]) == {}
+    assert assign_cores(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
+    assert assign_cores(tmp_path / "none", [0]) == {}

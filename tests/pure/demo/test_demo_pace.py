@@ -20,7 +20,7 @@ def settle(pace, fixed_ms, full_ms, frames=3000):
     for frame in range(frames):
         used.append(pace.effort)
         noise = 0.3 * math.sin(1.7 * frame) + (6.0 if frame % 40 == 0 else 0.0)
-        pace.took(machine(pace.effort, fixed_ms, full_ms) + noise)
+        pace.add_time(machine(pace.effort, fixed_ms, full_ms) + noise)
     return used
 
 
@@ -51,7 +51,7 @@ def test_an_effort_that_does_not_last_is_tried_less_and_less_often():
     pace, used = DrawingPace(MOST, 1), []
     for _ in range(8000):
         used.append(pace.effort)
-        pace.took(20.0 if pace.effort == EFFORTS[0] else 5.0)
+        pace.add_time(20.0 if pace.effort == EFFORTS[0] else 5.0)
     tried = [i for i in range(1, len(used)) if used[i] == EFFORTS[0] != used[i - 1]]
     gaps = [b - a for a, b in zip(tried, tried[1:], strict=False)]
     assert 2 <= len(tried) < 12 and gaps[-1] > 4 * gaps[0]
@@ -60,9 +60,9 @@ def test_an_effort_that_does_not_last_is_tried_less_and_less_often():
 def test_a_few_long_frames_change_nothing_and_neither_does_nonsense():
     pace = DrawingPace(MOST, 2)
     for frame in range(80):
-        pace.took(40.0 if frame % 8 == 0 else 9.0)
+        pace.add_time(40.0 if frame % 8 == 0 else 9.0)
         for wrong in (math.nan, math.inf, -1.0, 0.0):
-            pace.took(wrong)
+            pace.add_time(wrong)
     assert pace.effort == EFFORTS[2]
     with pytest.raises(ValueError, match="effort: wanted 0 to"):
         DrawingPace(MOST, len(EFFORTS))

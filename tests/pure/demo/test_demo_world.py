@@ -8,7 +8,7 @@ from demo_game.flight import ScriptedFlight
 from demo_game.world import noise
 from demo_game.world.bounds import bounds, ground
 from demo_game.world.draft import drafts
-from demo_game.world.quadtree import Detail, fitting, needed, select
+from demo_game.world.quadtree import Detail, fit_detail, list_needed, select
 from demo_game.world.tile import CELLS, FINE, TileId
 
 SEED = 7
@@ -124,12 +124,12 @@ def test_drafts_are_the_noise_and_meet_their_neighbours():
 
 def test_a_view_of_more_tiles_than_there_is_room_for_is_a_coarser_one():
     detail, eye = Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0), (900.0, 150.0, -300.0)
-    wanted = len(needed(eye, SEED, detail))
-    assert fitting(eye, SEED, detail, wanted + 20) == detail, "what fits is left as it is"
+    wanted = len(list_needed(eye, SEED, detail))
+    assert fit_detail(eye, SEED, detail, wanted + 20) == detail, "what fits is left as it is"
     rooms = (100, 60, 30)
-    fitted = [fitting(eye, SEED, detail, most) for most in rooms]
+    fitted = [fit_detail(eye, SEED, detail, most) for most in rooms]
     for found, most in zip(fitted, rooms, strict=True):
-        assert len(needed((896.0, 128.0, -320.0), SEED, found)) <= most < wanted
+        assert len(list_needed((896.0, 128.0, -320.0), SEED, found)) <= most < wanted
     assert fitted[0].split > fitted[1].split and fitted[2].finest > detail.finest
-    nothing = fitting(eye, SEED, detail, 1)
+    nothing = fit_detail(eye, SEED, detail, 1)
     assert nothing.finest == nothing.coarsest, "as coarse as it gets, and no endless search"
