@@ -169,6 +169,8 @@ class FrameScheduler:
 
         ``options`` are the options of the recording.
         """
+        if not isinstance(options, dict):
+            raise InputError(f"options is {options!r}; wanted the options of a recording, a dict")
         if missing := _RESUMED - options.keys():
             raise InputError(f"the options of a recording lack {', '.join(sorted(missing))}")
         self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
