@@ -146,7 +146,10 @@ def pip_install(extras: Sequence[str]) -> None:
 
 
 def find_gpu() -> str:
-    """Returns the name of the engine's adapter; "none", with a message, if there is none."""
+    """Returns the name of the engine's adapter; "none", with a message, if there is none.
+
+    Without an adapter it first tries to install a Vulkan driver.
+    """
     name = probe_gpu()
     # Mesa's drivers, one of which runs in software
     linux = platform.system() == "Linux"

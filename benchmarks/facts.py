@@ -146,7 +146,7 @@ def verdicts(facts: Facts | str) -> list[tuple[bool, str]]:
 
 
 def record(facts: Facts | str) -> dict[str, Json]:
-    """Returns the facts, or the problem, as a dictionary for the JSON report."""
+    """Returns a network's facts, or the reason why there are none, for the JSON report."""
     if isinstance(facts, str):
         return {"problem": facts}
     return {**asdict(facts), "arena_ratio": round(facts.ratio, 4)}

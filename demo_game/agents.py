@@ -131,7 +131,7 @@ class Agents:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> TileJobs:
-        """The jobs of a tile; each waits for the ones whose outputs it takes."""
+        """Submits the jobs of a tile; each waits for the ones whose outputs it takes."""
         jobs: dict[str, Job] = {}
         for name in self.chain.sessions_for(tile):
             inputs: dict[str, Any] = {

@@ -76,7 +76,7 @@ class Pool(Protocol):
 
 
 class Streaming:
-    """The tiles that are there, and those that are being made.
+    """Requests tiles from the networks, and keeps the finished ones in the renderer's slots.
 
     ``pool`` is the renderer's (``acquire``, ``release``, ``fill``).
     """
@@ -148,7 +148,7 @@ class Streaming:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs of all tiles that are being generated."""
+        """The jobs of all tiles that are being generated, one for each network of a tile."""
         return [job for made in self.making.values() for job in made.jobs.values()]
 
     @property

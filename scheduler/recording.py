@@ -94,7 +94,7 @@ class Recorder:
         waiting: bool,
         held: list[int],
     ) -> None:
-        """Records that a frame was encoded.
+        """Records an encoded frame: its budget, the state of the jobs, and the decisions.
 
         ``ready`` says which networks of waiting jobs were prepared. ``held`` has the jobs that
         lacked memory; the list grows until the frame ends. The decisions of a planner other than

@@ -41,7 +41,7 @@ class TiledJob:
 
     @property
     def state(self) -> State:
-        """The state of the whole picture, with the values of a job's state."""
+        """The state of the whole picture, one of a job's states."""
         return self._state
 
     @property

@@ -153,7 +153,10 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
 
 
 def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[FaultOutcome]:
-    """Judges all faults; one that its tests report even without the fault counts as surviving."""
+    """Plants each fault and returns whether its tests notice it.
+
+    A fault counts as surviving if the test that failed also fails without the fault.
+    """
     with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
 
         def one(fault: Fault) -> FaultOutcome:

@@ -29,7 +29,7 @@ _FIELDS = {
 
 
 def write_graph(graph: Graph, sections: Sections) -> None:
-    """Writes the section ``graph``, with its constants in ``values``."""
+    """Writes the section ``graph``, and the graph's constants to the section ``values``."""
     constants = {}
     for name, array in graph.constants.items():
         if array.dtype.name not in _TYPES:

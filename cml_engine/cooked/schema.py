@@ -287,7 +287,7 @@ class DeviceRow(PackedRow):
 
 
 class FactorRow(PackedRow):
-    """A factor on the time of a family of kernels, beside what the device's speed says."""
+    """The measured time of a family of kernels, relative to what the device's speed predicts."""
 
     kernel: Text = nested(Text, "the second word of a cost key, or that up to its last `-`")
     times: float = f64("how many times the work takes that the device's numbers say")

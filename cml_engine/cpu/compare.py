@@ -31,7 +31,9 @@ class Comparison:
 def compare(
     got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
 ) -> Comparison:
-    """Compares the shape, then NaN and infinities, then values, and describes the first difference.
+    """Returns the largest error and the first difference of two arrays.
+
+    It compares the shape, then the type, NaN and infinities, then the values.
 
     ``more`` is an additional absolute tolerance per value.
     """

@@ -20,9 +20,9 @@ MOST = 1000
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """A timed event; ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``.
+    """An interval in a worker's work; ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``.
 
-    ``start`` is the worker's clock in seconds since 1970.
+    ``start`` is the worker's clock in seconds since 1970, ``seconds`` is the length.
     """
 
     kind: str

@@ -187,7 +187,7 @@ def check_input_mapping(value: Any) -> Mapping[str, Any]:
 
 
 def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[str]:
-    """Returns ``value`` as a set if it is a collection of some of the words.
+    """Returns ``value`` as a set if it is a collection and each item is one of ``words``.
 
     The error message lists the allowed words, the most similar first.
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _join_region_option(words: Sequence[str]) -> list[str]:
-    """``--region -4:4,0:8`` as one word: argparse would take the number for an option."""
+    """Joins ``--region`` and its value to one word; argparse would read ``-4:4`` as an option."""
     made: list[str] = []
     for word in words:
         if made and made[-1] == "--region":

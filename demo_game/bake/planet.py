@@ -192,7 +192,7 @@ class Planet:
         return self.region.has(tile)
 
     def cells(self, tile: TileId) -> dict[str, Array] | None:
-        """A tile's arrays; None where it was not made, or is damaged."""
+        """Returns a tile's arrays; None if the tile was not baked or is damaged."""
         unit, at = place_of(self.region, tile, self.block)
         found = self._look(unit)
         return None if found is None else {name: value[at] for name, value in found.items()}

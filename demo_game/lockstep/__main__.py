@@ -65,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Plays; starts a second process if no other player is named."""
+    """Plays with the other player and returns the exit code.
+
+    It starts the other player as a second process if the options name none.
+    """
     chain = load_chain(options.models, integer=True)
     backend = "cpu" if options.backend == "cpu" else cml.Gpu()
     device = "CPU (NumPy)" if isinstance(backend, str) else backend.name

@@ -105,7 +105,7 @@ def _make_hills(seed: int, height: float) -> Array:
 
 
 def relight(surface: cml.Graph, light: Light) -> cml.Graph:
-    """The network with its tiles' light as another sun gives it."""
+    """Returns the network with the sun's direction of ``light`` in its ``shading`` operators."""
     nodes = tuple(
         replace(node, attrs=cml.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
         for node in surface.nodes

@@ -260,7 +260,7 @@ class Renderer:
         return self._meshes[0 if self._effort.fine else 1]
 
     def clear(self, encoder: Any, target_view: Any) -> None:
-        """An empty picture."""
+        """Encodes a render pass that clears ``target_view``."""
         encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
         ).end()

@@ -72,7 +72,10 @@ def train_agent(
 
 
 def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
-    """Squares that baselines are fitted to, and squares of worlds that nothing was fitted to."""
+    """Returns the squares for fitting baselines and the squares for measuring errors.
+
+    The second ones are from worlds that nothing was fitted to. Upres has no fitted baseline.
+    """
     rng = np.random.default_rng(1)
     fitted = [] if name == "upres" else [make(rng, False)(rng) for _ in range(FITTED_SQUARES)]
     return fitted, [make(rng, True)(rng) for _ in range(HELD_SQUARES)]

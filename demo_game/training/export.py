@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class TracedTensor:
-    """A name in the text, and its shape."""
+    """A tensor of the NNEF text: its name and its shape."""
 
     name: str
     shape: tuple[int, ...]

@@ -98,7 +98,7 @@ def _mountains(continent: Array) -> Array:
 
 
 def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
-    """One octave, as heights."""
+    """Returns one octave of the noise as heights."""
     n = gradient_noise(gx, gz, octave - level, octave, seed) >> 3
     ridge, hill = RIDGE[0] - ((RIDGE[1] * np.abs(n)) >> 1), n >> 1
     return multiply_shift(hill + multiply_shift(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
@@ -115,7 +115,7 @@ def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """The octaves of 4 and 2 cells, in 256ths of a cell of the level."""
+    """Returns the sum of the two finest octaves, of 4 and 2 cells, in 256ths of a cell's size."""
     mask = _mountains(_continent(gx, gz, level, seed))
     first, second = (_octave(gx, gz, level, level + n, mask, seed) for n in (2, 1))
     return shift_and_round(first + second, level + 4)

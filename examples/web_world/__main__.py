@@ -73,7 +73,7 @@ def write_player(folder: Path, *names: str) -> None:
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes the page, the player and the networks to the folder that was named."""
     parser = argparse.ArgumentParser(prog="python -m examples.web_world", description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -390,7 +390,7 @@ function deviceRow(view, at) {
     factors: view.u32(at + 36),
   };
 }
-/** A factor on the time of a family of kernels, beside what the device's speed says. @typedef {{kernel: Text, times: number}} FactorRow */
+/** The measured time of a family of kernels, relative to what the device's speed predicts. @typedef {{kernel: Text, times: number}} FactorRow */
 const FACTOR_ROW_BYTES = 16;
 /** @param {View} view @param {number} at @returns {FactorRow} */
 function factorRow(view, at) {

@@ -392,7 +392,7 @@ class Lifecycle:
                 self.job_list.reindex(job)
 
     def _let_ended_go(self) -> None:
-        """Drops the networks of ended jobs, whose end can no longer be undone."""
+        """Drops the networks of ended jobs, which no abandoned frame can restore any more."""
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:

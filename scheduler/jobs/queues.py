@@ -198,7 +198,7 @@ class NetworkQueue:
             self._order.remove(job)
 
     def first(self, policy: AnyPolicy, now_ms: float, rate: float) -> list[Job]:
-        """Returns the jobs that may come first in the policy's order."""
+        """Returns some of the jobs; the one that the policy would run first is among them."""
         if len(self._jobs) <= _FEW and not self.network.retains:
             return self.jobs
         if policy is not self._policy:

@@ -106,7 +106,10 @@ def test_variables_change_after_each_run(program, folder):
 
 
 def test_nothing_is_made_in_steady_state(program, small):
-    """Run the program with ``--frames 10000`` for a longer test."""
+    """Frames of the steady state allocate no host memory and create no GPU object.
+
+    Run the program with ``--frames 10000`` for a longer test.
+    """
     told = play(program, small, small_inputs(), {}, "--frames", "400", "--budget", "0.05").told
     assert told["frames"] >= 400
     assert told["made"] == {"host": 0, "buffers": 0, "bind_groups": 0, "pipelines": 0}
@@ -162,7 +165,10 @@ def test_the_wrapper_for_cpp(folder, gpu):
 
 @pytest.mark.parametrize("calls", [4000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_calls_in_any_order_harm_nothing(calls, folder, gpu):
-    """``tests/players/random_calls.c`` lists the calls."""
+    """Random calls, also with stale handles or without memory, cause no leak or invalid access.
+
+    ``tests/players/random_calls.c`` has the calls.
+    """
     program = build("random_calls.c", *SANITIZED, device=True)
     file = written(folder, "counter", counter(), player=True)
     run = run_play(program, str(calls), "1", file)

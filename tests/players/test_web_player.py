@@ -91,7 +91,10 @@ def test_every_network_gives_what_python_gives(name):
 
 @pytest.mark.gpu
 def test_an_integer_network_gives_the_same_bits(tmp_path):
-    """Uses products of bytes, whose code is in the file as WGSL only."""
+    """The web player's results of an integer network are bit-identical to the expected ones.
+
+    Its kernels multiply bytes (``dot4I8Packed``), and the file has them as WGSL only.
+    """
     file = tmp_path / "net.cml"
     file.write_bytes(cook(net_of(8)[0], ["portable"]))
     kernels = read_kernels(Container(memoryview(file.read_bytes()), None), trusted=True)

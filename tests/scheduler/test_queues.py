@@ -82,7 +82,7 @@ POLICIES = [least_laxity, fair_share, by_priority]
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_few_that_may_be_first_decide_as_all_would(policy, seed):
-    """The queues decide as a custom policy does, which is given all waiting jobs."""
+    """A built-in policy, which sees only candidates, decides as if it saw all waiting jobs."""
     other = POLICIES[seed % 3]
     few = eventful_run(policy, seed, other)
     everyone = eventful_run(lambda *a: policy(*a), seed, lambda *a: other(*a))

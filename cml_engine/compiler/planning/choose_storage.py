@@ -170,7 +170,7 @@ def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns which of the node's blocked feature maps its kernel supports packed."""
+    """Returns which of the node's blocked feature maps its kernel can read or write in 16 bits."""
     spec = lookup(node.op)
     if spec.kernel is None:
         return "none"

@@ -38,8 +38,10 @@ class Sibling:
         return list(self._chosen.get(node.title, ()))
 
     def packed(self, node: Node, graph: Graph) -> Mapping[str, Array]:
-        """Returns the packed weights by name if the node reads the identical constants, else
-        none."""
+        """Returns the first plan's packed weights by name.
+
+        The mapping is empty if the node reads other constants than there.
+        """
         read = [name for name in node.reads if name in graph.constants]
         same = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
         return self._packed if same else _NOTHING

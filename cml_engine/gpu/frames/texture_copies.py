@@ -53,7 +53,10 @@ class TextureCopies:
         return cost
 
     def start_mapping(self, frame: int) -> bool:
-        """Requests the timings that are old enough; returns True if any are pending."""
+        """Starts reading timings that are old enough at the end of ``frame``.
+
+        Returns True if any are pending.
+        """
         return self._ring is not None and self._ring.start_mapping(frame)
 
     def collect(self) -> list[tuple[StepCost, float]]:

@@ -1,4 +1,4 @@
-"""A pool of HLSL compilers: one in this process, more in child processes if several sources wait.
+"""A pool of Slang compilers for HLSL: one in this process, more in child processes.
 
 Two compiler sessions in one process block each other almost all the time, so threads gain nothing
 and processes do. The first source goes to the compiler in this process. A process is started only

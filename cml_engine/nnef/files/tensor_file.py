@@ -152,7 +152,10 @@ def read_header(blob: Blob) -> Header:
 
 
 def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
-    """Reads a tensor's items as the nearest NumPy type: float16/32/64, (u)int8..64, bool."""
+    """Reads a tensor file's header and values.
+
+    The values have the nearest NumPy type: float16/32/64, (u)int8..64 or bool.
+    """
     header = header or read_header(blob)
     return StoredTensor(header, _items(blob, header).reshape(header.shape))
 

@@ -301,7 +301,7 @@ def _named(
 
 
 def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:
-    """The declared lists of input tensors with their parts."""
+    """Returns the operands of each declared list of input tensors, by the list's name."""
     types = _input_types(signature_of(spec)) or []
     names = [name for name, kind in types if kind.kind == "array"]
     return {

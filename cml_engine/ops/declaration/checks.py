@@ -303,7 +303,7 @@ def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
 
 
 def text_of(kernel: Kernel, spec: OpSpec) -> str:
-    """The kernel's own HLSL as it is now."""
+    """Returns the kernel's HLSL without its includes, read from its file unless it is inline."""
     if kernel.source:
         return kernel.source
     file = kernel_file(kernel.path) or Path(kernel.path)

@@ -189,8 +189,10 @@ class Lowering:
         return options[chosen]
 
     def _requested_option(self, options: Mapping[str, T], usual: str) -> str:
-        """Returns the requested option; for a kernel without a tile, its default tile if
-        possible."""
+        """Returns the requested option.
+
+        If the request names a kernel without a tile, the kernel's default tile is preferred.
+        """
         wanted = self.requested_kernel
         fits = [o for o in (usual, *options) if o == wanted or o.startswith(f"{wanted} ")]
         if not fits:

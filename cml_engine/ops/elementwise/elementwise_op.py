@@ -134,7 +134,7 @@ def cpu(row: Formula, attrs: Attrs, *arrays: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as a kernel meets it: a node's own, or scratch that has a shape here only."""
+    """A tensor that a kernel reads or writes: a tensor of the node, or scratch memory."""
 
     name: str
     fact: Fact
@@ -204,8 +204,10 @@ def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
 
 
 def _vectorises(steps: StridedWalk) -> bool:
-    """Returns True if four neighbours of the result are four neighbours, or one element, of each
-    operand."""
+    """Returns True if a thread can compute four adjacent elements of the result at once.
+
+    They must come from four adjacent elements, or from one element, of each operand.
+    """
     return steps.extents[-1] % 4 == 0 and all(
         s[-1] == 0 or (s[-1] == 1 and all(step % 4 == 0 for step in s[:-1])) for s in steps.strides
     )

@@ -166,8 +166,10 @@ def _lists(places: Array) -> Array:
 
 
 def _mark_updates(op: Lowering, row: int, marks: Mapping[str, AttrValue]) -> Iterator[Dispatch]:
-    """Yields dispatches that find the last update of every slot: the greatest number, in any
-    order."""
+    """Yields dispatches that write the last update of every slot to the output.
+
+    The last update is the one with the greatest number, in whatever order the threads run.
+    """
     (x, indices, updates), (y,) = op.in_names, op.out_names
     size, count = op.inputs[0].size, op.inputs[2].size // row
     winners = op.scratch(size // row)

@@ -64,9 +64,9 @@ class TuneReport:
 
     @property
     def ratio(self) -> float:
-        """The whole network's time by the table divided by its time by the rules.
+        """The network's time with the tuned kernels, divided by its time with the default ones.
 
-        This is the median of consecutive runs; 1 if nothing changes.
+        This is the median over pairs of consecutive runs; 1 if both select the same kernels.
         """
         return median(b / a for a, b in self.before_after) if self.before_after else 1.0
 

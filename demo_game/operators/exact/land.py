@@ -91,7 +91,7 @@ declare(
 
 
 def make_steep_heights(count: int, seed: int) -> Array:
-    """Heights from the deepest to the highest, as no land has them."""
+    """Returns random heights from the whole range, steeper than any land, as a test case."""
     end, rng = exact_noise.HEIGHT_END, np.random.default_rng(seed)
     found = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
     found[..., :2, :] = [[-end], [end]]

@@ -52,7 +52,7 @@ def _loaded(text, rng):
 
 
 def wall_ms(ran, x):
-    """Returns the wall-clock milliseconds of a whole run.
+    """Returns the wall-clock milliseconds of one run of a session.
 
     Tests alternate such runs with timed ones, so that other load on the machine slows both.
     """

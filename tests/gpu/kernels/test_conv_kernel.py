@@ -215,7 +215,7 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
 
 
 def test_winograd_is_near_exact_sums(gpu, rng):
-    """Winograd's error is only a few times that of direct sums.
+    """Winograd's error is less than half the tolerance of a convolution.
 
     It depends on the interpolation points (docs/design/performance.md).
     """

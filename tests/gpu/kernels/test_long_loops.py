@@ -132,7 +132,10 @@ def test_conv_of_many_channels(n, gpu, rng):
 
 
 def test_convs_of_many_taps_and_channels(gpu, rng):
-    """Large filters are right in groups, blocked, depthwise, transposed and computed."""
+    """Convs by large filters are correct: grouped, blocked, depthwise and transposed.
+
+    The transposed one takes its filter as an input.
+    """
     x = rng.uniform(-1, 1, (2, 8, 67, 70)).astype(np.float32)
     filter = rng.uniform(-1, 1, (8, 4, 66, 67)).astype(np.float32)
     case = Case((x, filter, np.float32(0.5)), whole(x.shape, groups=2))

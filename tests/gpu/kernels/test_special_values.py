@@ -109,7 +109,7 @@ def test_between_others(op, gpu):
 @pytest.mark.parametrize("op", ["sub", "div"])
 @pytest.mark.parametrize("twice", ["a result", "the same result", "an input"])
 def test_a_value_and_itself(op, twice, gpu):
-    """NaN and infinity survive x - x and x / x, which a driver may replace by 0 and 1."""
+    """x - x and x / x are NaN for NaN and infinity, though a driver may replace them by 0 and 1."""
     net = Net(1, 1, 1, len(VALUES))
     first = "x" if twice == "an input" else net("sqr(x)")
     second = net("mul(x, x)") if twice == "the same result" else first

@@ -243,7 +243,7 @@ def test_functions_without_end():
 
 
 def test_functions_that_double():
-    """Forty functions that each call the next one twice expand to 2^40 nodes."""
+    """Forty functions that each call the next one twice are refused before they are expanded."""
     opsets = [helper.make_opsetid("my", 1)]
     functions = [
         helper.make_function("my", f"F{i}", ["a"], ["c"], calls, opsets)

@@ -84,9 +84,9 @@ def test_each_sum_of_inputs_is_told_of_once(how, dtype):
 
 @pytest.mark.parametrize("then", ["Cast", "Less", "Max"])
 def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
-    """Sums of 32 bits have the same bits with and without a sign, so an Add gives no warning.
+    """An Add of uint32 gives no warning; a comparison, maximum or cast to float of it gives one.
 
-    A comparison, a maximum and a cast to float depend on the sign, so each gives one.
+    The sum is bit-identical with and without a sign, unlike the results of these operators.
     """
     read = "Cast(a, to=1)" if then == "Cast" else f"{then}(a, x)"
     nodes = [node("a = Add(x, x)"), node(f"y = {read}")]

@@ -93,7 +93,7 @@ def test_this_version_is_taken(file):
 
 
 class Point:
-    """An entry point of an installed package."""
+    """A stand-in for an entry point of an installed package."""
 
     name, dist = "plug", None
 

@@ -191,7 +191,7 @@ def test_views_that_would_keep_more_memory_alive_are_not_taken():
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("size", [(), (64, 32)])
 def test_views_never_make_the_arena_larger(block, size):
-    """Views never enlarge the arena; convs of the wide networks also have scratch tensors."""
+    """Views never enlarge the arena, even in wide networks, whose convs use scratch tensors."""
     net = BLOCKS[block](*size)
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
     (one, _), (other, _) = steps(graph), steps(graph, views=False)

@@ -231,9 +231,10 @@ class _IntegerGraphImport:
         return [max(words.low, min(words.high, entry)) for entry in found]
 
     def _from_zero(self, base: str, of: QuantizedType, before: set[str]) -> str:
-        """Stores a 16-bit tensor of at most 256 different values in 8 bits, for a table.
+        """Adds nodes that store a 16-bit tensor in 8 bits, so that it can index a table.
 
-        Returns the name of the tensor that has the original values again.
+        The first node subtracts the lowest of at most 256 possible values, the second adds it
+        again. Returns the name of the second node's result, which has the original values.
         """
         if base not in self.shifted:
             at = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in before)

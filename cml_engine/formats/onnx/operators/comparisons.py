@@ -99,7 +99,7 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
 
 
 def _signed(call: OnnxCall, value: Value) -> Value:
-    """Returns floats whose cast to int32 has the bits of the original's cast to uint32."""
+    """Subtracts 2^32 from floats of 2^31 and more: a cast to int32 then has the bits of uint32."""
     value = call.op("clamp", value, *_ends(np.dtype(np.uint32)))
     lowered = call.op("sub", value, 2.0**32)
     return call.op("select", call.op("ge", value, 2.0**31), lowered, value)
