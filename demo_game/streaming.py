@@ -28,8 +28,11 @@ FADE_S = 0.6
 
 @dataclass(slots=True)
 class TileSlot:
-    """A tile whose data lie in a slot of the renderer's textures. It is drawn ``since_s``: later
-    than it came, where its siblings came later."""
+    """A tile whose data lie in a slot of the renderer's textures.
+
+    ``since_s`` is the time of its first drawing, infinity until then. It may be later than the
+    tile's arrival, because siblings are drawn together.
+    """
 
     slot: int
     since_s: float
@@ -38,7 +41,7 @@ class TileSlot:
 
 @dataclass
 class Counts:
-    """Since the start."""
+    """Counts of tiles and jobs since the start."""
 
     asked: int = 0
     finished: int = 0
@@ -53,13 +56,13 @@ class Pool(Protocol):
     """The interface of the renderer's tile pool."""
 
     def acquire(self) -> int | None:
-        """A free slot."""
+        """Returns a free slot, or None."""
 
     def release(self, slot: int) -> None:
-        """The slot is free again."""
+        """Frees the slot."""
 
     def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
-        """Put a draft into the slot."""
+        """Writes a draft into the slot."""
 
     def fill(
         self,
@@ -72,7 +75,7 @@ class Pool(Protocol):
         instances: Any = None,
         draw: Any = None,
     ) -> None:
-        """Copy the tensors into the slot."""
+        """Encodes the copies of the tensors into the slot."""
 
 
 class Streaming:
@@ -106,12 +109,14 @@ class Streaming:
         return tile in self.shown
 
     def drawn(self, tile: TileId) -> TileSlot | None:
-        """The tile, or what stands in for it; None where there is neither."""
+        """Returns the tile or its draft; None if there is neither."""
         return self.shown.get(tile) or self.drafts.get(tile)
 
     def draw(self, tiles: Collection[TileId], now_s: float) -> None:
-        """These are drawn from now on, and stay: those that were not begin with their parents'
-        shapes."""
+        """Notes that tiles are drawn, and keeps them and their ancestors in their slots.
+
+        A tile that was not drawn before begins with its parent's shape.
+        """
         self._looks += 1
         for tile in tiles:
             shown = self.drawn(tile)
@@ -123,7 +128,7 @@ class Streaming:
                 shown.last_used = self._looks
 
     def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
-        """Stand-ins for as many of these as there is room, until the networks' own come."""
+        """Writes drafts of the tiles into free slots, until the networks' tiles come."""
         for made in drafts(tiles, self.seed):
             slot = self.pool.acquire()
             if slot is None:
@@ -140,7 +145,7 @@ class Streaming:
         self.changes += 1
 
     def drop_drafts(self) -> None:
-        """Give back what stood in."""
+        """Frees the slots of all drafts."""
         for draft in self.drafts.values():
             self.pool.release(draft.slot)
         self.changes += bool(self.drafts)
@@ -153,7 +158,7 @@ class Streaming:
 
     @property
     def summary(self) -> str:
-        """Tiles in a few words."""
+        """The numbers of finished and unfinished tiles, as text."""
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
     def describe(self) -> str:
@@ -197,8 +202,7 @@ class Streaming:
         self.counts.asked += 1
 
     def _drop_unwanted(self, selection: Selection) -> None:
-        """The player has turned away, or another level is wanted: what has not begun to matter
-        is not finished. A tile that is nearly there is."""
+        """Cancels tiles that are not wanted any more and less than half done."""
         for tile, made in list(self.making.items()):
             if tile not in selection.wanted and made.progress < 0.5:
                 made.cancel()
@@ -206,8 +210,10 @@ class Streaming:
                 self.counts.cancelled += 1
 
     def collect(self, encoder: Any, now_s: float) -> int:
-        """Copy the tiles that are done into their slots, in the picture's encoder, all of a tile
-        at once; how many. Call :meth:`submitted` after its submit."""
+        """Encodes the copies of finished tiles into their slots; returns the number of tiles.
+
+        A tile is copied whole. Call :meth:`submitted` after the encoder's submit.
+        """
         filled = 0
         for tile, made in list(self.making.items()):
             if made.failed:
@@ -238,7 +244,7 @@ class Streaming:
         return True
 
     def submitted(self) -> None:
-        """The copies are on their way: their sources may be given back."""
+        """Releases the sources of the copies, whose encoder was submitted."""
         while self._copied:
             self.hand_over(self._copied.pop(0))
 
@@ -260,22 +266,21 @@ class Streaming:
         return self.shown.pop(oldest).slot
 
     def fade(self, tile: TileId, now_s: float) -> float:
-        """1 when the tile is drawn for the first time and still has its parent's shape, 0 when it
-        has its own."""
+        """Returns 1 for a tile in its parent's shape (its first frame), 0 for one in its own."""
         drawn = self.drawn(tile)
         if drawn is None or drawn.since_s == math.inf:
             return 1.0
         return max(0.0, 1.0 - (now_s - drawn.since_s) / FADE_S)
 
     def cancel_all(self) -> None:
-        """Drop everything that is under way."""
+        """Cancels all unfinished tiles."""
         for made in self.making.values():
             made.cancel()
         self.making.clear()
 
 
 def _oldest(tiles: Mapping[TileId, TileSlot]) -> TileId:
-    """The one that was not used for the longest time."""
+    """Returns the least recently used tile."""
     return min(tiles, key=lambda tile: (tiles[tile].last_used, -tile.level, tile))
 
 
@@ -291,13 +296,13 @@ def _waits_for(made: MadeTile) -> str:
 
 
 def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:
-    """Coarse tiles first (they cover holes), then near ones in view."""
+    """Returns the sort key: coarse tiles first, as they cover holes, then near ones in view."""
     weight = 1.0 if in_view else OUT_OF_SIGHT
     return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
 
 
 def _with_ancestors(tiles: Iterable[TileId]) -> set[TileId]:
-    """The tiles and all that they morph to."""
+    """Returns the tiles and all their ancestors."""
     found: set[TileId] = set()
     for start in tiles:
         tile = start

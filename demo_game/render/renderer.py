@@ -76,7 +76,7 @@ class DrawStats:
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """A grid on the device, and how many indices it has."""
+    """A grid on the device; ``count`` is the number of its indices."""
 
     vertices: Any
     indices: Any
@@ -148,7 +148,7 @@ class Renderer:
         )
 
     def resize(self, width: int, height: int) -> None:
-        """The target has another size now, in pixels."""
+        """Changes the size of the target, in pixels."""
         self.width, self.height = width, height
         self._make_targets()
 
@@ -168,7 +168,7 @@ class Renderer:
 
     @property
     def effort(self) -> Effort:
-        """The effort of the pictures."""
+        """The effort that pictures are drawn with."""
         return self._effort
 
     @effort.setter
@@ -181,12 +181,13 @@ class Renderer:
 
     @property
     def inner_size(self) -> tuple[int, int]:
-        """Pixels that are drawn; enlarged, they fill the target."""
+        """The width and height in pixels of the picture that is drawn, before it is enlarged to the
+        target's."""
         scale = self._effort.scale
         return max(1, round(scale * self.width)), max(1, round(scale * self.height))
 
     def close(self) -> None:
-        """Give all memory back; nothing is drawn any more."""
+        """Frees all memory; the renderer draws nothing any more."""
         self.tiles.close()
         self._targets.close()
         if self._reflection is not None:
@@ -197,7 +198,7 @@ class Renderer:
             held.free()
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
-        """A camera for this target."""
+        """Returns a camera for this target."""
         far = self.quality.view_m * 1.2
         return Camera(position, yaw, pitch, far=far, aspect=self.width / self.height)
 
@@ -210,10 +211,12 @@ class Renderer:
         time_s: float,
         timed: Callable[[], Any] = lambda: None,
     ) -> DrawStats:
-        """Append the passes that draw the whole picture to ``target_view``: one, one more where the
-        picture is drawn smaller, and one for what the sea reflects. ``visible`` are the tiles in
-        view, and in the sea's reflection, at most as many as there are slots; ``timed()`` gives a
-        pass's ``timestamp_writes``."""
+        """Encodes the passes that draw the whole picture to ``target_view``.
+
+        There is one pass, one more if the picture is drawn smaller and enlarged, and one for the
+        sea's reflection. ``visible`` are the tiles in view and in the reflection, at most as many
+        as there are slots. ``timed()`` returns a pass's ``timestamp_writes``.
+        """
         self._write_scene(camera, time_s)
         nearest = self._write_tiles(camera, visible)
         if self._reflection is not None:
@@ -244,7 +247,7 @@ class Renderer:
         return DrawStats(len(nearest), len(nearest) * self._drawn_mesh.count // 3, planted)
 
     def _fill(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> None:
-        """The picture, enlarged."""
+        """Encodes the pass that enlarges the picture to the target."""
         timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
         enlarge = encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
@@ -281,7 +284,7 @@ class Renderer:
         render.draw_indexed(mesh.count, count)
 
     def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
-        """A draw for each tile near enough; how many."""
+        """Draws the plants of each tile that is near enough; returns the number of such tiles."""
         pool, tiles = self.tiles, self._tile_buffer
         planted, furthest = 0, self._effort.plants * self.quality.plants_m
         for i, (away, visible) in enumerate(nearest):
