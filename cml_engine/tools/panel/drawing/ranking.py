@@ -140,7 +140,7 @@ class RankingPanel(PanelSection):
     def _name_width(self) -> float:
         """Returns the points that the longest name takes."""
         longest = max((f"{line.network} {line.texts[0]}" for line in self.lines), key=len)
-        room = _NAME_EM * imgui.get_font_size()
+        room = float(_NAME_EM * imgui.get_font_size())
         return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
 
     def _choose(self, recent_only: bool, view: PanelView) -> None:
