@@ -93,11 +93,11 @@ class TileJobs:
         return ""
 
     def tensor(self, name: str) -> Any:
-        """One of the outputs that the renderer keeps, on the GPU."""
+        """Returns one of the outputs that the renderer keeps, on the GPU."""
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
 
     def read(self, name: str) -> Any:
-        """One of a tile's outputs as an array; None while it is on its way from the GPU."""
+        """Returns one of a tile's outputs as an array; None until it has arrived from the GPU."""
         return self.jobs[READ[name]].read(name)
 
     def cancel(self) -> None:
@@ -107,7 +107,7 @@ class TileJobs:
             job.release()
 
     def release(self) -> None:
-        """Give the outputs' memory back."""
+        """Frees the outputs' memory."""
         for job in self.jobs.values():
             job.release()
 
@@ -169,7 +169,8 @@ class FileWatch:
         self.on_change: Callable[[str], object] = lambda said: None
 
     def poll(self) -> bool:
-        """Look, once a frame; whether another network serves now, so that the tiles are old."""
+        """Checks the files, once a frame; returns True if a network was replaced, so all tiles are
+        old."""
         for reloader in self._reloaders:
             before = reloader.said
             reloader.poll()

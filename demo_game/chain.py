@@ -84,13 +84,15 @@ class Chain:
     exact: bool = False
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:
-        """The sessions that a tile of this level takes."""
+        """Returns the names of the sessions that a tile of this level needs."""
         bare = _PLANTS if tile.level >= POPULATED_LEVELS else ()
         return tuple(name for name in self.sources if name not in bare)
 
     def list_digest_tensors(self, tile: TileId) -> tuple[str, ...]:
-        """The tensors that a tile's digest is of: what is shown; of the integer world the whole
-        numbers that that is made of."""
+        """Returns the names of the tensors that a tile's digest covers.
+
+        These are the shown tensors; in the integer world, the integers that they are computed from.
+        """
         if not self.exact:
             return name_shown_tensors(tile)
         return (*_LAND_WORDS, *(_PLANT_WORDS if tile.level < POPULATED_LEVELS else ()))
@@ -151,7 +153,7 @@ def _folder(name: str, integer: bool) -> Path:
 
 
 def _check_kinds(chain: Chain) -> None:
-    """The trained networks are all of whole numbers, or all of floats."""
+    """Raises an error if a trained network is an integer one in a float world, or the reverse."""
     for name in TRAINED:
         if bool(chain.graphs[name].integer) == chain.exact:
             continue
@@ -205,7 +207,7 @@ def _add_upscaler(
 
 
 def _check(chain: Chain) -> None:
-    """Every input has a producer whose output is of the same type and shape."""
+    """Raises an error unless every input has a producer whose output has its type and shape."""
     for name, taken in chain.sources.items():
         graph = chain.graphs[name]
         wanted = {*taken, *(["tile"] if name in READS_TILE else [])}

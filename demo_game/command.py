@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def size(text: str) -> tuple[int, int]:
-    """``640x360``."""
+    """Parses ``640x360``."""
     width, _, height = text.partition("x")
     try:
         found = int(width), int(height)
@@ -272,7 +272,10 @@ def run_headless(
 def tell_world(
     runs: Sequence[RunReport], quality: Quality, settings: Settings, options: argparse.Namespace
 ) -> bool:
-    """The integer world's hash; with ``--compare`` that of NumPy's tiles too. Whether it is one."""
+    """Prints the hash of the integer world; returns True if all hashes are equal.
+
+    With ``--compare`` it also prints the hash of tiles that NumPy computes.
+    """
     from demo_game.reporting.worlds import compare_worlds
 
     worlds = {run.mode: run.world for run in runs}
@@ -284,7 +287,7 @@ def tell_world(
 
 
 def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:
-    """The hash of the tiles that the flight's last picture shows, made by NumPy."""
+    """Returns the hash of the tiles in the flight's last picture, computed with NumPy."""
     from demo_game.chain import load_chain
     from demo_game.flight import ScriptedFlight
     from demo_game.game import SPARE_SLOTS
@@ -323,7 +326,7 @@ def write(path: Path | None, runs: Sequence[RunReport]) -> None:
 
 
 def say_after(text: str) -> None:
-    """A line with the seconds since the program began."""
+    """Prints a line with the seconds since the program began."""
     say(f"{time.perf_counter() - STARTED:4.1f} s: {text}")
 
 

@@ -33,14 +33,14 @@ _PATIENCE_S = 1800
 
 
 def cooked_set() -> Path | None:
-    """The folder of the cooked networks, if they are of what lies here now."""
+    """Returns the folder of the cooked networks if they are up to date."""
     state = _state()
     usable = "of" in state and "error" not in state
     return COOKED if usable and (not _is_checkout() or state["of"] == _fingerprint()) else None
 
 
 def make(say: Callable[[str], object] = lambda said: None) -> None:
-    """Cook every network of ours."""
+    """Cooks every network of the game."""
     from cml_engine.cooked import cook
     from demo_game import operators  # noqa: F401 - registers the game's own operators
 

@@ -218,7 +218,7 @@ class Game:
             self._update_selection()
 
     def renew(self) -> None:
-        """All tiles are to be made anew; what is there is drawn until then."""
+        """Has all tiles computed again; the present ones are drawn until then."""
         self.streaming.renew()
         # nothing is asked for by what was seen before, which was whole; the next frame looks first
         self._look_at, self._asked, self._unseen = 0, True, _POSTPONED
@@ -258,7 +258,7 @@ class Game:
         )
 
     def _collect_times(self) -> None:
-        """From what has arrived of the times of networks, once after each frame with some."""
+        """Collects the networks' times that have arrived, after each frame with slices."""
         if not self._encoded:
             return
         self._encoded = False
@@ -354,11 +354,12 @@ class Game:
         return found
 
     def finest(self, pose: Pose) -> list[TileId]:
-        """The tiles that are drawn here in the end, of those that are there now."""
+        """Returns the tiles that are drawn from this position, of the tiles that are ready now."""
         return select(pose.position, self.settings.seed, self._detail, self.streaming.ready).draw
 
     def _draft(self, pose: Pose, now_s: float) -> None:
-        """Something to look at while the networks' kernels are compiled."""
+        """Requests drafts of the tiles in view, to draw while the networks' kernels are
+        compiled."""
         detail = self.settings.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
         self.streaming.draft(list_needed(pose.position, self.settings.seed, detail), now_s)
@@ -407,7 +408,7 @@ def _ms_since(start: float) -> float:
 
 
 def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | None:
-    """The part of the world that is baked, and the agents for the rest."""
+    """Returns the baked planet, with the agents for tiles outside it; None without a planet."""
     if settings.planet is None:
         return None
     from demo_game.bake.flying import PlanetTiles  # Zarr is an extra

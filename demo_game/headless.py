@@ -101,8 +101,11 @@ class HeadlessRun:
         self.overlay = Overlay(self.game, self.format, quality.width, quality.height, panels=panels)
 
     def load(self) -> float:
-        """Make everything that is seen at first, without a budget; seconds. The loading screen of
-        a game: drafts are drawn at once, then the world when there is ground everywhere."""
+        """Computes all tiles in view of the first frame, without a budget; returns the seconds.
+
+        It is the game's loading screen: drafts are drawn at once, then the tiles when there is
+        ground everywhere.
+        """
         started = time.perf_counter()
         self.game.controls.mode = "unsliced"
         self._until_complete(self._pose(0))
@@ -141,7 +144,7 @@ class HeadlessRun:
         return self.game.renderer.ready and missing == math.inf
 
     def fly(self) -> None:
-        """The measured frames."""
+        """Draws the measured frames."""
         options, game = self.options, self.game
         game.inference = options.mode != "off"
         game.controls.mode = "sliced" if options.mode == "off" else options.mode  # type: ignore[assignment]
@@ -155,7 +158,7 @@ class HeadlessRun:
                 raise cml.CmlError(game.streaming.error)
 
     def settle(self) -> str:
-        """Finish the last picture and hash the world that it shows."""
+        """Finishes the last picture and hashes the world that it shows."""
         pose = self._pose(self.options.frames)
         self.game.inference = True
         for _ in range(_DRAIN):
@@ -202,7 +205,7 @@ class HeadlessRun:
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        """The last frame, (height, width, 3) of bytes."""
+        """Returns the last frame as bytes (height, width, 3)."""
         size = self.quality.width, self.quality.height
         data = self.gpu.queue.read_texture(
             {"texture": self.target},

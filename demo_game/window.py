@@ -165,7 +165,8 @@ class GameWindow:
 
 
 def translate(event: dict[str, Any]) -> dict[str, Any] | None:
-    """The canvas's event as the overlay's; None for what it does not take."""
+    """Returns the canvas's event as an event of the overlay; None if the overlay takes none of its
+    kind."""
     kind = event["event_type"]
     if kind == "pointer_move":
         return {"type": "mouse_move", "x": event["x"], "y": event["y"]}

@@ -28,7 +28,7 @@ PRICE = FloatRange(0.0001, 1_000_000)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command line."""
+    """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="Make a part of the demo's world before the game, on the cores of this machine "
@@ -84,7 +84,7 @@ def _join_region_option(words: Sequence[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bake what was asked for, and draw it."""
+    """Bakes the region and writes a picture of it; returns the exit code."""
     need_extra()
     from demo_game.bake.picture import write_picture
     from demo_game.bake.planet import Planet, layers_of, manifest, models, rules
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_report(path: Path | None, report: Report) -> None:
-    """As JSON, where that was asked for."""
+    """Writes the report as JSON if a path was given."""
     if path is not None:
         write_atomically(path, json.dumps(report.to_json(), indent=2))
 

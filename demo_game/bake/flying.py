@@ -33,7 +33,7 @@ class PlanetTiles:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> MadeTile:
-        """The tile on its way."""
+        """Starts to read the tile if it is baked, and to compute it otherwise."""
 
         def make() -> MadeTile:
             return self.others.submit(scheduler, tile, seed, priority, within_ms)
@@ -64,7 +64,7 @@ class BakedTile:
         self._memory: dict[str, Any] = {}
 
     def _look(self) -> MadeTile | None:
-        """Take what was read; the tile that is made in its place, if there is one."""
+        """Takes what was read; returns the computed tile if the baked one is missing."""
         if self._made is None and self._arrays is None and self._reading.done():
             found = None if self._reading.cancelled() else self._reading.result()
             if found is None:
@@ -109,7 +109,7 @@ class BakedTile:
         return bytes(self._arrays["digest"]).hex()
 
     def tensor(self, name: str) -> Any:
-        """One of the tensors that the renderer keeps, on the GPU."""
+        """Returns one of the tensors that the renderer keeps, on the GPU."""
         if self._made is not None:
             return self._made.tensor(name)
         assert self._arrays is not None
@@ -123,19 +123,19 @@ class BakedTile:
         return self._memory[name]
 
     def read(self, name: str) -> Any:
-        """One of these tensors as an array; None while it is on its way."""
+        """Returns one of these tensors as an array; None until it has arrived."""
         made = self._look()
         return made.read(name) if made else self._arrays and self._arrays[name]
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancels the reading or the jobs of the tile."""
         self._reading.cancel()
         if self._made is not None:
             self._made.cancel()
         self._free()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         if self._made is not None:
             self._made.release()
         self._free()

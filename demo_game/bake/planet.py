@@ -34,8 +34,11 @@ _BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
 
 
 def layers_of(region: Region, chain: Chain, block: int = 1) -> list[Layer]:
-    """A group for each level, the coarsest first: what covers much is there soon. ``block`` tiles
-    along each side are one task and one chunk."""
+    """Returns a group of arrays for each level, the coarsest first.
+
+    The coarse tiles cover much, so they are baked first. A task and a chunk have ``block`` tiles
+    along each side.
+    """
     return [_layer(region, level, chain.texel_side, block) for level in reversed(region.levels)]
 
 
@@ -79,7 +82,7 @@ def _layer(region: Region, level: int, painted: int, block: int) -> Layer:
 
 
 def tiles_of(layer: Layer, unit: Unit) -> list[list[TileId]]:
-    """The tiles of a unit, row by row."""
+    """Returns the tiles of a unit, row by row."""
     zs, xs = (range(span.start, span.stop) for span in layer.span(unit))
     at = layer.attributes
     first_x, first_z = at["first_x"], at["first_z"]
@@ -87,14 +90,14 @@ def tiles_of(layer: Layer, unit: Unit) -> list[list[TileId]]:
 
 
 def place_of(region: Region, tile: TileId, block: int) -> tuple[Unit, tuple[int, int]]:
-    """The unit that a tile lies in, and where in it."""
+    """Returns the unit that a tile lies in, and the tile's position in it."""
     rows, columns = region.rows(tile.level)
     z, x = tile.z - rows.start, tile.x - columns.start
     return Unit(f"L{tile.level}", (z // block, x // block)), (z % block, x % block)
 
 
 def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[str, Any]:
-    """All that the tiles' values, and their places, depend on, but for the device."""
+    """Returns everything except the device that the tiles' values and positions depend on."""
     return {
         "kind": KIND,
         "engine": cml.__version__,
@@ -110,13 +113,13 @@ def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[st
 
 
 def models(chain: Chain) -> dict[str, str]:
-    """The networks' digests."""
+    """Returns the networks' digests."""
     return {name: graph_digest(graph) for name, graph in sorted(chain.graphs.items())}
 
 
 @cache
 def rules() -> str:
-    """The version of the rules: a digest of the code that makes tiles around the networks."""
+    """Returns a digest of the game's code that computes tiles around the networks."""
     hasher = hashlib.sha256()
     for path in sorted(path for pattern in _RULES for path in _GAME.glob(pattern)):
         text = path.read_text(encoding="utf-8")
@@ -125,7 +128,7 @@ def rules() -> str:
 
 
 def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
-    """A tile's arrays as the store has them, of its tensors."""
+    """Returns the arrays that the store has of a tile, from the tile's tensors."""
     digest = tile_digest(chain, tile, made.__getitem__)
     cells = {
         "height": made["height"][0, 0],
@@ -140,7 +143,7 @@ def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Ar
 
 
 def to_tensors(tile: TileId, cells: dict[str, Array]) -> dict[str, Array]:
-    """The tensors that the game shows, of what the store has."""
+    """Returns the tensors that the game shows, from the arrays of the store."""
     tensors = {"height": cells["height"]}
     for name, tensor in _AS_BYTES.items():
         tensors[tensor] = np.ascontiguousarray(cells[name]).view(np.int32)[..., 0]
@@ -173,8 +176,10 @@ class Planet:
         self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
 
     def open(self, chain: Chain, seed: int) -> None:
-        """Ready to be read by a game with these networks; :class:`cml.InputError` where it would
-        make other tiles."""
+        """Opens the store for a game with these networks.
+
+        Raises :class:`cml.InputError` if the game would compute other tiles.
+        """
         wanted = manifest(self.region, chain, seed, self.block)
         for key, value in wanted.items():
             if self.manifest.get(key) != value and key not in ("licence", "engine"):

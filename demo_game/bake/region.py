@@ -59,7 +59,10 @@ class Region:
 
 
 def region_of(region: str, levels: str) -> Region:
-    """``X0:X1,Z0:Z1`` and ``A:B``; :class:`cml.InputError` where they make no sense."""
+    """Returns the region of the texts ``X0:X1,Z0:Z1`` and ``A:B``.
+
+    Raises :class:`cml.InputError` if they are not valid.
+    """
     number = r"([+-]?\d{1,9})"
     place = re.fullmatch(rf"{number}:{number},{number}:{number}", region.strip())
     if place is None:

@@ -22,7 +22,7 @@ class Connection:
         self._plug, self._file = plug, plug.makefile("rb")
 
     def exchange(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Say a line, and hear the other's."""
+        """Sends a line of JSON and returns the other player's line."""
         try:
             self._plug.sendall(json.dumps(said).encode() + b"\n")
             line = self._file.readline(_LONGEST)
@@ -56,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def accept(server: socket.socket) -> Connection:
-    """The first who joins."""
+    """Waits for the first player to join and returns the connection."""
     server.settimeout(PATIENCE_S)
     try:
         return Connection(server.accept()[0])
@@ -65,7 +65,7 @@ def accept(server: socket.socket) -> Connection:
 
 
 def join(host: str, port: int) -> Connection:
-    """Whoever listens there."""
+    """Connects to the player that listens there."""
     try:
         return Connection(socket.create_connection((host, port), PATIENCE_S))
     except OSError as error:

@@ -46,12 +46,12 @@ class Player:
     seed: int
 
     def hello(self) -> dict[str, Any]:
-        """All that the tiles follow from."""
+        """Returns everything that the tiles depend on, and the device, for the first line."""
         rules = dict(line.rsplit(" ", 1) for line in rules_of(self.maker.chain))
         return {"seed": self.seed, **rules, "device": self.device}
 
     def stages(self, tile: TileId) -> tuple[str, dict[str, str]]:
-        """The tile's digest, and those of what each network gave, in their order."""
+        """Returns the tile's digest, and a digest of each network's outputs, in order."""
         chain = self.maker.chain
         names = [name for name in chain.sessions_for(tile) if name not in DRAWN]
         found: dict[str, str] = {}

@@ -78,7 +78,7 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
 
 
 def _between(surface: Array, x: float, z: float) -> Array:
-    """The fine samples' values at a fraction of a cell, bilinearly."""
+    """Returns the surface moved by fractions of a cell, by linear interpolation."""
     low_x, low_z = int(np.floor(x)), int(np.floor(z))
     fx, fz = np.float32(x - low_x), np.float32(z - low_z)
     a, b = _shift(surface, low_x, low_z), _shift(surface, low_x + 1, low_z)

@@ -68,7 +68,7 @@ class DrawingPace:
         return EFFORTS[self._at]
 
     def add_time(self, ms: float) -> None:
-        """A frame's time without its networks, as it becomes known."""
+        """Takes a frame's time without networks, and changes the effort if the times demand it."""
         if not (math.isfinite(ms) and ms > 0):
             return
         self._times.append(ms)

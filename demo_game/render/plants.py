@@ -122,7 +122,7 @@ class Plants:
         render.draw_indirect(self.draws.buffer, self.draws.offset + slot * DRAW_BYTES)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         for held in (self.instances, self.draws, self.shapes, self._numbers):
             held.free()
 

@@ -18,7 +18,7 @@ class Reflection:
         self.group: Any = None
 
     def make(self, size: tuple[int, int]) -> None:
-        """For pictures of that size."""
+        """Creates the textures and the bind group for pictures of that size."""
         width, height = (max(1, (side + 1) // 2) for side in size)
         self._targets.make((width, height), smaller=True)
         self.group = self._device.create_bind_group(
@@ -30,9 +30,9 @@ class Reflection:
         )
 
     def begin(self, encoder: Any, timestamp_writes: Any) -> Any:
-        """The pass that draws it, on nothing: WebGPU clears to zeros."""
+        """Begins the pass that draws the reflection, with an empty (all zero) picture."""
         return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         self._targets.close()

@@ -31,8 +31,11 @@ class Targets:
         self._views: list[Any] = []
 
     def make(self, size: tuple[int, int], smaller: bool) -> None:
-        """For pictures of that size; ``smaller``: it is not the target's, which :attr:`smaller`
-        then stands in for."""
+        """Creates the textures for pictures of that size.
+
+        ``smaller`` says that they are smaller than the target: then :attr:`smaller` is drawn to
+        instead.
+        """
         self.close()
         formats = [DEPTH_FORMAT, *([self._format] if self._samples > 1 else [])]
         self._textures = [self._texture(size, form, self._samples) for form in formats]
@@ -57,7 +60,7 @@ class Targets:
         return self._views[-1]
 
     def begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
-        """The pass that draws the whole picture to a view."""
+        """Begins the pass that draws the whole picture to a view."""
         colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
         if self._samples > 1:
             colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
@@ -74,7 +77,7 @@ class Targets:
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         for texture in self._textures:
             texture.destroy()
         self._textures.clear()

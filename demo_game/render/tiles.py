@@ -52,11 +52,11 @@ class TilePool:
         return len(self._free)
 
     def acquire(self) -> int | None:
-        """A slot; None where all are taken."""
+        """Returns a slot; None if all are used."""
         return self._free.pop() if self._free else None
 
     def release(self, slot: int) -> None:
-        """The slot's tile is not drawn any more."""
+        """Frees the slot; its tile is not drawn any more."""
         if not 0 <= slot < self.slots or slot in self._free:
             raise cml.InputError(f"slot {slot} is released, but was not acquired")
         self._planted.discard(slot)
@@ -117,7 +117,7 @@ class TilePool:
         self._planted.discard(slot)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         self.plants.close()
         for texture in self.textures.values():
             texture.destroy()

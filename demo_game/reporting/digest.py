@@ -22,7 +22,7 @@ _WORDS = 256
 
 
 def digest_of(tensors: Iterable[Array]) -> str:
-    """A tile's: of these tensors, in their order (``chain.digested``)."""
+    """Returns a tile's digest, which covers these tensors in their order."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(tensor.tobytes())
@@ -30,7 +30,7 @@ def digest_of(tensors: Iterable[Array]) -> str:
 
 
 def words_of(tensor: Array) -> Array:
-    """A tensor of a tile of the integer world as whole numbers."""
+    """Returns a tensor of the integer world's tile as integers."""
     if tensor.dtype.kind != "f":
         return tensor.astype("<i4")
     return (tensor * np.float32(_WORDS)).astype("<i4")
@@ -52,7 +52,10 @@ def rules_of(chain: Chain) -> tuple[str, ...]:
 
 
 def world_hash(chain: Chain, seed: int, digests: Mapping[TileId, str]) -> str:
-    """One hash of tiles' digests; of the integer world all of it, and of what it follows from."""
+    """Returns one hash of the tiles' digests.
+
+    For the integer world it is the whole SHA-256, which covers the rules and the seed too.
+    """
     hasher = hashlib.sha256()
     if chain.exact:
         hasher.update("\n".join((*rules_of(chain), f"seed {seed}\n")).encode())
@@ -70,11 +73,11 @@ class Digests:
         self._reading: list[MadeTile] = []
 
     def take(self, made: MadeTile) -> None:
-        """A tile that is done; its jobs are released when they have been read."""
+        """Queues a finished tile to be hashed; its jobs are released when they have been read."""
         self._reading.append(made)
 
     def poll(self) -> None:
-        """Hash what has arrived; call once a frame."""
+        """Hashes the tiles that have arrived; call it once a frame."""
         for made in list(self._reading):
             if self._read(made):
                 made.release()
@@ -97,5 +100,5 @@ class Digests:
         return bool(self._reading)
 
     def world(self, tiles: Iterable[TileId]) -> str:
-        """One hash of these tiles. :class:`KeyError` where one was never made."""
+        """Returns one hash of these tiles; raises :class:`KeyError` if one was never computed."""
         return world_hash(self._chain, self._seed, {tile: self.of[tile] for tile in tiles})

@@ -23,12 +23,12 @@ class Tracing:
         self._names: dict[int, str] = {}
 
     def write_if_stopped(self) -> None:
-        """Write the trace where the recording has been switched off."""
+        """Writes the trace if the recording has been switched off."""
         if self._reports and not self._game.controls.recording:
             self.stop()
 
     def add(self) -> None:
-        """A frame was submitted."""
+        """Records the last frame's report while the recording is on."""
         report = self._game.log.last_report
         if not self._game.controls.recording or report is None:
             return
@@ -39,7 +39,7 @@ class Tracing:
             self._game.controls.recording = False
 
     def stop(self) -> None:
-        """Write what there is."""
+        """Writes the trace of the recorded frames."""
         if not self._reports:
             return
         OUT.mkdir(exist_ok=True)

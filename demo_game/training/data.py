@@ -48,7 +48,8 @@ def fine(channels: Array, scale: int) -> Array:
 
 
 def folded(samples: Array, scale: int) -> Array:
-    """The other way round."""
+    """Returns the samples (N, C, scale * h, scale * w) as (N, scale**2 * C, h, w), the inverse of
+    :func:`fine`."""
     n, c, h, w = samples.shape
     split = samples.reshape(n, c, h // scale, scale, w // scale, scale)
     joined: Array = split.transpose(0, 1, 3, 5, 2, 4).reshape(
@@ -88,7 +89,7 @@ class Place:
         return noise.height(*self.cells(first, count, SCALE), self.level, self.seed)
 
     def detail(self, first: int, count: int) -> Array:
-        """(16, count, count) as the upres agent takes it."""
+        """Returns the noise for the upres agent, (16, count, count)."""
         samples = noise.detail(*self.cells(first, SCALE * count), self.level, self.seed)
         result: Array = folded(samples[None, None], SCALE)[0]
         return result
@@ -97,7 +98,7 @@ class Place:
         return noise.moisture(*self.cells(first, count), self.level, self.seed)
 
     def grain(self, first: int, count: int) -> Array:
-        """(4, count, count) as the agents take it."""
+        """Returns the white noise for the agents, (4, count, count)."""
         line = np.arange(2 * first, 2 * (first + count), dtype=np.int32)
         gx, gz = np.meshgrid(2 * self.x + line, 2 * self.z + line)
         samples = noise.grain(gx.astype(np.int32), gz.astype(np.int32), self.level, self.seed)
@@ -167,8 +168,11 @@ class Sample:
     target: Array
 
     def tile(self, rng: np.random.Generator, given: int, made: int) -> Sample:
-        """A random part: of inputs ``given`` across, the ``made`` targets that they are for; its
-        place is even, as that of tiles."""
+        """Returns a random part: inputs of ``given`` samples a side, and the ``made`` targets for
+        them.
+
+        Its position is even, like a tile's.
+        """
         size = max(array.shape[-1] for array in self.inputs.values())
         y, x = (int(v) * 2 for v in rng.integers(0, (size - given) // 2 + 1, 2))
         inputs = {

@@ -62,7 +62,7 @@ def features(sample: Sample) -> Array:
 
 
 def _rows(sample: Sample) -> Array:
-    """The target by sample: (rows * columns, channels)."""
+    """Returns the target as one row per sample: (rows * columns, channels)."""
     per_sample = sample.target.shape[-1] // (sample.inputs["heights"].shape[-1] - 32)
     split = folded(sample.target, per_sample)
     rows: Array = split.transpose(0, 2, 3, 1).reshape(-1, split.shape[1])
@@ -70,7 +70,7 @@ def _rows(sample: Sample) -> Array:
 
 
 def _image(rows: Array, sample: Sample) -> Array:
-    """The other way round."""
+    """Returns rows like those of :func:`_rows` as a target's picture."""
     size = sample.inputs["heights"].shape[-1] - 32
     per_sample = sample.target.shape[-1] // size
     return fine(rows.reshape(1, size, size, -1).transpose(0, 3, 1, 2), per_sample)
@@ -110,13 +110,14 @@ def logistic_regression(seen: list[Sample], steps: int = 300) -> Callable[[Sampl
 
 
 def mean(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """The same everywhere."""
+    """Returns a predictor of the mean target, which is the same everywhere."""
     value = np.mean([s.target.mean(axis=(0, 2, 3)) for s in seen], axis=0).reshape(1, -1, 1, 1)
     return lambda s: np.broadcast_to(value, s.target.shape)
 
 
 def lookup(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """The mean of all that is as high, as steep and as moist (:data:`BINS`)."""
+    """Returns a predictor by a table: the mean target of all samples in the same bin of
+    :data:`BINS`."""
     keys = np.concatenate([_bin(s) for s in seen])
     rows = np.concatenate([_rows(s) for s in seen])
     size = int(np.prod([len(edges) + 1 for edges in BINS]))

@@ -46,7 +46,7 @@ class NnefOps:
         return TracedTensor(name, shape)
 
     def variable(self, label: str) -> str:
-        """The name of a weight, declared when first asked for."""
+        """Returns the name of a weight, and declares the weight at the first call."""
         name = label.replace(".", "_")
         shape = list(self.weights[label].shape)
         line = f"{name} = variable<scalar>(shape = {shape}, label = '{label}');"
@@ -175,7 +175,7 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
 
 
 def import_weights(folder: Path, names: Iterable[str]) -> dict[str, Array]:
-    """The weights of that name that :func:`export` wrote, as it took them."""
+    """Returns the weights of these names from a folder that :func:`export` wrote."""
     graph = cml.load(folder)
     found = {label: graph.constants[name] for name, label in graph.labels.items()}
     return {k: found[k][0] if k.endswith(".bias") else found[k] for k in names}

@@ -23,7 +23,7 @@ class Ops(Protocol):
 
     def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
              dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
-        """With weights and bias of that name; those of the ``last`` are 0 at first."""
+        """Returns a convolution with the weights and bias of that name; ``last`` starts at 0."""
         ...
 
     def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...

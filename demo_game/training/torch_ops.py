@@ -108,7 +108,7 @@ class Agent:
             weight.requires_grad_()
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        """The one output; maps may be larger than a tile."""
+        """Returns the network's one output; maps may be larger than a tile."""
         (output,) = self._network(self.ops, inputs).values()
         return output
 
@@ -122,7 +122,7 @@ class Agent:
         return {k: v.detach().numpy().astype(np.float32) for k, v in self.weights.items()}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Take the weights of :meth:`arrays`."""
+        """Copies weights from the arrays of :meth:`arrays`."""
         for name, array in arrays.items():
             self.weights[name].data = torch.from_numpy(array.copy())
 

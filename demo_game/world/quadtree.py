@@ -87,7 +87,7 @@ def select(
 
 
 def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
-    """The tiles to draw once all are there, and those above them, whose shapes they take."""
+    """Returns the tiles to draw when all tiles are ready, and their ancestors."""
     tiles: set[TileId] = set()
 
     def ready(tile: TileId) -> bool:
@@ -165,7 +165,7 @@ def _select_below(
     settled: Callable[[TileId], bool],
     found: Selection,
 ) -> None:
-    """The tile, which is ready, or what is drawn in its place."""
+    """Selects the tile, which is ready, or its children if they are near enough and ready."""
     if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
         children = tile.children
         missing = [child for child in children if not ready(child)]

@@ -58,7 +58,7 @@ def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> li
 
 
 def _words(values: Array) -> Array:
-    """128ths, as the agents take them."""
+    """Returns values clipped to -127 to 127, divided by 128, as the agents read them."""
     return np.asarray(values.clip(-127, 127) / np.float32(128), np.float32)
 
 

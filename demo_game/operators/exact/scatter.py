@@ -47,7 +47,7 @@ def _cpu(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[A
 
 
 def _interpolate(grid: Array, at: Array) -> Array:
-    """Between four samples, at places in 4096ths of a cell."""
+    """Interpolates linearly between four samples; ``at`` counts 4096ths of a cell."""
     (x, z), (fx, fz) = ((at >> 12) + FINE_APRON).T, (at & 4095).T
     north = grid[z, x] + multiply_shift(grid[z, x + 1] - grid[z, x], fx, 12)
     south = grid[z + 1, x] + multiply_shift(grid[z + 1, x + 1] - grid[z + 1, x], fx, 12)
