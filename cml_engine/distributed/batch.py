@@ -1,4 +1,4 @@
-"""Groups units into tasks of about half a second.
+"""Chooses how many units go in one task, so that a task takes about half a second.
 
 Sending a task and receiving its result costs the scheduler and the client some milliseconds of
 CPU time, whatever the size of the task. The number of units in a task follows the measured time
@@ -20,9 +20,10 @@ _LATEST = 0.3
 
 @dataclass(frozen=True)
 class Batch:
-    """A task: units of one ``layer`` of a run that every worker knows by its ``name``.
+    """A task: the units of layer ``layer`` at the positions ``at``, and whether to trace them.
 
-    Tasks take this class as their argument because Dask searches tuples and lists for futures.
+    ``name`` is the run's name, by which a worker finds the work. Tasks take this class as their
+    argument because Dask searches tuples and lists for futures.
     """
 
     name: str
@@ -38,16 +39,18 @@ class Pace:
         self._unit_s = 0.0
 
     def record(self, units: int, seconds: float) -> None:
-        """Records that a task of ``units`` units took ``seconds``."""
+        """Updates the running mean of a unit's time with a task of ``units`` units that took
+        ``seconds``."""
         latest = seconds / units
         was = self._unit_s or latest
         self._unit_s = was + _LATEST * (latest - was)
 
     def units(self, left: int, tasks: int) -> int:
-        """Returns the number of units in the next task.
+        """Returns the number of units to put in the next task, at least 1.
 
         ``left`` is the number of units that remain, ``tasks`` the number of tasks that run at
-        once. Tasks become smaller towards the end so that all workers finish together.
+        once. Tasks become smaller towards the end so that all workers finish together. Before the
+        first :meth:`record`, a task has one unit.
         """
         if not self._unit_s:
             return 1

@@ -30,7 +30,9 @@ _ABSENT = 2**64 - 1
 
 
 def check_array(array: ZarrArray, place: str) -> None:
-    """Raises ``InputError`` for a Zarr array with non-numeric items or unknown codecs.
+    """Raises ``InputError`` for a Zarr array with non-numeric items or refused codecs.
+
+    A codec is refused if it is unknown, or the second one that compresses.
 
     Parameters
     ----------
@@ -52,7 +54,8 @@ def check_array(array: ZarrArray, place: str) -> None:
 
 
 def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Returns the names of all codecs in an array's metadata, of Zarr's format 2 or 3."""
+    """Yields the names of all codecs in an array's metadata, nested ones too, of Zarr's format 2
+    or 3."""
     for codec in (*(metadata.get("filters") or ()), metadata.get("compressor")):
         if codec is not None:
             yield str(codec["id"] if isinstance(codec, Mapping) else codec.codec_id)
@@ -62,8 +65,10 @@ def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_chunk(array: ZarrArray, at: Sequence[int]) -> None:
-    """Raises ``InputError`` if a chunk of a checked array unpacks to more bytes than its shape
-    needs."""
+    """Raises ``InputError`` if the chunk at position ``at`` unpacks to more than its shape needs.
+
+    ``array`` must have passed :func:`check_array`. A missing chunk passes.
+    """
     from zarr.core.sync import sync
 
     metadata = array.metadata.to_dict()
@@ -92,7 +97,11 @@ def check_chunk(array: ZarrArray, at: Sequence[int]) -> None:
 def _shard_chunk(
     data: memoryview, shard: Mapping[str, Any], inside: Sequence[int], at: Sequence[int]
 ) -> memoryview:
-    """Returns the bytes of one chunk in a shard."""
+    """Returns the still compressed bytes of one chunk of a shard; no bytes if the shard lacks it.
+
+    ``inside`` is the number of chunks in a shard along each axis, ``at`` the chunk's position in
+    it.
+    """
     names = [codec["name"] for codec in shard["index_codecs"]]
     if names[:1] != ["bytes"] or set(names[1:]) > {"crc32c"}:
         raise InputError(f"its shards have an index in the codecs {', '.join(names)}: wanted bytes")
@@ -118,7 +127,7 @@ def _zlib_size(data: memoryview, limit: int) -> int:
 
 
 def _zstd_size(data: memoryview, limit: int) -> int:
-    """Returns the unpacked size from a frame's header (RFC 8878, 3.1.1.1).
+    """Returns the unpacked size that the header of a Zstandard frame states (RFC 8878, 3.1.1.1).
 
     Returns ``limit + 1`` if the header does not state the size.
     """

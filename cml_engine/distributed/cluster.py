@@ -64,9 +64,10 @@ def connect(
     workers: int | None = None,
     dashboard: bool = False,
 ) -> Iterator[tuple[Client, bool]]:
-    """Yields a client and True if its cluster was started here.
+    """A context manager that yields a Dask client, and True if its cluster was started here.
 
-    A cluster that was started here stops at the end of the block.
+    The client is ``client`` itself, or one for the ``scheduler`` at that address, or one for a new
+    cluster of ``workers`` processes on this machine. The new cluster stops at the end of the block.
     """
     need_extra()
     from distributed import Client
@@ -88,7 +89,8 @@ def connect(
 
 
 def replace_lost(client: Client, alive: int) -> None:
-    """Restarts workers of a local cluster until it has its initial number again."""
+    """Restarts lost workers of a cluster on this machine if fewer than its initial number are
+    ``alive``."""
     cluster = client.cluster
     if cluster is not None and alive < len(cluster.worker_spec):
         cluster.scale(len(cluster.worker_spec))
@@ -172,8 +174,10 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def _silence_logs() -> Iterator[None]:
-    """Silences Dask's warnings and logs; the engine reports failures in a single message of its
-    own."""
+    """Silences warnings and the logs of Dask within a ``with`` block, then restores the log levels.
+
+    The engine reports failures in a single message of its own.
+    """
     names = ("distributed", "distributed.client", "distributed.core", "distributed.nanny",
              "distributed.scheduler", "distributed.batched", "distributed.comm.tcp",
              "tornado.application", "asyncio")  # fmt: skip
@@ -191,9 +195,10 @@ def _silence_logs() -> Iterator[None]:
 
 
 def check_devices(states: Mapping[str, tuple[str, str]]) -> str:
-    """Returns the device that all workers run on.
+    """Returns the name of the one device that all workers run on.
 
-    Raises :class:`DeviceError` if a worker was refused or if the workers run on different devices.
+    ``states`` maps each worker's address to its device and the reason why it was refused ("" if it
+    was not). Raises :class:`DeviceError` if a worker was refused or if the devices differ.
     """
     devices: dict[str, str] = {}
     for address, (device, refused) in sorted(states.items()):

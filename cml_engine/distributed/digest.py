@@ -1,4 +1,4 @@
-"""The digest of a network, which does not depend on the file that it was loaded from."""
+"""The digest of a network's operators, shapes and values, independent of its file and name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cml_engine.ir.graph import Graph
 
 
 def graph_digest(graph: Graph) -> str:
-    """Returns the SHA-256 of everything that determines a network's results.
+    """Returns the SHA-256, in hexadecimal, of everything that determines a network's results.
 
     This covers operators, shapes and values. The network's name, its file and its positions in
     the file are left out.
@@ -42,7 +42,11 @@ def graph_digest(graph: Graph) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value to plain Python objects whose ``repr`` is complete."""
+    """Returns a value as plain Python objects whose ``repr`` is complete.
+
+    An array becomes its type, shape and bytes, because the ``repr`` of a large array leaves
+    items out. A mapping becomes its sorted items.
+    """
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, np.generic):

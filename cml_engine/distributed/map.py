@@ -92,7 +92,7 @@ class NetworkWork:
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """The measured seconds per input, by batch size."""
+    """The measured seconds per input for each batch size that was tried; size 1 is always there."""
 
     seconds: dict[int, float]
 
@@ -103,7 +103,7 @@ class BatchTiming:
 
 
 class NetworkProducer:
-    """Runs a network on a worker's device, with one session per batch size."""
+    """Computes the units of a map on a worker's device, with one session per batch size."""
 
     def __init__(self, work: NetworkWork) -> None:
         self.work = work
@@ -119,10 +119,10 @@ class NetworkProducer:
         self._batched: dict[int, Session | None] = {1: self.session}
 
     def measure(self) -> BatchTiming:
-        """Measures the seconds per input at increasing batch sizes.
+        """Measures and returns the seconds per input at increasing batch sizes.
 
-        Stops at the first size that is not bit-identical, or whose inputs take clearly longer
-        than at half the size.
+        Stops before the first size that is not bit-identical, and after the first size whose
+        inputs take clearly longer than at half the size.
         """
         seconds: dict[int, float] = {}
         for count in self.work.graphs:
@@ -352,7 +352,8 @@ def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
 
 
 def _read_manifest(place: str) -> dict[str, Any]:
-    """Returns the manifest of an existing map store; {} if there is none."""
+    """Returns the manifest of an existing map store; {} if it is missing, unreadable or no map
+    store."""
     if "://" not in place and not (Path(place) / "zarr.json").is_file():
         return {}
     try:
@@ -363,8 +364,11 @@ def _read_manifest(place: str) -> dict[str, Any]:
 
 
 def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
-    """Returns the network reshaped to each batch size, up to the first size that it does not
-    support."""
+    """Returns the network at batch size 1 and at each of ``counts``, by batch size.
+
+    Stops at the first size that the network does not support. A network whose inputs or outputs
+    have no first axis of extent 1 has only batch size 1.
+    """
     made = {1: graph}
     facts = {name: graph.facts[name] for name in graph.inputs}
     ends = [graph.facts[name] for name in (*graph.inputs, *graph.outputs)]
@@ -384,7 +388,12 @@ def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
 
 
 def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
-    """Returns the number of inputs in one task, a multiple of the batch size."""
+    """Returns the number of inputs in one unit (one chunk of the store), a multiple of the batch
+    size.
+
+    ``inputs`` is the number of all inputs, ``seconds`` the time per input. The number is limited by
+    the unit's time and bytes, and leaves enough units for all workers.
+    """
     nbytes = sum(graph.facts[name].nbytes for name in graph.outputs)
     most = min(_TASK_S / max(seconds, 1e-9), _TASK_BYTES / max(nbytes, 1), inputs / _TASKS)
     return max(1, int(most / batch)) * batch

@@ -33,7 +33,10 @@ def forget_names() -> None:
 
 
 class ClusterMonitor:
-    """Checks the cluster every few seconds and sets ``window``, the number of concurrent tasks."""
+    """Checks the cluster every few seconds and sets ``window``, the number of tasks to have sent.
+
+    ``embedded`` says that the cluster was started here; its lost workers are then restarted.
+    """
 
     def __init__(self, client: Client, embedded: bool, report: Report) -> None:
         self.client, self.embedded, self.report = client, embedded, report
@@ -73,13 +76,15 @@ class ClusterMonitor:
             raise InputError(f"no worker for {PATIENCE_S:g} s. {self.describe_progress()}")
 
     def count_time(self) -> None:
-        """Adds the workers' time since the last check to the report."""
+        """Adds the workers' time since the last call to the report: elapsed seconds times
+        workers."""
         now = time.monotonic()
         self.report.worker_s += self._workers * (now - self._looked) if self._looked else 0.0
         self._looked = now
 
     def vanished_error(self) -> InputError:
-        """Returns the error to raise if the scheduler is gone."""
+        """Returns the error to raise if the scheduler is gone; its message says how much is
+        stored."""
         return InputError(
             "the cluster is gone: its scheduler does not answer any more. "
             + self.describe_progress()

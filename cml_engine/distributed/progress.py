@@ -17,7 +17,10 @@ _EVERY_S = 30.0
 
 @contextlib.contextmanager
 def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Yields a callback that shows a bake's report on ``stream`` (standard error by default).
+    """A context manager that yields a callback ``progress(report)``, which shows a bake's progress.
+
+    It writes to ``stream`` (standard error by default): a bar headed ``what`` on a terminal,
+    otherwise a line every half minute.
 
     Examples
     --------

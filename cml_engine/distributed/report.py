@@ -15,19 +15,19 @@ _SHOWN = 5
 
 @dataclass
 class WorkerShare:
-    """One worker's share of a run: cells, and seconds of work by activity."""
+    """One worker's share of a run: the number of cells it computed, and its seconds by activity."""
 
     made: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Adds seconds of work, by activity."""
+        """Adds seconds of work to the totals of each activity, such as "check" or "write"."""
         for activity, spent in seconds.items():
             self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
     @property
     def busy_s(self) -> float:
-        """The total seconds of work."""
+        """The total seconds of work over all activities."""
         return sum(self.seconds.values())
 
 
@@ -72,31 +72,32 @@ class Report:
 
     @property
     def done(self) -> int:
-        """The number of cells in the store."""
+        """The number of cells in the store: computed by this run or stored before."""
         return self.made + self.kept
 
     @property
     def complete(self) -> bool:
-        """True if every cell is in the store."""
+        """True if every cell is in the store and none was set aside."""
         return self.done == self.total and not self.aside_count
 
     @property
     def per_s(self) -> float:
-        """The number of cells computed per second."""
+        """The number of cells computed per second by this run; 0 at its start."""
         return self.made / self.seconds if self.seconds else 0.0
 
     @property
     def hours_per_million(self) -> float:
-        """The worker hours per million computed cells."""
+        """The hours of worker time per million computed cells; 0 if none was computed."""
         return 1e6 * self.worker_s / 3600 / self.made if self.made else 0.0
 
     @property
     def rate(self) -> float:
-        """The number of cells processed per second, including cells that were already stored."""
+        """The number of cells per second that were computed or found stored; 0 at the start."""
         return self.done / self.seconds if self.seconds else 0.0
 
     def check(self) -> None:
-        """Raises :class:`InputError` if any cell was set aside."""
+        """Raises :class:`InputError` that names the first set-aside cells, if any cell was set
+        aside."""
         if self.aside_count:
             said = "\n  ".join(self.aside_lines())
             raise InputError(
@@ -105,13 +106,16 @@ class Report:
             )
 
     def set_aside(self, name: str, reason: str, cells: int = 1) -> None:
-        """Records ``cells`` cells of one name that cannot be computed."""
+        """Counts ``cells`` more cells that cannot be computed, and keeps their name and the reason.
+
+        Names beyond the first ``NAMED`` are only counted.
+        """
         self.aside_count += cells
         if len(self.aside) < NAMED:
             self.aside[name] = reason
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole report as JSON values."""
+        """Returns the whole report as a dictionary of JSON values."""
         return {
             "store": self.store,
             "device": self.device,
@@ -164,7 +168,8 @@ class Report:
         return "\n".join(lines)
 
     def aside_lines(self) -> list[str]:
-        """Returns lines that name the first cells that were set aside and count the others."""
+        """Returns one line of text for each of the first cells set aside, and one that counts
+        the others."""
         lines = [f"{name}: {reason}" for name, reason in list(self.aside.items())[:_SHOWN]]
         more = self.aside_count - len(lines)
         return [*lines, *([f"and {more:,} more"] if more > 0 else [])]

@@ -29,7 +29,7 @@ PRICE = FloatRange(0.0001, 1_000_000)
 
 @dataclass(frozen=True)
 class StorePlan:
-    """The layers of a store, and the manifest of everything that its values depend on.
+    """The layers of a new store, and its manifest: everything that its values depend on.
 
     A bake refuses a store that has a different ``manifest``.
 
@@ -60,14 +60,14 @@ def bake(
     dashboard: bool = False,
     trace: str | Path | None = None,
 ) -> Report:
-    """Computes all units of a plan that the store lacks.
+    """Computes all units of a plan that the store lacks, writes them, and returns the report.
 
     Parameters
     ----------
     work : the work that is sent to every worker.
     store : a folder that all workers can reach, or a URL that Zarr supports.
     plan : the contents of the store, or a function that returns them from the measurements of one
-        worker (:meth:`Maker.measure`).
+        worker (:meth:`UnitProducer.measure`).
     client : a ``distributed.Client``. Without ``client`` and ``scheduler``, a cluster is started
         on this machine.
     scheduler : the address of a Dask scheduler.
@@ -154,7 +154,11 @@ class _Run:
         return report
 
     def _recorded_units(self, layers: Sequence[Layer]) -> set[Unit]:
-        """Returns the units that have a record and counts them as kept, without reading them."""
+        """Returns the units that have a record in the store, and counts their cells as kept in the
+        report.
+
+        The units' values are not read.
+        """
         recorded = Store(self.report.store, layers).recorded()
         sizes = {layer.name: layer for layer in layers}
         self.report.kept = sum(sizes[unit.layer].size(unit) for unit in recorded)
@@ -170,7 +174,11 @@ class _Run:
             ) from None
 
     def _set_up(self, **more: Any) -> str:
-        """Sends the work to every current and future worker; returns the device of all workers."""
+        """Installs the work on every current and future worker and returns the device of all
+        workers.
+
+        ``more`` are further arguments of :class:`WorkerSetup`. Raises if a worker was refused.
+        """
         from cml_engine.distributed.worker import WorkerSetup, worker_state
 
         setup = WorkerSetup(self.name, self.work, embedded=self.embedded, **more)

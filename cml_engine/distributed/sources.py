@@ -25,7 +25,7 @@ Facts = Mapping[str, Fact]
 
 
 class InputSource(Protocol):
-    """The numbered inputs of a network. Workers receive the source pickled.
+    """The interface of a collection of numbered inputs. Workers receive the source pickled.
 
     Examples
     --------
@@ -38,17 +38,20 @@ class InputSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """Returns the name of an input in reports."""
+        """Returns the name of input ``number`` for reports."""
         ...
 
     def read(self, number: int, facts: Facts) -> Mapping[str, Array]:
-        """Returns the arrays of an input, by the names of the network's inputs."""
+        """Returns the arrays of input ``number``, by the names of the network's inputs.
+
+        ``facts`` maps those names to the required shapes and types.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """One file per input; workers read the files in place.
+    """Inputs from files, one file per input; each worker reads the files that it needs.
 
     A network with one input takes ``.npy`` and ``.png`` files. A network with several takes
     ``.npz`` files, which hold one array per input name.
@@ -79,9 +82,10 @@ class FileSource:
 
 @dataclass(frozen=True)
 class ZarrSource:
-    """The chunks of a Zarr array, one per input.
+    """Inputs from a Zarr array, one chunk per input, in row-major order of the chunks.
 
-    A chunk's shape may differ from the input's in axes of extent 1.
+    A chunk's shape may differ from the input's in axes of extent 1. The network must have one
+    input.
     """
 
     place: str
@@ -116,7 +120,8 @@ class ZarrSource:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Inputs in memory: a sequence of arrays or of dictionaries of arrays."""
+    """Inputs in memory: a sequence of dictionaries of arrays, or of arrays if the network has
+    one input."""
 
     items: Sequence[Any]
 
@@ -136,10 +141,11 @@ class ItemSource:
 
 
 def open_source(given: Any, facts: Facts) -> InputSource:
-    """Converts the caller's ``source`` argument to an :class:`InputSource`.
+    """Returns the caller's ``source`` argument as an :class:`InputSource`.
 
-    Raises :class:`InputError` if its type is not supported, if it is empty, or if it does not
-    suit the network's inputs.
+    ``given`` is a file pattern, a sequence of paths, a Zarr array or its path, a sequence of
+    arrays, or an :class:`InputSource`. Raises :class:`InputError` if its type is not supported,
+    if it is empty, or if it does not suit the network's inputs.
     """
     if isinstance(given, str | Path):
         source = _open_pattern(str(given), facts)
@@ -181,9 +187,10 @@ def _match_pattern(pattern: str) -> list[str]:
 
 
 def first_shape(pattern: str, name: str, known: array_files.Known) -> array_files.Shape | None:
-    """Returns the shape of input ``name`` in the first file of a pattern.
+    """Returns the shape of input ``name`` in the first file that matches ``pattern``.
 
-    ``known`` gives the extents that the model fixes. Returns None for a Zarr array.
+    ``known`` gives the extents that the model fixes. Returns None if the pattern names a Zarr
+    array.
     """
     return (
         None if _zarr_at(pattern) else array_files.shape_of(_match_pattern(pattern)[0], name, known)
@@ -191,7 +198,7 @@ def first_shape(pattern: str, name: str, known: array_files.Known) -> array_file
 
 
 def _zarr_at(place: str) -> bool:
-    """Returns True if the path or URL names a Zarr array or group."""
+    """Returns True if the path is a Zarr array or group. Every URL counts as one."""
     if "://" in place:
         return True
     return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
@@ -210,7 +217,7 @@ def _open_zarr(place: str, facts: Facts) -> InputSource:
 
 
 def _open_array(place: str) -> ZarrArray:
-    """Opens a Zarr array or group; raises :class:`InputError` if it cannot be read."""
+    """Returns the opened Zarr array or group; raises :class:`InputError` if it cannot be opened."""
     import zarr
 
     try:
@@ -242,8 +249,10 @@ def _zarr_source(place: str, array: ZarrArray, facts: Facts) -> ZarrSource:
 
 
 def _charge_chunk(array: ZarrArray, place: str, chunks: Sequence[int]) -> None:
-    """Charges a chunk's unpacked size to the memory budget: a few kilobytes can unpack to
-    gigabytes."""
+    """Charges a chunk's unpacked size to the current memory budget, which raises if it is exceeded.
+
+    A few kilobytes can unpack to gigabytes.
+    """
     current_budget().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
 
 
@@ -252,7 +261,10 @@ def _squeezed_shape(shape: Sequence[int]) -> list[int]:
 
 
 def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Array]:
-    """Reads an input in the network's dtypes; raises :class:`InputError` if it does not fit."""
+    """Returns the arrays of input ``number`` in the network's types, by input name.
+
+    Raises :class:`InputError` if the input does not fit; the message leaves the input's name out.
+    """
     try:
         return check_inputs(facts, dict(source.read(number, facts)))
     except InputError as error:
@@ -261,12 +273,13 @@ def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Ar
 
 
 def names_of(source: InputSource) -> Iterator[str]:
-    """Yields the names of the inputs in order."""
+    """Yields the names of all inputs in order."""
     return (source.name(number) for number in range(len(source)))
 
 
 def names_digest(source: InputSource) -> str:
-    """Returns the SHA-256 of the inputs' names, which identifies the rows of the store."""
+    """Returns the SHA-256 of all inputs' names, in hexadecimal. It identifies the rows of the
+    store."""
     hasher = hashlib.sha256()
     for name in names_of(source):
         hasher.update(f"{name}\n".encode())

@@ -37,14 +37,18 @@ _CHECKSUM = 4
 
 
 def codecs_of(packed: bool) -> list[Any]:
-    """Returns an array's Zarr codecs: Zstandard if ``packed``, then a CRC32C checksum."""
+    """Returns the Zarr codecs of a new array: Zstandard if ``packed``, then a CRC32C checksum."""
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     return [*([ZstdCodec(level=_LEVEL)] if packed else []), Crc32cCodec()]
 
 
 def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
-    """Writes a whole chunk. A chunk of zeros has no file: Zarr reads a missing chunk as zeros."""
+    """Writes the values of a whole chunk to its file, compressed if ``packed``, with a checksum.
+
+    A chunk of zeros has no file, because Zarr reads a missing chunk as zeros: an old file is
+    deleted.
+    """
     data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     if not data.any():
         file.unlink(missing_ok=True)
@@ -58,7 +62,10 @@ def write_chunk(file: Path, values: Array, packed: bool = True) -> None:
 
 
 def read_chunk(file: Path, shape: tuple[int, ...], dtype: DTypeLike, packed: bool = True) -> Array:
-    """Reads a whole chunk; raises an exception of any type if it is damaged."""
+    """Returns the values of a whole chunk from its file; zeros if there is no file.
+
+    Raises an exception of any type if the chunk is damaged.
+    """
     from numcodecs import Zstd
 
     try:
@@ -132,9 +139,9 @@ def refuse(place: str, manifest: Mapping[str, object]) -> bool:
 def prepare(
     place: str, layers: Sequence[Layer], manifest: Mapping[str, object], title: str = ""
 ) -> bool:
-    """Creates a store for these layers; returns True if it already existed.
+    """Creates a store with empty arrays for these layers; returns True if it already existed.
 
-    Raises :class:`InputError` if ``place`` holds something else.
+    Raises :class:`InputError` if ``place`` holds something else, or a store of another manifest.
     """
     import zarr
 
@@ -246,7 +253,7 @@ RECORD, RECORD_BYTES = "sha256", 32
 
 
 def digest_of(arrays: Mapping[str, Array]) -> bytes:
-    """Returns the SHA-256 of named arrays."""
+    """Returns the SHA-256 of arrays and their names, as 32 bytes. The order does not matter."""
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])
@@ -262,13 +269,13 @@ LASTING = frozenset(
 
 
 class Store:
-    """An open store that reads and writes units.
+    """An open store that reads, checks and writes units.
 
     Examples
     --------
     >>> store = Store("planet.zarr", [layer], writable=False)  # doctest: +SKIP
-    >>> store.whole(Unit("L0", (0, 0)))  # doctest: +SKIP
-    True
+    >>> store.state(Unit("L0", (0, 0)))  # doctest: +SKIP
+    'whole'
     """
 
     def __init__(self, place: str, layers: Sequence[Layer], writable: bool = True) -> None:
@@ -294,7 +301,8 @@ class Store:
         }
 
     def write(self, unit: Unit, arrays: Mapping[str, Array], record: bool = True) -> int:
-        """Writes a unit and then its record; returns the size of its values in bytes.
+        """Writes a unit's arrays and then its checksum record; returns the size of the arrays in
+        bytes.
 
         A unit that is written without ``record`` is computed again by the next run.
         """
@@ -314,8 +322,10 @@ class Store:
         return sum(arrays[name].nbytes for name in layer.arrays)
 
     def read(self, unit: Unit, names: Sequence[str] = ()) -> dict[str, Array]:
-        """Reads a unit's arrays, all of them by default; raises an exception if a chunk is
-        damaged."""
+        """Returns a unit's arrays by name: those in ``names``, or all of them by default.
+
+        Checks no record. Raises an exception if a chunk is damaged.
+        """
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
         wanted = names or tuple(layer.arrays)
         if self._folder is not None:
@@ -330,11 +340,14 @@ class Store:
         return read_chunk(self._file(unit, name), (*layer.chunk, *cell.shape), cell.dtype)
 
     def state(self, unit: Unit) -> str:
-        """Returns ``"missing"``, ``"damaged"`` or ``"whole"``."""
+        """Reads a unit and returns ``"missing"``, ``"damaged"`` or ``"whole"``.
+
+        A unit without a record is missing; one whose values do not match its record is damaged.
+        """
         return self._inspect(unit)[0]
 
     def whole(self, unit: Unit) -> dict[str, Array] | None:
-        """Returns a unit's arrays; None if the unit is missing or damaged."""
+        """Returns a unit's arrays by name; None if the unit is missing or damaged."""
         return self._inspect(unit)[1]
 
     def _inspect(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
@@ -361,20 +374,24 @@ class Store:
         return read_chunk(file, (RECORD_BYTES,), np.uint8, packed=False).tobytes()
 
     def _has_no_record(self, unit: Unit) -> bool:
-        """Returns True if a unit's record file is missing, without the milliseconds that Zarr
-        would take."""
+        """Returns True if the file of a unit's record is missing; always False for a remote store.
+
+        It spares a missing unit the milliseconds that Zarr would take.
+        """
         if self._folder is None:
             return False
         return not self._file(unit, RECORD).exists()
 
     def _file(self, unit: Unit, name: str) -> Path:
-        """Returns the path of a unit's chunk of an array, for a store in a folder."""
+        """Returns the path of the file with a unit's chunk of array ``name``. Only for a local
+        store."""
         folder, metadata = self._places[unit.layer][name]
         at = (*unit.at, *((len(metadata.shape) - len(unit.at)) * (0,)))
         return Path(f"{folder}/{metadata.encode_chunk_key(at)}")
 
     def recorded(self) -> set[Unit]:
-        """Returns the units that have a record, from a listing alone: no record is read."""
+        """Returns the set of units that have a record. It lists the records without reading
+        them."""
         return {unit for name in self.layers for unit in self._recorded(name)}
 
     def _recorded(self, layer: str) -> Iterator[Unit]:
@@ -392,14 +409,15 @@ class Store:
 
 
 def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
-    """Returns a unit's chunk of an array, padded with zeros beyond the end of the grid."""
+    """Returns a unit's ``values`` as a full chunk, padded with zeros beyond the end of the grid."""
     chunk = np.zeros((*layer.chunk, *cell.shape), cell.dtype)
     chunk[tuple(map(slice, layer.extent(unit)))] = values
     return chunk
 
 
 def _gather_calls(calls: Iterable[Any]) -> list[Any]:
-    """Runs asynchronous Zarr calls concurrently and returns their results in order."""
+    """Runs asynchronous Zarr calls concurrently, waits for all, and returns their results in
+    order."""
     from zarr.core.sync import sync
 
     async def gathered() -> list[Any]:

@@ -43,14 +43,18 @@ _Try = tuple[Unit, int]
 
 @dataclass
 class _RunningTask:
-    """A running task: units of one layer, and its Dask future."""
+    """A task that was sent: its units, each with the number of failed attempts, and its Dask
+    future."""
 
     tries: list[_Try]
     future: Future
 
 
 class TaskWindow:
-    """The running tasks of a run that every worker knows by its ``name``."""
+    """Sends the units of a run to the workers and counts the results in the monitor's report.
+
+    ``name`` is the run's name on the workers.
+    """
 
     def __init__(
         self,
@@ -77,9 +81,10 @@ class TaskWindow:
         self._span: tuple[str, contextlib.ExitStack] | None = None
 
     def run(self, units: Iterator[Unit], count: int) -> None:
-        """Runs until each of the ``count`` units has been computed, kept or set aside.
+        """Sends all ``units`` and waits until each has been computed, kept or set aside.
 
-        A unit is set aside if it can never be computed, or after ``ATTEMPTS`` failures.
+        ``count`` is the number of units. A unit is set aside if it can never be computed, or after
+        ``ATTEMPTS`` failures.
         """
         self._left = count
         start, shown = time.monotonic(), 0.0
@@ -106,8 +111,10 @@ class TaskWindow:
             self.client.cancel([sent.future for sent in self._sent.values()])
 
     def _fill(self, units: Iterator[Unit]) -> bool:
-        """Sends several tasks at once if the window has room; returns True if any task is
-        running."""
+        """Sends new tasks if the window has enough room; returns True if any task is running.
+
+        Units whose worker died are sent again one at a time, once no other task is left.
+        """
         room = self.monitor.window - len(self._sent)
         if room >= self.monitor.window * _REFILL or not self._sent:
             self._send(self._make_tasks(units, room))
@@ -116,7 +123,10 @@ class TaskWindow:
         return bool(self._sent)
 
     def _make_tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
-        """Returns up to ``room`` groups of units, one per task, plus one where a layer ends."""
+        """Takes the next units and returns them as about ``room`` lists, one list per task.
+
+        All units of a task are of one layer, so there is one more task where a layer ends.
+        """
         tries, tasks = self._next_tries(units), list[list[_Try]]()
         while len(tasks) < room:
             found = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
@@ -133,7 +143,8 @@ class TaskWindow:
             yield unit, 0
 
     def _send(self, tasks: Sequence[list[_Try]]) -> None:
-        """Sends tasks in one message per layer, since the message is most of a task's cost."""
+        """Sends tasks to the cluster in one message per layer, since the message is most of a
+        task's cost."""
         from cml_engine.distributed.worker import run_batch
 
         for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
@@ -156,7 +167,7 @@ class TaskWindow:
         return (label, *unit.at, self._number, self.name)
 
     def _enter_span(self, label: str) -> None:
-        """Enters a Dask span for a layer, if it is not the current one.
+        """Enters the Dask span named ``label``, if it is not the current one.
 
         The scheduler retains every span, so there is only one per layer.
         """
@@ -171,8 +182,8 @@ class TaskWindow:
         self._span = label, entered
 
     def _wait_finished(self) -> list[_RunningTask]:
-        """Returns the tasks that have finished; an empty list after ``LOOK_S`` seconds without
-        any."""
+        """Waits up to ``LOOK_S`` seconds for finished tasks, removes them from the running ones,
+        and returns them. The list is empty after a timeout."""
         found: list[_RunningTask] = []
         try:
             key = self._done.get(timeout=LOOK_S)
@@ -203,14 +214,14 @@ class TaskWindow:
             sent.future.release()
 
     def _put_back(self, tries: list[_Try]) -> None:
-        """Returns units to the front of the queue."""
+        """Puts units back at the front of the queue in the same order, to be sent again."""
         self._again += reversed(tries)
         self._left += len(tries)
 
     def _gather_results(
         self, finished: list[_RunningTask]
     ) -> list[tuple[_RunningTask, BatchResult]]:
-        """Returns the results of finished tasks.
+        """Returns the finished tasks that have a result, each with its result.
 
         All results are gathered in one call, which is faster. If that fails because a worker
         died, each result is fetched separately and lost ones are left out.
@@ -257,10 +268,11 @@ class TaskWindow:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
     def _handle_lost(self, sent: _RunningTask, error: object) -> None:
-        """Handles a task that returned no result.
+        """Schedules another attempt for each unit of a task that ended with ``error``, or sets it
+        aside.
 
-        If its worker died, each of its units is retried alone, because Dask suspects every task
-        on that worker.
+        If the task's worker died, each of its units is retried alone, because Dask suspects
+        every task on that worker.
         """
         from distributed import KilledWorker
 
@@ -274,7 +286,10 @@ class TaskWindow:
                 self._set_aside(unit, "the process that makes it ends each time")
 
     def _retire_worker(self, worker: str, sent: _RunningTask, message: str) -> None:
-        """Retires a worker that joined and cannot take part; raises if no other worker is left."""
+        """Retires a worker that cannot take part, and puts the units of its task back in the queue.
+
+        Raises :class:`DeviceError` if no other worker is left.
+        """
         self.report.refused[worker] = message
         self._put_back(sent.tries)
         self.client.retire_workers([worker], close_workers=True)

@@ -33,7 +33,7 @@ class TraceEvent:
 
 
 class Trace:
-    """The timed events of a run, written to ``path`` at its end."""
+    """The timed events of a run's first ``MOST`` units, written to ``path`` by :meth:`write`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -43,12 +43,12 @@ class Trace:
         self._left = MOST  # units
 
     def take(self, units: int) -> bool:
-        """Returns True if the next ``units`` units should be traced, and counts them."""
+        """Counts ``units`` more units; returns True if they should be traced."""
         self._left -= units
         return self._left + units > 0
 
     def add(self, worker: str, moments: list[TraceEvent]) -> None:
-        """Adds events of a worker."""
+        """Adds the events of a worker, named by its address."""
         if not moments:
             return
         number = self._workers.setdefault(worker, len(self._workers) + 1)
@@ -66,7 +66,8 @@ class Trace:
         ]
 
     def write(self) -> None:
-        """Writes the trace atomically, with times relative to the first event."""
+        """Writes the trace as JSON to its file, atomically, with times relative to the first
+        event."""
         first = min((event["ts"] for event in self._events), default=0.0)
         events = [{**event, "ts": round(event["ts"] - first, 1)} for event in self._events]
         names = [

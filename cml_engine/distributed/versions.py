@@ -16,14 +16,15 @@ PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
 
 
 def own_versions() -> dict[str, str]:
-    """Returns the versions of Python (without the patch level) and of the packages in this
-    process."""
+    """Returns this process's version of Python (without the patch level) and of each of
+    ``PACKAGES``."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
 
 
 def check_versions(client: Client) -> dict[str, str]:
-    """Returns the client's versions; raises :class:`InputError` if a worker has different ones."""
+    """Returns the versions on the client by package; raises :class:`InputError` if a worker's
+    differ."""
     here = own_versions()
     for address, there in sorted(client.run(own_versions, on_error="return").items()):
         if isinstance(there, BaseException):
@@ -38,7 +39,11 @@ def check_versions(client: Client) -> dict[str, str]:
 def check_same_versions(
     wanted: Mapping[str, str], found: Mapping[str, str], worker: str = "this worker"
 ) -> None:
-    """Raises :class:`InputError` that names the first package whose version differs."""
+    """Raises :class:`InputError` if ``found`` differs from ``wanted``; it names the first such
+    package.
+
+    ``wanted`` has the client's versions, ``found`` the worker's, by package.
+    """
     for package, version in wanted.items():
         if found[package] != version:
             raise InputError(

@@ -25,8 +25,7 @@ Watch = Callable[[Node, Sequence[Array]], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """The value of an array in each cell: its ``shape``, dtype and the names ``dims`` of its
-    axes.
+    """The schema of an array's value in one cell: its ``shape``, type and axis names ``dims``.
 
     Examples
     --------
@@ -42,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Values that describe the cells and are known in advance, such as positions along an axis.
+    """A coordinate array of a layer: values known in advance, such as positions along an axis.
 
     Examples
     --------
@@ -55,7 +54,7 @@ class Coordinate:
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """A chunk of a layer, which is computed at once. ``at`` is its position in chunks.
+    """One chunk of cells of a layer, computed at once. ``at`` is the chunk's position in the grid.
 
     Examples
     --------
@@ -101,7 +100,7 @@ class Layer:
 
     @property
     def count(self) -> int:
-        """The number of units in the layer."""
+        """The number of units (chunks) in the layer."""
         return prod(self.chunks)
 
     def units(self) -> Iterator[Unit]:
@@ -110,12 +109,14 @@ class Layer:
             yield Unit(self.name, at)
 
     def span(self, unit: Unit) -> tuple[slice, ...]:
-        """Returns the range of a unit's cells along each axis."""
+        """Returns the slice of the unit's cells along each axis of the grid, cut off at the
+        grid's end."""
         places = zip(unit.at, self.chunk, self.cells, strict=True)
         return tuple(slice(i * size, min(n, (i + 1) * size)) for i, size, n in places)
 
     def extent(self, unit: Unit) -> tuple[int, ...]:
-        """Returns the number of a unit's cells along each axis."""
+        """Returns the number of the unit's cells along each axis; less than ``chunk`` at the
+        grid's end."""
         return tuple(s.stop - s.start for s in self.span(unit))
 
     def size(self, unit: Unit) -> int:
@@ -128,7 +129,7 @@ class UnitResult:
     """The arrays of a computed unit, and the names and reasons of cells that could not be computed.
 
     Each array covers all cells of the unit; cells that could not be computed are zeros. The
-    arrays are written while the next unit is computed, so the maker must not change them.
+    arrays are written while the next unit is computed, so the producer must not change them.
 
     Examples
     --------
@@ -157,7 +158,7 @@ class UnitClock(Protocol):
 
 
 class UnitProducer(Protocol):
-    """Computes units in one process.
+    """The interface of an object that computes units in a worker process.
 
     ``device`` names the device of the computation. Floats are bit-identical only on equal devices.
 
@@ -173,7 +174,7 @@ class UnitProducer(Protocol):
     device: str
 
     def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
-        """Computes all cells of a unit.
+        """Computes and returns the arrays of all cells of a unit; ``clock`` times its activities.
 
         Raises :class:`cml_engine.InputError` if the unit can never be computed. A unit that
         fails with any other exception is retried.
@@ -181,17 +182,17 @@ class UnitProducer(Protocol):
         ...
 
     def measure(self) -> Any:
-        """Returns the measurements that the plan of the store depends on.
+        """Returns measurements of any type, on which the plan of the store depends.
 
-        One worker is called before the store is created.
+        It is called on one worker, before the store is created.
         """
         ...
 
 
 class Work(Protocol):
-    """The work that is sent to every worker, pickled.
+    """The interface of the work that is sent to every worker, pickled.
 
-    Works with an equal ``key`` are the same: a worker reuses the maker.
+    Works with an equal ``key`` are the same: a worker reuses the producer that it opened.
 
     Examples
     --------
@@ -204,5 +205,5 @@ class Work(Protocol):
     def key(self) -> str: ...
 
     def open(self) -> UnitProducer:
-        """Creates the maker, once per process."""
+        """Creates and returns the producer; called once per process."""
         ...

@@ -48,7 +48,7 @@ _MALLOC = {-1: 1 << 27, -3: 1 << 25}
 
 @dataclass
 class Outcome:
-    """The outcome of a unit.
+    """The outcome of one unit of a task.
 
     ``kind`` is ``"made"``, ``"kept"`` (it was already stored), ``"aside"`` (it can never be
     computed), ``"failed"`` (a retry may succeed) or ``"stop"`` (every further unit would fail).
@@ -66,15 +66,16 @@ class Outcome:
     moments: list[TraceEvent] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
-        """Records the error that prevented computing or writing the unit."""
+        """Sets ``kind`` and ``message`` from the error that prevented computing or writing the
+        unit."""
         self.kind, self.message = _kind_of(error), _describe(error)
 
 
 @dataclass
 class BatchResult:
-    """The result of a task.
+    """The result of a task: an outcome for each unit that was begun, in order, and times.
 
-    ``outcomes`` covers the first units of the task, or all of them, in order. ``elapsed`` is the
+    A task that ran out of time has outcomes only for its first units. ``elapsed`` is the
     task's duration in seconds, ``seconds`` the time by activity. ``refused`` is the reason why
     the worker cannot take part.
     """
@@ -88,9 +89,9 @@ class BatchResult:
 
 @dataclass
 class OpenRun:
-    """The state of a run on this worker.
+    """The state of a run on this worker: the producer of its units and the open store.
 
-    The maker has one session, so units are computed one after the other under ``lock``.
+    The producer has one session, so units are computed one after the other under ``lock``.
     Meanwhile a second thread may write.
     """
 
@@ -105,10 +106,10 @@ class OpenRun:
 
 
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
-    """Prepares every current and future worker for a run.
+    """A Dask plugin that prepares every current and future worker for a run.
 
-    Opens the work's maker and, if ``layers`` are given, the store. ``device`` is the required
-    device; "" accepts any. A worker that cannot take part keeps the reason for
+    It opens the work's producer and, if ``layers`` are given, the store at ``place``. ``device`` is
+    the required device; "" accepts any. A worker that cannot take part keeps the reason for
     :func:`worker_state`.
     """
 
@@ -176,7 +177,10 @@ def _maker(key: str, work: bytes) -> UnitProducer:
 
 
 def worker_state(name: str) -> tuple[str, str]:
-    """Returns the device of a run on this worker, and the reason if the worker was refused."""
+    """Returns the device of run ``name`` on this worker, and the reason if the worker was refused.
+
+    The device is "" if the producer could not be opened; the reason is "" if there is none.
+    """
     opened = _opened.get(name)
     if opened is None:
         return "", "the work did not arrive"
@@ -184,7 +188,8 @@ def worker_state(name: str) -> tuple[str, str]:
 
 
 class _Times:
-    """Times a unit: adds to a task's seconds and records events if a trace is requested."""
+    """A :class:`UnitClock` for one unit: adds times to a task's seconds, and records events if
+    traced."""
 
     def __init__(self, seconds: dict[str, float], moments: list[TraceEvent] | None) -> None:
         self.seconds, self.moments = seconds, moments
@@ -200,7 +205,8 @@ class _Times:
             self.note("step", activity, start)
 
     def note(self, kind: str, name: str, start: float) -> float:
-        """Records an event that ends now; returns the current time."""
+        """Records an event from ``start`` to now, if traced; returns the current time in
+        seconds."""
         end = time.perf_counter()
         if self.moments is not None:
             begun, thread = self.first + start - self.start, threading.get_native_id()
@@ -208,7 +214,8 @@ class _Times:
         return end
 
     def _watch(self, start: float) -> Watch | None:
-        """Returns a callback that records the operators of a session; None without a trace."""
+        """Returns a callback that records an event for each operator of a session; None without
+        a trace."""
         if self.moments is None:
             return None
         last = start
@@ -221,7 +228,7 @@ class _Times:
 
 
 def measure(name: str) -> Any:
-    """Returns the measurements of the work's maker on this worker."""
+    """Returns the measurements that the producer of run ``name`` takes on this worker."""
     opened = _opened[name]
     assert opened.maker is not None
     with opened.lock:
@@ -229,7 +236,11 @@ def measure(name: str) -> Any:
 
 
 def run_batch(batch: Batch) -> BatchResult:
-    """Computes and writes the units of a batch that are not stored yet, until time is up."""
+    """Computes and writes the units of a task that are not stored yet, and returns their outcomes.
+
+    Stops after ``LONGEST_S`` seconds, or if the run has ended; the rest of the units has no
+    outcome.
+    """
     start, done = time.perf_counter(), BatchResult(get_worker().address)
     opened = _opened.get(batch.name)
     if opened is None or opened.refused:
@@ -262,13 +273,17 @@ def run_batch(batch: Batch) -> BatchResult:
 
 
 def _is_over(opened: OpenRun, batch: Batch, done: BatchResult) -> bool:
-    """Returns True if the task should stop: the run has ended or the disk is full."""
+    """Returns True if the task should stop: the run has ended, or no further unit can be
+    written."""
     stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
     return stopped or _opened.get(batch.name) is not opened
 
 
 def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
-    """Computes a unit; returns a function that writes it, or None if there is nothing to write."""
+    """Computes the unit of ``outcome``; returns a function that writes it.
+
+    Returns None if the unit is already stored or could not be computed, and says so in ``outcome``.
+    """
     maker, store, unit = opened.maker, opened.store, outcome.unit
     assert maker is not None and store is not None
     try:
