@@ -1,4 +1,4 @@
-"""The passes that optimize a graph, in order."""
+"""The passes that optimize a graph, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -80,8 +80,10 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
 
 
 def stages_of(graph: Graph) -> Iterator[tuple[str, str, Graph]]:
-    """Yields the steps of :func:`optimize`: name, reason and graph, beginning with the original
-    graph."""
+    """Yields the name, the reason and the resulting graph of each step of :func:`optimize`.
+
+    The first step is the original graph itself, named ``"written"``.
+    """
     yield "written", "the model as it was read", graph
     yield from _stages(graph, frozenset(), False)
 

@@ -84,7 +84,8 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
 
 
 def _add(found: Any, *parts: bytes) -> None:
-    """Adds each part with its length, so that no two lists of parts give the same digest."""
+    """Updates the hash object ``found`` with the length and the bytes of each part, so that no
+    two lists of parts give the same digest."""
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)

@@ -1,4 +1,5 @@
-"""The error for a float network that is given where an integer network is required."""
+"""The error for a float network, or a cooked one, that is given where an integer network is
+required."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ WHY = "of floats  because it has no integer form:"
 
 
 def float_network_error(graph: Graph) -> InputError:
-    """Returns an error that explains why the model is not an integer network and how to quantize
-    it."""
+    """Returns an :class:`InputError` that explains why the model is not an integer network and
+    how to get one."""
     if graph.ready is not None:
         return InputError(
             f"'{graph.name}' is cooked, and its rounding points are no part of that: give the "

@@ -17,9 +17,10 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def gas_by_node(graph: Graph) -> Mapping[str, int]:
-    """Returns the gas of each operator of a graph by the operator's title.
+    """Returns the gas of each operator of a graph by the operator's title, in execution order.
 
-    Raises :class:`InputError` if the graph is cooked.
+    Gas is the number of operations plus the number of 32-bit words read and written. Raises
+    :class:`InputError` if the graph is cooked.
     """
     if graph.ready is not None:
         raise InputError(f"'{graph.name}' is cooked: gas is of the model itself, give that")
@@ -31,13 +32,13 @@ def gas_by_node(graph: Graph) -> Mapping[str, int]:
 
 
 def gas_of(graph: Graph) -> int:
-    """Returns the gas of one run of a graph."""
+    """Returns the gas of one run of a graph; raises :class:`InputError` if the graph is cooked."""
     return sum(gas_by_node(graph).values())
 
 
 def limit_gas(limit: int | None, make: Callable[[Shapes], Graph]) -> Callable[[Shapes], Graph]:
-    """Wraps ``make`` so that it raises :class:`ModelError` for graphs that cost more than ``limit``
-    gas.
+    """Returns a function like ``make``, which builds a graph from input shapes, that raises
+    :class:`ModelError` for graphs that cost more than ``limit`` gas.
 
     Returns ``make`` itself if ``limit`` is None.
     """

@@ -26,7 +26,12 @@ _BITS = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class QuantParams:
-    """The quantization of one tensor: its scales, its word size and, for a function, its table."""
+    """The quantization of one tensor, as its line in ``graph.quant`` states it.
+
+    ``scales`` are in row-major order of an array of shape ``extents``, which is empty for one
+    scale. A word has ``bits`` bits. ``table`` has the words of a function, and is empty for
+    other tensors.
+    """
 
     name: str
     scales: tuple[Fraction, ...]
@@ -37,7 +42,8 @@ class QuantParams:
     source: Source | None = None
 
     def error(self, what: str) -> ModelError:
-        """Returns an error about this line."""
+        """Returns a :class:`ModelError` with the text ``what`` about this line of
+        ``graph.quant``."""
         error = _params_error(self.name, what)
         error.source = self.source
         return error
@@ -54,10 +60,10 @@ class QuantParams:
         return word_range(self.bits, self.signed)
 
     def scales_along(self, shape: Sequence[int], axis: int) -> tuple[Fraction, ...]:
-        """Returns the ``scale`` attribute for one scale per index of an axis, nested to broadcast
-        from the left.
+        """Returns one scale for each index of ``axis`` of a tensor of shape ``shape``; a single
+        scale is repeated.
 
-        Returns a single number if all scales are equal.
+        Raises :class:`ModelError` if the scales belong to another axis or are of another number.
         """
         count = shape[axis] if shape else 1
         if len(self.scales) == 1:
@@ -72,13 +78,17 @@ class QuantParams:
 
 
 def word_range(bits: int, signed: bool) -> Range:
-    """Returns the range of words of 8 or 16 bits; a signed range is symmetric."""
+    """Returns the range of words of ``bits`` bits; a signed range is symmetric (-127 to 127 for
+    8 bits)."""
     most = (1 << (bits - 1)) - 1
     return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
 
 
 def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue) -> Attrs:
-    """Returns the attributes of a line as ``graph.quant`` stores them."""
+    """Returns the attributes of a line of ``graph.quant`` with this scale and word type.
+
+    ``scale`` is a number or nested lists of :func:`nest_scales`.
+    """
     return Attrs(
         {
             "op": OPERATOR,
@@ -93,8 +103,12 @@ def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue
 
 
 def nest_scales(scales: Sequence[float], axis: int, rank: int) -> Any:
-    """Scales of the indices of an axis as a line has them, broadcast from the left; one where all
-    are alike."""
+    """Returns the ``scale`` attribute of a line in ``graph.quant`` for one scale per index of
+    ``axis``.
+
+    It is nested in one list per axis before ``axis``, so that it broadcasts from the left.
+    Returns a single number if all scales are equal.
+    """
     if len(set(scales)) == 1:
         return scales[0]
     found: Any = list(scales)
@@ -104,7 +118,11 @@ def nest_scales(scales: Sequence[float], axis: int, rank: int) -> Any:
 
 
 def read_quant_params(graph: Graph) -> Mapping[str, QuantParams]:
-    """Returns the lines of the tensors that exist in the graph, by tensor name."""
+    """Returns the parsed lines of ``graph.quant`` by tensor name; lines of unknown tensors are left
+    out.
+
+    Raises :class:`ModelError` for an invalid line.
+    """
     found = {}
     for name, attrs in graph.quantization.items():
         if name in graph.facts:
@@ -136,7 +154,11 @@ def _parse_params(name: str, attrs: Attrs) -> QuantParams:
 
 
 def _flatten_scales(name: str, scale: object) -> tuple[list[Fraction], tuple[int, ...]]:
-    """Returns all scales of a nested list in row-major order, and the shape of the list."""
+    """Returns all scales of a number or a nested list in row-major order, and the shape of the
+    list.
+
+    Raises :class:`ModelError` if the list is empty or its rows differ in shape.
+    """
     if not isinstance(scale, list):
         return [_parse_scale(name, scale)], ()
     parts = [_flatten_scales(name, item) for item in scale]
@@ -172,8 +194,8 @@ def _parse_table(name: str, given: object) -> tuple[int, ...]:
 
 
 def check_scale(name: str, scale: Fraction) -> None:
-    """Raises :class:`ModelError` unless a scale is from 2^-40 to 2^40; float32 loses digits
-    outside."""
+    """Raises :class:`ModelError` if a scale is not from 2^-40 to 2^40, outside of which float32
+    loses digits."""
     if not LEAST_SCALE <= scale <= MOST_SCALE:
         raise _params_error(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
 

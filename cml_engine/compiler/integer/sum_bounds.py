@@ -1,4 +1,4 @@
-"""The proof, before anything runs, that the sums of a network fit. It uses Python's integers.
+"""Proves, before anything runs, that the sums of a network fit; computes in Python's integers.
 
 ``B = |b| + max|q| * sum|w|`` bounds every partial sum of a channel, in any order and any
 partition. A float32 carries sums below 2^24 exactly, with or without fused multiply-adds. Sums
@@ -31,11 +31,15 @@ class Range:
 
     @property
     def magnitude(self) -> int:
-        """The largest absolute value."""
+        """The largest absolute value of a word."""
         return max(abs(self.low), abs(self.high))
 
     def part(self, take: str, bits: int) -> Range:
-        """Returns the range of all bits of the words, or of their upper or lower part."""
+        """Returns the range of the upper bits of the words, of their lower ``bits`` bits, or of all
+        bits.
+
+        ``take`` is ``"upper"``, ``"lower"`` or ``"all"``.
+        """
         if take == "all":
             return self
         if take == "lower":
@@ -58,10 +62,11 @@ class SumPass:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The passes that compute the sums of a node exactly.
+    """The one or two passes that compute the sums of a node exactly.
 
-    ``bound`` is the largest bound of any channel. ``parts`` has one pass, or two: the result of the
-    first is multiplied by ``2^bits``.
+    ``bound`` is the largest bound of any channel, ``carrier`` the type that holds it:
+    ``"float32"`` or ``"int32"``. With two ``parts`` the result of the first is multiplied by
+    ``2^bits``, and the result of the second is added.
     """
 
     carrier: str
@@ -71,13 +76,17 @@ class ExactSum:
 
 
 def row_magnitudes(weights: Array) -> list[int]:
-    """Returns the exact sum of the absolute values of each row."""
+    """Returns the exact sum of the absolute values of each row of integer weights."""
     rows = np.abs(weights.astype(np.int64)).reshape(len(weights), -1)
     return [int(total) for total in rows.sum(1)]
 
 
 def bounds(weights: Array, bias: Sequence[int], words: Range) -> list[int]:
-    """Returns the bound ``B`` of each channel; ``weights`` has one row per channel."""
+    """Returns for each channel the bound ``|b| + max|q| * sum|w|`` of its sums.
+
+    ``weights`` has one row per channel, ``bias`` one integer per channel; ``words`` is the range
+    of ``q``.
+    """
     return [
         abs(b) + words.magnitude * w for b, w in zip(bias, row_magnitudes(weights), strict=True)
     ]
@@ -91,11 +100,11 @@ def plan_exact_sum(
     source: Source | None = None,
     whole: bool = False,
 ) -> ExactSum:
-    """Returns the passes that compute the sums exactly.
+    """Returns the one or two passes that compute a node's sums exactly.
 
-    ``weights`` are integers, one row per channel; ``bias`` has one integer per channel. With
-    ``whole`` the kernel sums in int32 and needs one pass only. Raises :class:`RangeError` if the
-    sums do not fit.
+    ``weights`` are integers, one row per channel; ``bias`` has one integer per channel;
+    ``words`` is the range of the input's words. With ``whole`` the kernel sums in int32 and
+    needs one pass only. Raises :class:`RangeError` if the sums do not fit.
     """
     totals = bounds(weights, bias, words)
     bound = max(totals, default=0)
@@ -121,7 +130,7 @@ def plan_exact_sum(
 def sum_overflow_error(
     title: str, channel: int, bound: int, words: Range, source: Source | None = None
 ) -> RangeError:
-    """Returns the error for a channel whose sum does not fit into 32 bits, with the possible
+    """Returns the error for a channel whose sum does not fit into 32 bits; its message proposes
     changes."""
     return RangeError(
         f"{title}: channel {channel} sums to {bound:,} at most, wanted below 2^31 = {INT_BOUND:,}: "
@@ -134,8 +143,8 @@ def sum_overflow_error(
 def check_shift(
     title: str, bound: int, before: int, words: Range, source: Source | None = None
 ) -> None:
-    """Raises :class:`RangeError` if a sum does not fit after the left shift before its
-    multiplication."""
+    """Raises :class:`RangeError` if a sum of up to ``bound``, shifted left by ``before`` bits,
+    does not fit into 31 bits."""
     if bound << before >= INT_BOUND:
         raise RangeError(
             f"{title}: sums up to {bound:,} are shifted left by {before} bits, which do not fit "
@@ -162,9 +171,11 @@ def _split_bias(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[
 
 
 def find_range_violation(name: str, got: Array, wanted: Range) -> str:
-    """Describes the first result of an exact operator that is no whole number or is out of range.
+    """Returns a description of the first value of ``got`` that is no whole number or is outside
+    ``wanted``.
 
-    Returns an empty string if all results are valid.
+    ``got`` is the result ``name`` of an exact operator. Returns an empty string if all values
+    are valid.
     """
     for off, what in (
         (got != np.rint(got), "exact=True says that it gives whole numbers"),

@@ -18,9 +18,12 @@ from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
 def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Value]:
-    """Lowers a node to the same operator on words of one scale.
+    """Adds a game's exact operator to the new graph, on words of one scale, and returns its
+    results.
 
-    The results are words, or pending sums if the operator declares ``bounds``.
+    The results are words, or one pending sum for each output if the operator declares
+    ``bounds``. Raises :class:`ModelError` if no operand or not every result is a tensor of
+    numbers.
     """
     operands = _find_operands(builder, node)
     words = [found for found in operands if isinstance(found, QuantizedTensor)]
@@ -62,10 +65,11 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
 
 
 def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor | str]:
-    """Returns words of one common scale for numeric operands, and names for operands of other
-    types.
+    """Returns the operands of a node in order: words of one common scale for tensors of numbers,
+    and names for tensors of other types.
 
-    Constants are converted to the scale of the computed operands.
+    Constants are converted to the scale of the computed operands. Raises :class:`ModelError` if
+    the computed operands have different scales.
     """
     facts = builder.graph.facts
     computed = [
@@ -89,7 +93,10 @@ def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTe
 def _convert_constant(
     builder: IntegerGraphBuilder, name: str, like: QuantizedTensor
 ) -> QuantizedTensor:
-    """Returns a constant as words in the scale of another operand, with halves rounded up."""
+    """Adds a constant to the new graph as words in the scale of ``like``, and returns the words.
+
+    Halves are rounded up.
+    """
     whole = [round_half_up(number / like.scale) for number in builder.exact_values(name)]
     made = builder.constant(
         f"{name}.words", np.array(whole).reshape(builder.graph.facts[name].shape)
@@ -100,7 +107,11 @@ def _convert_constant(
 def _bounds(
     builder: IntegerGraphBuilder, node: Node, spec: OpSpec, operands: list[QuantizedTensor | str]
 ) -> tuple[int, int]:
-    """Returns the least and the largest result that the operator's ``bounds()`` declares."""
+    """Returns the least and the largest result that the operator's ``bounds()`` declares for these
+    operands.
+
+    Raises :class:`RangeError` unless they are in order and below 2^24 in magnitude.
+    """
     assert spec.bounds is not None
     facts = [builder.graph.facts[name] for name in node.inputs]
     given = [

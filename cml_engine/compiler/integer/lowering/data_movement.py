@@ -25,12 +25,18 @@ _SHUFFLE = [0, 1, 4, 2, 5, 3]
 
 
 def move(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers a node to the same operator on words."""
+    """Adds the same operator on words to the new graph, and returns the words of its results.
+
+    Raises :class:`ModelError` if the operands have different scales.
+    """
     return _move_words(builder, node, node.attrs)
 
 
 def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers a reshape; one that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node."""
+    """Lowers a reshape and returns the words of its result.
+
+    A reshape that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node.
+    """
     found = _find_shuffle(builder, node)
     if found is None:
         return move(builder, node)
@@ -43,7 +49,7 @@ def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
-    """Returns the source and the factor of the pixel shuffle that a reshape ends, or None.
+    """Returns the source tensor and the factor of the pixel shuffle that a reshape ends, or None.
 
     A pixel shuffle is a reshape, a transpose and a reshape that move channels to pixels. Each
     reshape may be a chain of reshapes.
@@ -66,7 +72,8 @@ def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] |
 
 
 def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
-    """Yields the tensor, then its source before each preceding reshape, the nearest first."""
+    """Yields the tensor ``name``, then the operand of each reshape in the chain that computes
+    it, the nearest first."""
     yield name
     while (node := builder.find_producer(name, "reshape")) is not None:
         name = node.inputs[0]
@@ -74,7 +81,8 @@ def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
 
 
 def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers a pad; its border value is rounded and clamped to a word."""
+    """Lowers a pad and returns the words of its result; the border value is rounded and clamped
+    to a word."""
     words = builder.words(node, node.inputs[0])
     value = round_half_up(exact_fraction(node.attrs["value"]) / words.scale)
     value = clamp(value, words.range.low, words.range.high)
@@ -119,5 +127,6 @@ def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Va
 
 
 def _has_zero_border(node: Node) -> bool:
-    """Returns True if the result may contain zeros that are not words of the operand."""
+    """Returns True for ``max_pool``, whose results may be zeros of the border outside the range
+    of the operand's words."""
     return node.op == "max_pool"

@@ -27,7 +27,10 @@ from cml_engine.ir.integer_rule import round_half_up
 
 
 def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None:
-    """Returns the node as a function of one tensor of words, or None if it reads several."""
+    """Returns an elementwise node as a pending function of one tensor of words, to be tabulated.
+
+    Returns None if the node's computed operands are not all functions of the same tensor.
+    """
     bases: list[QuantizedTensor | None] = []
     for name in node.inputs:
         if not builder.is_constant(name):
@@ -106,7 +109,10 @@ def _number(builder: IntegerGraphBuilder, node: Node, name: str) -> Fraction:
 
 
 def _per_channel(builder: IntegerGraphBuilder, node: Node, name: str) -> tuple[Fraction, ...]:
-    """Returns the values of a constant that has one number, or one for each channel."""
+    """Returns the exact values of the constant ``name``: one number, or one for each channel.
+
+    Raises :class:`ModelError` if the tensor is computed or has another shape.
+    """
     result = builder.graph.facts[node.outputs[0]]
     fact = builder.graph.facts[name]
     channels = result.shape[1] if result.rank > 1 else 1
@@ -169,8 +175,8 @@ def div(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def _scales_channels(builder: IntegerGraphBuilder, node: Node, name: str) -> bool:
-    """Returns True if a constant has one number or one per channel, and the other operand is not
-    broadcast."""
+    """Returns True if the constant ``name`` has one number or one per channel, and all other
+    operands have the shape of the result."""
     fact, result = builder.graph.facts[name], builder.graph.facts[node.outputs[0]]
     others = [n for n in node.inputs if n != name]
     alike = all(builder.graph.facts[n] == result for n in others)
@@ -192,10 +198,8 @@ def absolute(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def common_scale(node: Node, words: Sequence[QuantizedTensor]) -> Fraction:
-    """Returns the common scale of tensors that are joined or compared.
-
-    Raises :class:`ModelError` if their scales differ.
-    """
+    """Returns the scale that all of ``words`` have; raises :class:`ModelError` if their scales
+    differ."""
     for other in words[1:]:
         if other.scale != words[0].scale:
             raise ModelError(

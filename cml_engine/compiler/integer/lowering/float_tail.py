@@ -16,9 +16,10 @@ from cml_engine.ir.graph import Node
 
 @dataclass
 class FloatTail:
-    """The part of a network that is computed in floats.
+    """The operators at the end of a network that are computed in floats.
 
-    ``floats`` are its tensors; ``first`` is the title of its first operator.
+    ``floats`` has the names of their results. ``first`` is the title of the first operator,
+    empty if there is none. :meth:`add` appends their nodes to ``builder``.
     """
 
     builder: IntegerGraphBuilder
@@ -31,7 +32,8 @@ class FloatTail:
         return not self.floats.isdisjoint(node.inputs)
 
     def add(self, node: Node) -> None:
-        """Adds the node to the float tail, with its operands as real numbers.
+        """Appends the node to the new graph as part of the float tail; its operands become real
+        numbers.
 
         Raises :class:`ModelError` if one of its results has a line in ``graph.quant``.
         """
@@ -48,8 +50,11 @@ class FloatTail:
         self.floats.update(node.outputs)
 
     def _read(self, node: Node, name: str) -> str:
-        """Returns the name of a tensor's real numbers, and adds their conversion from words if
-        needed."""
+        """Returns the name of the tensor that holds the real numbers of ``name``.
+
+        If ``name`` is words or an integer constant, the conversion is added to the new graph,
+        for words only once.
+        """
         builder = self.builder
         if name in builder.values:
             if name not in self._numbers:

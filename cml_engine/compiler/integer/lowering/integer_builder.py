@@ -38,7 +38,12 @@ _CONSTANT_WORD = 32767
 
 @dataclass
 class IntegerGraphBuilder:
-    """The values lowered so far, and the nodes and constants of the new graph."""
+    """The state of lowering ``graph``: the values lowered so far, and the nodes and constants of
+    the new graph.
+
+    ``values`` maps each tensor to its words or its pending value. ``quant_params`` are the lines
+    of ``graph.quant``. ``points`` are the rounding points in execution order.
+    """
 
     graph: Graph
     quant_params: Mapping[str, QuantParams]
@@ -60,7 +65,7 @@ class IntegerGraphBuilder:
         return name
 
     def words_name(self, name: str) -> str:
-        """Returns the name for the words of a tensor.
+        """Returns the name that the words of a tensor have in the new graph.
 
         It is the tensor's own name, except for inputs and for tensors that are read after a run:
         their own names stand for real numbers.
@@ -70,22 +75,30 @@ class IntegerGraphBuilder:
         return name
 
     def result_name(self, node: Node, i: int = 0) -> str:
-        """Returns the name for a node's result before the rounding point, if the result has one."""
+        """Returns the new graph's name for result ``i`` of a node.
+
+        The name is an unused ``….sum`` if a rounding point follows, else the name of the
+        result's words.
+        """
         name = node.outputs[i]
         return (
             self.unique_name(f"{name}.sum") if name in self.quant_params else self.words_name(name)
         )
 
     def add(self, node: Node, op: str, inputs: Sequence[str], out: str, **attrs: AttrValue) -> str:
-        """Adds one node to the new graph with the source position of ``node``; returns its
-        output name."""
+        """Appends a node with operator ``op`` and one result ``out`` to the new graph, and returns
+        ``out``.
+
+        The new node has the source position of ``node``.
+        """
         self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
         return out
 
     def constant(self, name: str, value: object, dtype: Any = np.float32) -> str:
-        """Adds a constant to the new graph under an unused name, and returns that name.
+        """Adds a constant to the new graph under ``name`` or a similar unused name, and returns its
+        name.
 
-        Whole numbers are stored as float32 unless they are too large for it.
+        Whole numbers are stored as float32 unless the caller gives another ``dtype``.
         """
         name = self.unique_name(name)
         self.constants[name] = np.asarray(value, dtype)
@@ -94,7 +107,10 @@ class IntegerGraphBuilder:
     # -- operands -------------------------------------------------------------------------------
 
     def value(self, node: Node, name: str) -> Value:
-        """Returns the words or the pending sum of a tensor; a constant is converted to words."""
+        """Returns the words or the pending value of a tensor; a constant is converted to words.
+
+        Raises :class:`ModelError` if the tensor does not hold numbers.
+        """
         if name in self.values:
             return self.values[name]
         if name in self.graph.constants:
@@ -118,8 +134,8 @@ class IntegerGraphBuilder:
         return name in self.graph.constants and name not in self.values
 
     def find_producer(self, name: str, op: str) -> Node | None:
-        """Returns the node that computes a tensor if its operator is ``op`` and the tensor is
-        not rounded."""
+        """Returns the node that computes tensor ``name`` if its operator is ``op`` and the
+        tensor is not rounded, else None."""
         node = self._producers.get(name)
         return (
             node if node is not None and node.op == op and name not in self.quant_params else None
@@ -130,9 +146,10 @@ class IntegerGraphBuilder:
         return {name: node for node in self.graph.nodes for name in node.outputs}
 
     def integer_constant(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
-        """Returns the integers of a weight as int64, and its line.
+        """Returns the integers of a constant as int64, and its line in ``graph.quant``.
 
-        Raises :class:`ModelError` if the weight is computed or is not stored as integers.
+        ``what`` names the constant's role in messages. Raises :class:`ModelError` if the tensor
+        is computed or is not stored as integers.
         """
         array, line = self.graph.constants.get(name), self.quant_params.get(name)
         if array is None or line is None or array.dtype.kind not in "iu":
@@ -141,7 +158,10 @@ class IntegerGraphBuilder:
         return array.astype(np.int64), line
 
     def exact_values(self, name: str) -> list[Fraction]:
-        """Returns the exact values of a constant in row-major order."""
+        """Returns the real values of a constant as exact fractions in row-major order.
+
+        Stored integers are multiplied by their scales.
+        """
         array, line = self.graph.constants[name], self.quant_params.get(name)
         if line is not None and array.dtype.kind in "iu":
             scales = np.empty(len(line.scales), object)
@@ -173,11 +193,12 @@ class IntegerGraphBuilder:
     # -- parts of words -------------------------------------------------------------------------
 
     def split_words(self, node: Node, words: QuantizedTensor, take: str, bits: int) -> str:
-        """Returns the name of the tensor that holds all bits of the words, or the upper or lower
-        ones.
+        """Returns the name of a tensor with all bits of the words, or with their upper or lower
+        bits.
 
-        The upper bits are the words divided by ``2^bits`` and rounded down; the lower bits are
-        the rest.
+        ``take`` is ``"all"``, ``"upper"`` or ``"lower"``. The upper bits are the words divided
+        by ``2^bits`` and rounded down; the lower bits are the rest. The nodes that split the
+        words are added once.
         """
         if take == "all":
             return words.name
@@ -199,8 +220,11 @@ class IntegerGraphBuilder:
     def scale_words(
         self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...], axis: int = 1
     ) -> PendingSum:
-        """Returns words multiplied by one number, or by one number for each channel, as a
-        pending sum."""
+        """Returns a pending sum that stands for the words multiplied by one number, or by one
+        number per channel.
+
+        No node is added: the product changes the scales only.
+        """
         return PendingSum(
             title=node.title,
             source=node.source,
@@ -214,7 +238,10 @@ class IntegerGraphBuilder:
         )
 
     def add_input(self, name: str) -> QuantizedTensor:
-        """Adds the conversion of an input's real numbers to words, and returns the words."""
+        """Adds the node that converts an input's real numbers to words, and returns the words.
+
+        Raises :class:`ModelError` if the input has no line in ``graph.quant``.
+        """
         line = self.quant_params.get(name)
         if line is None:
             raise ModelError(
@@ -243,9 +270,10 @@ class IntegerGraphBuilder:
         return words
 
     def add_output(self, name: str) -> None:
-        """Adds the conversion of an output's words to real numbers.
+        """Adds the node that converts the words of ``name``, which is read after a run, to real
+        numbers.
 
-        Raises :class:`ModelError` if the output is not rounded.
+        Raises :class:`ModelError` if the tensor is not rounded.
         """
         found = self.values[name]
         if isinstance(found, PendingValue):
@@ -258,7 +286,11 @@ class IntegerGraphBuilder:
         self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
 
     def build(self) -> Graph:
-        """Returns the new graph; the facts of its computed tensors are not inferred yet."""
+        """Returns the new graph with facts for its inputs and constants only.
+
+        The facts of computed tensors are not inferred yet. Constants that no node reads are left
+        out.
+        """
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
         kept = {n: a for n, a in graph.constants.items() if n in read}
@@ -282,6 +314,6 @@ class IntegerGraphBuilder:
 
 
 def exact_fraction(value: float) -> Fraction:
-    """Returns an attribute's number as the exact fraction that its shortest decimal form
-    denotes."""
+    """Returns a float attribute as the fraction that its shortest decimal form denotes: 0.1
+    becomes 1/10."""
     return fraction_of(float(value))

@@ -1,7 +1,7 @@
-"""Lowers an integer network, real numbers with lines in ``graph.quant``, to a graph of whole
-numbers.
+"""Lowers an integer network to a graph of whole numbers.
 
-Every backend runs the lowered graph with bit-identical results.
+An integer network has real numbers, and a line in ``graph.quant`` for each tensor that is
+rounded. Every backend runs the lowered graph with bit-identical results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ INTEGER_OPERATORS = frozenset(_HANDLERS)
 
 @dataclass(frozen=True, slots=True)
 class LoweredNetwork:
-    """A graph of whole numbers, and its rounding points in execution order."""
+    """The graph of whole numbers that an integer network was lowered to, and its rounding points
+    in execution order."""
 
     graph: Graph
     points: tuple[RoundingPoint, ...]
@@ -70,19 +71,23 @@ class LoweredNetwork:
 
     @property
     def not_identical(self) -> tuple[str, ...]:
-        """The outputs that may differ between machines because they are computed in floats."""
+        """The names of the outputs that may differ between machines because they are computed in
+        floats."""
         return tuple(name for name in self.graph.outputs if name in self.floats)
 
 
 class NoIntegerForm(ModelError):
-    """The error for an operator that can be computed in floats only."""
+    """The error for an operator that cannot be lowered to whole numbers; the float tail may
+    compute it."""
 
 
 def lower_to_integers(graph: Graph) -> LoweredNetwork:
-    """Lowers the network to engine operators on whole numbers and proves that every sum fits.
+    """Returns an integer network lowered to engine operators on whole numbers, and proves that
+    every sum fits.
 
-    Raises :class:`RangeError` if a sum does not fit, and :class:`ModelError` if an operator has no
-    integer form or a line is missing.
+    Raises :class:`RangeError` if a sum does not fit. Raises :class:`ModelError` if an operator
+    has no integer form, a tensor lacks its line in ``graph.quant``, or the graph updates a
+    variable.
     """
     if graph.updates:
         raise ModelError(
@@ -172,8 +177,11 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def _round_if_point(builder: IntegerGraphBuilder, node: Node, name: str, value: Value) -> Value:
-    """Returns the value that readers of a tensor use: rounded words if it has a line, else
-    ``value``."""
+    """Returns the value that readers of tensor ``name`` use.
+
+    It is ``value`` rounded to words if the tensor has a line in ``graph.quant`` that differs
+    from it, else ``value`` itself.
+    """
     line = builder.quant_params.get(name)
     if line is None:
         return value

@@ -12,7 +12,10 @@ from cml_engine.ir.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """A tensor of the new graph whose whole numbers ``q`` stand for ``scale * q``."""
+    """Words: a tensor of the new graph whose whole numbers ``q`` stand for ``scale * q``.
+
+    ``range`` bounds its words. A word has ``bits`` bits, 8 or 16.
+    """
 
     name: str
     scale: Fraction
@@ -22,16 +25,17 @@ class QuantizedTensor:
 
     @property
     def first(self) -> int:
-        """The word of a table's first entry."""
+        """The least word of the type, for which the first entry of a lookup table stands."""
         return -(1 << (self.bits - 1)) if self.signed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingValue:
-    """A value that the next rounding point turns into words.
+    """A node's result before the rounding point that turns it into words.
 
-    ``low`` and ``high`` bound the real numbers. ``base`` is the tensor of words that the value is a
-    function of, or None if there are several.
+    ``title`` and ``source`` are those of the node. ``low`` and ``high`` are bounds, in real
+    numbers, to which activations clamp the value; None is no bound. ``base`` is the only tensor
+    of words that the value is a function of, or None if there are several.
     """
 
     title: str
@@ -41,7 +45,8 @@ class PendingValue:
     base: QuantizedTensor | None = None
 
     def with_bounds(self, low: Fraction | None, high: Fraction | None) -> PendingValue:
-        """Returns the value with these bounds in addition to its own."""
+        """Returns the value clamped to ``low`` and ``high`` in addition to its own bounds; None
+        is no bound."""
         lows = [b for b in (self.low, low) if b is not None]
         highs = [b for b in (self.high, high) if b is not None]
         return replace(self, low=max(lows, default=None), high=min(highs, default=None))
@@ -49,10 +54,11 @@ class PendingValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSum(PendingValue):
-    """A sum of whole numbers: one tensor, or ``2^bits * names[0] + names[1]``.
+    """A pending sum of whole numbers: one tensor, or ``2^bits * names[0] + names[1]``.
 
-    ``scales`` has one scale, or one for each index of ``axis``. ``negative`` has the slopes that
-    multiply values below zero.
+    ``scales`` has one scale, or one for each index of ``axis``. ``bound`` is the largest
+    possible magnitude of a sum, ``carrier`` the type that holds it. ``negative`` has the slopes
+    that multiply values below zero, one or one per index; it is empty without such slopes.
     """
 
     names: tuple[str, ...]
@@ -68,7 +74,7 @@ class PendingSum(PendingValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingAddition(PendingValue):
-    """The sum ``a + b`` or the difference ``a - b`` of words."""
+    """The pending sum ``a + b`` of two tensors of words, or ``a - b`` if ``sign`` is -1."""
 
     a: QuantizedTensor
     b: QuantizedTensor
@@ -77,7 +83,7 @@ class PendingAddition(PendingValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingProduct(PendingValue):
-    """The product ``a * b`` of words."""
+    """The pending product ``a * b`` of two tensors of words."""
 
     a: QuantizedTensor
     b: QuantizedTensor
@@ -85,7 +91,8 @@ class PendingProduct(PendingValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFunction(PendingValue):
-    """A function of one tensor of words, evaluated by the table of its rounding point."""
+    """A pending function of the words ``base``, which the lookup table of its rounding point
+    evaluates."""
 
     base: QuantizedTensor
 
@@ -95,8 +102,12 @@ Value = QuantizedTensor | PendingValue
 
 @dataclass(frozen=True, slots=True)
 class RoundingPoint:
-    """A rounding point: its tensor, the operator that computes it, and the proven bound of its
-    sums."""
+    """A tensor that is rounded to words: its name, the title of the operator that computes it, and
+    its word type.
+
+    ``bound`` is the proven bound of its sums. ``carrier`` is the type that holds the sums, or
+    ``"table"``.
+    """
 
     name: str
     title: str

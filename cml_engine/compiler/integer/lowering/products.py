@@ -1,7 +1,5 @@
-"""Lowers operators that compute sums.
-
-These are convolutions, matrix products, windows, reductions and upsampling.
-"""
+"""Lowers operators that compute sums: convolutions, matrix products, windows, reductions and
+upsampling."""
 
 from __future__ import annotations
 
@@ -35,7 +33,11 @@ def _emit_sum(
     axis: int,
     emit: Emit,
 ) -> PendingSum:
-    """Emits one node per pass of ``found``, and returns their pending sum."""
+    """Adds one node for each pass of ``found``, and returns the pending sum of their results.
+
+    ``emit(words, pass, result)`` adds the node. ``scales`` are the scales of the sums along
+    ``axis``.
+    """
     names = []
     for part in found.parts:
         name = builder.unique_name(f"{node.outputs[0]}.sum")
@@ -56,9 +58,11 @@ def _emit_sum(
 def _bias(
     builder: IntegerGraphBuilder, node: Node, name: str, scales: Sequence[Fraction]
 ) -> list[int]:
-    """Returns the integers of a bias, one per channel.
+    """Returns the integers of the bias ``name``, one for each of ``scales``, which are the scales
+    of the sums.
 
-    Raises :class:`ModelError` if its scales are not those of the sums.
+    A bias of zeros needs no line in ``graph.quant``. Raises :class:`ModelError` if the bias has
+    other scales than the sums.
     """
     array = builder.graph.constants.get(name)
     if array is not None and name not in builder.quant_params and not array.any():
@@ -107,9 +111,12 @@ def _emit_conv(
     rows: Callable[[Array], Array],
     back: Callable[[Array], Array],
 ) -> PendingSum:
-    """Lowers a conv or a deconv.
+    """Lowers a conv or a deconv on words, and returns its pending sum.
 
-    ``rows`` permutes a filter so that its output channels come first; ``back`` is the inverse.
+    A conv whose sums need int32 is not added to the new graph yet: its rounding point adds it,
+    with the rounding as its first epilogue. ``axis`` is the filter's axis that its scales belong
+    to. ``rows`` permutes a filter so that its output channels come first; ``back`` is the
+    inverse.
     """
     words = builder.words(node, node.inputs[0])
     filter, line = builder.integer_constant(node, node.inputs[1], "filter")
@@ -149,8 +156,11 @@ def _integer_conv(
     filter: Array,
     bias: Sequence[int],
 ) -> Node:
-    """Returns a conv that sums in int32, for sums beyond float32; its first epilogue rounds
-    them."""
+    """Returns a conv node that sums in int32, for sums beyond float32; the rounding point adds the
+    node and its epilogue.
+
+    The integer filter and bias are added to the new graph as constants.
+    """
     name = node.outputs[0]
     filter_ = builder.constant(f"{node.inputs[1]}.words", filter)
     bias_ = builder.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
@@ -211,7 +221,7 @@ def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, a: str, b: s
 def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
     """Returns the passes for sums of words whose absolute weights add up to ``count``.
 
-    Raises :class:`RangeError` if the words cannot be split into two parts whose sums fit.
+    Raises :class:`RangeError` if neither the words nor two parts of them have sums that fit.
     """
     found = plan_exact_sum(node.title, np.array([[count]]), [0], words.range, node.source)
     if len(found.parts) == 2 and found.parts[0].take == "all":
@@ -226,8 +236,11 @@ def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
 def _emit_plain_sum(
     builder: IntegerGraphBuilder, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
 ) -> PendingSum:
-    """Lowers a sum of ``count`` words to an operator that takes no weights; a mean divides its
-    scale."""
+    """Adds the operator ``op``, which takes no weights, to sum ``count`` words, and returns the
+    pending sum.
+
+    With ``mean`` the scale of the sum is divided by ``count``.
+    """
     words = builder.words(node, node.inputs[0])
     found = _plan_count(node, words, count)
 
@@ -239,7 +252,7 @@ def _emit_plain_sum(
 
 
 def reduce_sum(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers ``sum_reduce`` and ``mean_reduce``."""
+    """Lowers ``sum_reduce`` and ``mean_reduce``, and returns their pending sum."""
     shape = builder.graph.facts[node.inputs[0]].shape
     count = prod(shape[axis] for axis in node.attrs["axes"])
     mean = node.op == "mean_reduce" or bool(node.attrs.get("normalize", False))
@@ -248,7 +261,10 @@ def reduce_sum(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers ``box`` and ``avg_pool``."""
+    """Lowers ``box`` and ``avg_pool``, and returns their pending sum.
+
+    Raises :class:`ModelError` for a mean with border ``ignore`` and padding, whose divisor varies.
+    """
     window = window_of(node.attrs, builder.graph.facts[node.inputs[0]])
     mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
     past = any(
@@ -278,8 +294,11 @@ def area_downsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers an upsampling to a depthwise deconv with integer weights, 1, 3, 3, 1 for a factor
-    of 2."""
+    """Lowers an upsampling to a depthwise deconv with integer weights (1, 3, 3, 1 for a factor of
+    2), and returns its pending sum.
+
+    Raises :class:`ModelError` unless the factors are 1, 2 or 4 and the method is not ``aligned``.
+    """
     attrs, words = node.attrs, builder.words(node, node.inputs[0])
     factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
     if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
@@ -323,7 +342,8 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
 
 
 def _tent(factor: int, method: str) -> list[int]:
-    """Returns the interpolation weights along one axis, multiplied so that they are integers."""
+    """Returns the interpolation weights along one axis as integers, scaled to the smallest whole
+    numbers: 1, 3, 3, 1."""
     if factor == 1:
         return [1]
     if method == "symmetric":

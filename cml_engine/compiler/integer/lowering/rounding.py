@@ -1,4 +1,4 @@
-"""Rounding points: one node of the new graph rounds a pending value to words."""
+"""Adds rounding points: each is one node of the new graph that rounds a pending value to words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ from cml_engine.ir.integer_rule import (
 def round_value(
     builder: IntegerGraphBuilder, node: Node, name: str, pending: PendingValue, line: QuantParams
 ) -> QuantizedTensor:
-    """Adds the rounding point ``name`` to the new graph, and returns the words of ``pending``."""
+    """Adds the rounding point of tensor ``name`` to the new graph, and returns the words of
+    ``pending``.
+
+    ``line`` is the tensor's line in ``graph.quant``. Raises :class:`ModelError` if its bits or
+    its scale are invalid.
+    """
     with located(line.source):
         check_scale(name, line.scale)
     if line.bits == 32:
@@ -68,7 +73,8 @@ def round_value(
 
 
 def _word_limits(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
-    """Returns the least and the largest word of a rounding point."""
+    """Returns the least and the largest word of a rounding point, within the word type and the
+    value's bounds."""
     low, high = line.range.low, line.range.high
     if pending.low is not None:
         low = min(max(low, round_half_up(pending.low / line.scale)), high)
@@ -116,7 +122,12 @@ def _codes(
     words: QuantizedTensor,
     ratios: Sequence[Fraction],
 ) -> str:
-    """Adds the encoded multipliers as a constant, one or one per channel, and returns its name."""
+    """Adds the encoded multipliers of ``ratios`` as a constant to the new graph, and returns its
+    name.
+
+    The constant has a single value if all are equal, else one per index of the sum's axis.
+    Raises :class:`RangeError` if a sum does not fit after the multiplier's left shift.
+    """
     found = [_multiplier(pending, ratio) for ratio in ratios]
     before = max(m.before for m in found)
     check_shift(pending.title, pending.bound, before, words.range, pending.source)
@@ -219,5 +230,6 @@ def _round_by_table(
 def pending_of_words(
     builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor
 ) -> PendingValue:
-    """Returns words as a pending value, so that they can be rounded to another scale."""
+    """Returns words as a pending value with the same scale, so that they can be rounded to
+    another one."""
     return builder.scale_words(node, words, (Fraction(1),))

@@ -1,4 +1,5 @@
-"""Builds the integer network (weights, lines and tables) for given scales."""
+"""Builds the integer network (integer weights, lines of ``graph.quant`` and lookup tables) for
+given scales."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from cml_engine.ops.conv.shapes import deconv_shape
 
 @dataclass
 class QuantizedGraphBuilder:
-    """The nodes, constants and lines of the integer network under construction."""
+    """Builds the integer network of ``graph`` from the placement of its rounding points and their
+    scales.
+
+    ``nodes``, ``constants`` and ``lines`` (of ``graph.quant``) are those of the integer network
+    so far.
+    """
 
     graph: Graph
     placement: Placement
@@ -88,9 +94,12 @@ class QuantizedGraphBuilder:
         return node
 
     def _quantize_product(self, node: Node, rows: Any, back: Any, axis: int | None) -> Node:
-        """Returns the node with integer weights and bias.
+        """Returns the node with integer weights and an integer bias, and adds these with their
+        lines.
 
         The weights have one scale for each index of ``axis``, or one scale if ``axis`` is None.
+        ``rows`` permutes the weights so that output channels come first; ``back`` is the
+        inverse.
         """
         weights = self._weight_constant(node, node.inputs[1])
         bias = self._weight_constant(node, node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
@@ -127,8 +136,10 @@ class QuantizedGraphBuilder:
         return found
 
     def _add_constant(self, name: str, value: Array) -> str:
-        """Stores a constant under its name, or under an unused one if another node has it
-        already."""
+        """Stores a constant under ``name``, and returns the name that it got.
+
+        It gets another, unused name if ``name`` is taken or is no identifier.
+        """
         if not (name[0].isalpha() or name[0] == "_") or name in self.used:
             base = name if name[0].isalpha() or name[0] == "_" else "bias"
             name = unused_name(f"{base}_", self.constants, self.graph.facts)

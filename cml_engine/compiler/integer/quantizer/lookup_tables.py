@@ -1,4 +1,4 @@
-"""Functions of one tensor as tables of integers."""
+"""Tabulates functions of one tensor as lookup tables of integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cml_engine.ir.integer_rule import LARGE_TABLE, SMALL_TABLE
 
 
 def table_words(bits: int, signed: bool) -> Array:
-    """Returns the word of each table entry: every word of 8 bits, every 64th word of 16 bits."""
+    """Returns the words for which a lookup table has entries, in ascending order.
+
+    They are all words of 8 bits, or every 64th word of 16 bits.
+    """
     first = -(1 << (bits - 1)) if signed else 0
     if bits == 16:
         return first + 64 * np.arange(LARGE_TABLE)
@@ -20,8 +23,12 @@ def table_words(bits: int, signed: bool) -> Array:
 
 
 def tabulate(graph: Graph, base: str, name: str, numbers: Array, to: QuantScale) -> list[int]:
-    """Returns the words of tensor ``name``, a function of ``base``, if ``base`` has these
-    numbers."""
+    """Returns the lookup table of a function: the words of tensor ``name`` where ``base`` has
+    ``numbers``.
+
+    ``to`` is the scale and type of the returned words, which are clamped to their range. NaN
+    becomes 0.
+    """
     values = _evaluate(graph, base, name, numbers.astype(np.float32))
     ends = word_range(to.bits, to.signed)
     with np.errstate(invalid="ignore"):

@@ -20,10 +20,11 @@ _BOUNDS = frozenset({"relu", "clamp"})
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """The type of a tensor: words, or a pending result.
+    """The role of a tensor in an integer network: words, or a pending result.
 
-    ``role`` is ``"words"``, ``"sum"``, ``"two"``, ``"product"`` or ``"function"``. ``base`` is the
-    tensor of words that it is a function of, or None if there are several.
+    ``role`` is ``"words"``, ``"sum"``, ``"two"``, ``"product"`` or ``"function"``. ``base`` is
+    the tensor of words that it is a function of, or None if there are several. ``activated`` is
+    True if an activation has joined the pending result.
     """
 
     role: str
@@ -37,10 +38,10 @@ class ValueKind:
 
 @dataclass
 class Placement:
-    """The rounding points of a network.
+    """The rounding points of a network, and the groups of tensors that share one scale.
 
-    ``points`` maps each rounded tensor, inputs included, to its role. ``parent`` is a union-find
-    forest of the tensors that share one scale.
+    ``points`` maps each rounded tensor, inputs included, to its role. ``kinds`` has the type of
+    each tensor. ``parent`` is a union-find forest of the tensors that share one scale.
     """
 
     points: dict[str, str] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Placement:
 
     @property
     def groups(self) -> Mapping[str, list[str]]:
-        """The rounding points of each group."""
+        """The rounding points that share one scale, by the tensor that identifies their group."""
         found: dict[str, list[str]] = {}
         for name in self.points:
             found.setdefault(self.root(name), []).append(name)
@@ -102,7 +103,10 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
 
 
 def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> ValueKind | None:
-    """Returns the type of a node's results, or None if they are computed in floats."""
+    """Returns the type of a node's results, or None if they are computed in floats.
+
+    They are if an operand is, or if the node has no integer form and ``float_tail`` is True.
+    """
     if not placement.floats.isdisjoint(node.inputs):
         return None
     try:
@@ -114,7 +118,8 @@ def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> V
 
 
 def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
-    """Returns the type of a node's results.
+    """Returns the type of a node's results; joins operands that must share one scale in
+    ``placement``.
 
     Raises :class:`ModelError` if the node has no integer form.
     """
@@ -152,7 +157,8 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
 def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> ValueKind:
     """Returns the type of the results of a game's operator.
 
-    An exact operator gives words or sums; any other must be a function of one tensor.
+    An exact operator gives words or sums, and joins its operands in ``placement``. Any other
+    must be a function of one tensor. Raises :class:`ModelError` otherwise.
     """
     read = [n for n in node.inputs if n in placement.kinds]
     if spec.exact and read and not any(placement.kinds[n].pending for n in read):
@@ -171,8 +177,8 @@ def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -
 
 
 def _base(graph: Graph, node: Node, placement: Placement) -> str | None:
-    """Returns the only tensor that the node's result is a function of, or None if there is no
-    such one."""
+    """Returns the one tensor of words that the node's result is a function of, or None if there
+    is none."""
     bases = [placement.kinds[n].base for n in node.inputs if n in placement.kinds]
     if not bases or any(base is None or base != bases[0] for base in bases):
         return None
@@ -187,8 +193,11 @@ def _one_number(graph: Graph, node: Node) -> bool:
 def _is_deferred(
     graph: Graph, name: str, kind: ValueKind, placement: Placement, readers: list[Node]
 ) -> bool:
-    """Returns True if all readers of a tensor join its rounding, so that it needs no point of
-    its own."""
+    """Returns True if all ``readers`` of the pending tensor ``name`` join its rounding.
+
+    It then needs no rounding point of its own. Tensors that are read after a run are never
+    deferred.
+    """
     if name in graph.roots or not readers:
         return False
     return all(_joins(graph, reader, name, kind, placement) for reader in readers)

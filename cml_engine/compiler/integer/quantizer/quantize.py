@@ -87,7 +87,12 @@ def quantize(
 
 @dataclass
 class _Quantizer:
-    """The state of quantizing one float network."""
+    """The state of quantizing one float network.
+
+    ``observed`` has the ranges of its tensors on the samples, ``outputs`` its float outputs for
+    each sample. ``alone`` is filled by :meth:`choose_sixteen`: the error if only that group has
+    8 bits. A group is named by the tensor that identifies it.
+    """
 
     graph: Graph
     samples: Samples
@@ -130,7 +135,7 @@ class _Quantizer:
 
     @property
     def eligible(self) -> frozenset[str]:
-        """The groups that may have 16 bits.
+        """The groups of tensors that may have 16 bits.
 
         The second operand of a product of two computed matrices is excluded: its sums would not
         fit.
@@ -144,7 +149,7 @@ class _Quantizer:
         return frozenset(self.groups) - seconds
 
     def group_of(self, name: str, where: str = "sixteen") -> str:
-        """Returns the group of a tensor that the caller named.
+        """Returns the group of a tensor that the caller named in the argument ``where``.
 
         Raises :class:`InputError` if the tensor is not rounded.
         """
@@ -183,8 +188,8 @@ class _Quantizer:
         return ObservedValues().joined(self.observed[n] for n in members)
 
     def build(self, sixteen: frozenset[str]) -> Graph:
-        """Returns the integer network in which these groups and the weights that produce them
-        have 16 bits."""
+        """Returns the integer network in which the groups ``sixteen``, and the weights that
+        produce them, have 16 bits, all others 8."""
         weights = {
             name: 16 if self.placement.root(name) in sixteen else 8
             for name in self.placement.points
@@ -197,9 +202,11 @@ class _Quantizer:
     # -- bits -----------------------------------------------------------------------------------
 
     def choose_sixteen(self) -> frozenset[str]:
-        """Returns the groups that need 16 bits to reach the requested error.
+        """Returns the smallest set of groups with 16 bits that reaches the requested error.
 
-        Groups whose 8 bits alone cause the largest error are taken first.
+        Groups whose 8 bits alone cause the largest error are taken first; the number of groups
+        is found by bisection. Returns all eligible groups if the error cannot be reached. Sets
+        ``alone``.
         """
         every = self.eligible
         for root in every:
@@ -215,7 +222,11 @@ class _Quantizer:
         return frozenset(order[:low])
 
     def error(self, sixteen: frozenset[str]) -> float:
-        """Returns the error of the outputs on some of the samples if these groups have 16 bits."""
+        """Builds and runs the network with 16 bits for the groups ``sixteen``, and returns its
+        relative error.
+
+        Only some of the samples are run.
+        """
         program = CpuProgram(lower_to_integers(self.build(sixteen)).graph)
         step = max(1, len(self.samples) // _TRIED)
         return self._error(
@@ -223,8 +234,10 @@ class _Quantizer:
         )
 
     def _error(self, got: Sequence[Mapping[str, Array]], wanted: Sequence[Any]) -> float:
-        """Returns the largest relative error of any output: the RMS of the difference over the
-        RMS."""
+        """Returns the largest relative error of any output over all samples.
+
+        The error is the RMS of the difference divided by the RMS of the wanted output.
+        """
         worst = 0.0
         for name in self.graph.outputs:
             off = np.concatenate(
@@ -300,14 +313,18 @@ def _check_scale(name: str, scale: float) -> float:
 
 
 def _words(graph: Graph, name: str) -> str:
-    """Returns the name of a rounding point's words in the graph of whole numbers."""
+    """Returns the name that the words of rounding point ``name`` have in the lowered graph."""
     found = f"{name}.words"
     made = {out for node in graph.nodes for out in node.outputs}
     return found if found in made else name
 
 
 def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
-    """Returns the bits of each node's weights: those of the rounding point that its sums reach."""
+    """Returns the bits of each node's weights, by the node's first result.
+
+    ``bits`` has the bits of each rounding point. A node has the bits of the point that its
+    result reaches through single readers, or 8.
+    """
     consumers = graph.consumers()
     found: dict[str, int] = {}
     for node in graph.nodes:
@@ -319,7 +336,8 @@ def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
 
 
 def _fold_graph(graph: Graph) -> Graph:
-    """Returns the graph after the passes that fold into weights, which work on floats only."""
+    """Returns the graph after those optimization passes that must run before quantization,
+    because they work on floats only."""
     for name, stage, _ in STAGES:
         if name not in _LATER:
             graph = stage(graph)

@@ -25,7 +25,8 @@ _QUANTILE = 99.99
 
 @dataclass
 class ObservedValues:
-    """The range of a tensor over all samples, and a subset of its values."""
+    """The least and the largest value of a tensor over all samples, 0 included, and a subset of
+    its values."""
 
     low: float = 0.0
     high: float = 0.0
@@ -57,9 +58,9 @@ class ObservedValues:
 def observe_values(
     graph: Graph, samples: Sequence[Mapping[str, Array]], names: Iterable[str]
 ) -> dict[str, ObservedValues]:
-    """Runs the float network on all samples, and returns the ranges of the named tensors.
+    """Runs the float network on all samples, and returns the observed values of the named tensors.
 
-    Raises :class:`InputError` if a result is not finite.
+    Raises :class:`InputError` if one of them is not finite.
     """
     found = {name: ObservedValues() for name in names}
     program = CpuProgram(graph)
@@ -88,7 +89,7 @@ def round_digits(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class QuantScale:
-    """The scale, size and signedness of a tensor's words."""
+    """The type of a tensor's words: their scale, bits and signedness."""
 
     scale: float
     bits: int
@@ -102,9 +103,12 @@ class QuantScale:
 
 
 def choose_scale(seen: ObservedValues, bits: int, given: float | None = None) -> QuantScale:
-    """Returns ``given`` as the scale, or the scale with the least squared error.
+    """Returns the word type for observed values: with scale ``given``, or with the best scale if
+    that is None.
 
-    With 8 bits the best scale may clip rare large values.
+    With 8 bits the best scale has the least squared error and may clip rare large values. With
+    16 bits it covers the largest value with a reserve. The words are unsigned if they have 8
+    bits and no value is negative.
     """
     signed = seen.low < 0 or bits == 16
     if given is not None:

@@ -13,8 +13,8 @@ class NodeReport:
 
     ``largest`` and ``rms`` are errors of the tensor's values. ``alone`` is the relative error of
     the outputs if this point has 8 bits and all others have 16. ``clipped`` is the share of
-    values that its words cannot represent. ``carrier`` and ``bound`` are the proven type and
-    bound of its sums.
+    values that its words cannot represent. ``carrier`` is the type that holds its sums, and
+    ``bound`` the proven bound of the sums.
     """
 
     name: str
@@ -32,10 +32,10 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """The result of a quantization.
+    """The result of a quantization, with the error of every rounding point.
 
-    ``error`` is the largest relative error of any output: the RMS of the difference over the RMS of
-    the output.
+    ``error`` is the largest relative error of any output: the RMS of the difference over the RMS
+    of the output. ``wanted`` is the requested error.
     """
 
     model: str

@@ -21,9 +21,10 @@ _MOST_WEIGHT = {True: 60_000, False: 900_000}
 def quantize_weights(
     rows: Array, bias: Array, words: Range, scale: float, bits: int
 ) -> tuple[Array, list[float]]:
-    """Returns the integer weights and the scale of each row, which is one output channel.
+    """Returns the integer weights, and the scale of each row, which is one output channel.
 
-    A row whose sum would not fit gets a larger scale and therefore fewer digits.
+    ``words`` and ``scale`` are the range and the scale of the input's words. ``bias`` has one
+    value per row. A row whose sum would not fit gets a larger scale and therefore fewer digits.
     """
     most = (1 << (bits - 1)) - 1
     flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
@@ -41,7 +42,11 @@ def quantize_weights(
 
 
 def quantize_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
-    """Returns the bias as int32, and its scales: the exact products of the two scales."""
+    """Returns the bias as int32 of shape ``[1, channels]``, and its scale for each channel.
+
+    The scale is the exact product of the input's ``scale`` and the channel's weight scale in
+    ``scales``.
+    """
     exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
     values = np.broadcast_to(bias.reshape(-1), (len(scales),))
     whole = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
