@@ -25,13 +25,13 @@ def adapters() -> list[wgpu.GPUAdapter]:
 
 
 def adapter_name(adapter: wgpu.GPUAdapter) -> str:
-    """Returns the names of device, driver and graphics API."""
+    """Returns an adapter's name as one text: ``device (driver), graphics API``."""
     info: dict[str, Any] = dict(adapter.info)
     return f"{info.get('device')} ({info.get('description')}), {info.get('backend_type')}"
 
 
 def request_adapter(name: str | None) -> wgpu.GPUAdapter:
-    """Returns the adapter whose name contains ``name``, ignoring case.
+    """Returns the first adapter whose :func:`adapter_name` contains ``name``, ignoring case.
 
     Without a name, the environment's ``CML_ADAPTER`` applies, else the fastest adapter is returned.
     Raises :class:`DeviceError` if there is none.
@@ -59,9 +59,10 @@ def _named(wanted: str) -> wgpu.GPUAdapter:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    """Returns one JSON-compatible row per adapter.
+    """Returns one JSON-compatible dict per adapter: its name, kind, graphics API, limits and
+    features.
 
-    ``chosen`` marks the adapter that ``cml.Gpu()`` takes.
+    ``chosen`` is True for the adapter that ``cml.Gpu()`` takes.
     """
     try:
         chosen = adapter_name(request_adapter(None))

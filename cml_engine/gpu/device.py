@@ -62,9 +62,9 @@ SLICE_BYTES = 16
 
 
 class Device:
-    """A device and its queue, as used within this package.
+    """A wgpu device with its queue, its memory allocator and the pipelines built on it.
 
-    The public class is :class:`cml_engine.Gpu`.
+    Code within this package uses this class. The public subclass is :class:`cml_engine.Gpu`.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class Device:
         return self._pipelines.built
 
     def pipeline(self, key: Variant) -> Pipeline:
-        """Returns the variant's pipeline, built at its first use.
+        """Returns the compute pipeline of a kernel variant; compiles and builds it at its first
+        use.
 
         The pipeline lasts while the caller references it; see :class:`PipelineCache`.
         """
@@ -190,7 +191,7 @@ class Device:
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
-        """Returns the bind group layout of kernels with this number of tensors.
+        """Returns the bind group layout of kernels with this number of tensors and parameter bytes.
 
         The bindings are the slice (dynamic offset), the parameters, then the tensors. All
         tensors are read-write, so that one arena can contain inputs and outputs of the same
@@ -210,7 +211,7 @@ class Device:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the cause of a wgpu error without the name of the failed call."""
+    """Returns the cause from a wgpu error's message, or the whole message if it names no cause."""
     return str(error).partition("Caused by:")[2].strip() or str(error)
 
 

@@ -43,11 +43,12 @@ class Gpu(Device):
     """
 
     def executor(self) -> FrameExecutor:
-        """Creates the executor with which a :class:`scheduler.FrameScheduler` uses this device."""
+        """Returns a new executor, with which a :class:`scheduler.FrameScheduler` uses this
+        device."""
         return FrameExecutor(self)
 
     def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:
-        """Creates a timer of the host's own passes with these names; the timer never blocks.
+        """Returns a new timer of the host's own passes with these names; the timer never blocks.
 
         It measures one frame in ``every``.
         """

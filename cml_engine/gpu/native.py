@@ -20,11 +20,12 @@ _log = logging.getLogger(__name__)
 def create_shader_module(
     device: wgpu.GPUDevice, label: str, code: bytes | str, trusted: bool
 ) -> wgpu.GPUShaderModule:
-    """Creates a shader module from SPIR-V or WGSL; ``trusted`` omits naga's runtime checks.
+    """Returns a shader module of SPIR-V bytes or WGSL text; ``trusted`` omits naga's runtime
+    checks.
 
     By default naga adds a counter to every loop and clamps every access. The engine's kernels are
     tested to stay within bounds, and the checks would make them 2-3x slower
-    (docs/design/performance.md).
+    (docs/design/performance.md). If wgpu-native offers no trusted modules, the checks stay.
     """
     if trusted:
         try:
@@ -121,7 +122,7 @@ class PendingMap:
         self._awaited.discard(self)
 
     def abort(self) -> None:
-        """Cancels the mapping: unmaps the buffer, even if its bytes have not arrived."""
+        """Unmaps the buffer, even if its bytes have not arrived, so that it can be used again."""
         if not (self.done and self.failed):
             try:
                 self._api.libf.wgpuBufferUnmap(self._buffer._internal)
@@ -130,7 +131,7 @@ class PendingMap:
         self._buffer._map_state = "unmapped"
 
     def collect(self) -> bytes:
-        """Returns the bytes after :attr:`done` and unmaps the buffer.
+        """Returns a copy of the bytes after :attr:`done` and unmaps the buffer.
 
         Raises :class:`DeviceError` if the readback failed.
         """
@@ -162,7 +163,7 @@ def _map_callback() -> Any:
 
 
 def device_error(error: Exception) -> DeviceError:
-    """Converts an error of wgpu to a :class:`DeviceError` with its cause.
+    """Returns a :class:`DeviceError` with the cause of a wgpu error.
 
     If the device is lost, the message says what to do.
     """
@@ -199,7 +200,7 @@ def device_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Runs the callbacks of finished work; returns at once."""
+    """Runs the callbacks of finished work, such as mappings; returns at once."""
     device._poll(False)
 
 
@@ -209,7 +210,7 @@ def wait(device: wgpu.GPUDevice) -> None:
 
 
 def quicken_start() -> None:
-    """Speeds up cffi's parsing of wgpu-py's C types, which takes a second at every start.
+    """Patches cffi's parser to parse wgpu-py's C types faster, which takes a second at every start.
 
     For each of some fifty types that a program uses, cffi parses a text that declares every type
     name that precedes it in the header. This patch keeps only the names that occur in the type

@@ -1,4 +1,4 @@
-"""The pipelines of a device, by kernel variant."""
+"""A cache of a device's compute pipelines by kernel variant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_KEPT = 128
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Pipeline:
-    """A compiled kernel variant."""
+    """A kernel variant built for a device: its compute pipeline and bind group layout."""
 
     label: str
     pipeline: wgpu.GPUComputePipeline
@@ -46,10 +46,10 @@ class PipelineCache:
         return len(self._alive)
 
     def get(self, key: Variant, build: Callable[[Variant], Pipeline]) -> Pipeline:
-        """Returns the variant's pipeline.
+        """Returns the variant's pipeline; calls ``build(key)`` if it does not exist.
 
-        If another thread is building it, the caller waits for that build. After a failure the
-        next caller builds it again.
+        If another thread is building it, the caller waits for that build and its error. After a
+        failure the next caller builds it again.
         """
         mine: Future[Pipeline] = Future()
         with self._lock:

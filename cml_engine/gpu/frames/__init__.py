@@ -1,1 +1,1 @@
-"""The device's side of a frame scheduler."""
+"""The GPU side of a frame scheduler: it records jobs into frames and collects their outputs."""

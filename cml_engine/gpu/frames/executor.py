@@ -85,9 +85,11 @@ class FrameExecutor(JobExecutor):
 
     @device_errors()
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
-        """Appends the copy of the outputs into mappable memory.
+        """Records the copy of a job's outputs into mappable memory, so that :meth:`read` returns
+        them later.
 
-        The copy is postponed to a later frame if running models use all of the memory.
+        The copy is postponed to a later frame if the frame can leave no receipt or if running
+        models use all of the memory.
         """
         if self._sign(encoder):
             self._readbacks.request(encoder, result, self._frame)
@@ -96,11 +98,15 @@ class FrameExecutor(JobExecutor):
             self._readbacks.postpone(result)
 
     def read(self, result: Result, name: str) -> Array | None:
-        """Returns the output ``name`` if it has arrived on the host, else None."""
+        """Returns the output ``name`` as an array if it has arrived on the host, else None.
+
+        Raises the error of the readback if it failed.
+        """
         return result.value(name)
 
     def is_reading(self, result: Result) -> bool:
-        """Returns True if a readback of ``result`` is in progress."""
+        """Returns True if a readback of ``result`` was requested and has not arrived; it may be
+        postponed."""
         return result in self._readbacks
 
     @device_errors()
@@ -111,7 +117,7 @@ class FrameExecutor(JobExecutor):
         name: str,
         options: Mapping[str, Any],
     ) -> StepCost:
-        """Appends the copy of an output into a texture and returns its cost.
+        """Records the copy of an output into a texture and returns the cost of the copy.
 
         ``options`` are the arguments of :class:`TextureTarget`.
         """
@@ -120,11 +126,14 @@ class FrameExecutor(JobExecutor):
         return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
 
     def take_copies(self) -> list[tuple[StepCost, float]]:
-        """Returns the texture copies whose timings have arrived, each with its milliseconds."""
+        """Returns the texture copies whose timings have arrived since the last call.
+
+        Each is the copy's cost and its measured milliseconds.
+        """
         return self._copies.collect()
 
     def release(self, result: Result) -> None:
-        """Frees the memory of the outputs."""
+        """Frees the memory of a job's outputs, now or once no queued job reads them."""
         result.release()
 
     # --- frames
@@ -137,10 +146,11 @@ class FrameExecutor(JobExecutor):
         *,
         timed: bool = True,
     ) -> list[tuple[GpuProgram, Exception]]:
-        """Records one compute pass per group and returns the networks whose slices failed.
+        """Records one compute pass per group and returns the networks whose slices failed, with the
+        errors.
 
-        With ``timed``, the passes have timestamps at both ends if the device supports them. Each
-        failed network comes with the error that the device reported.
+        With ``timed``, the passes have timestamps at both ends if the device supports them. A
+        failed network's later slices in the frame are omitted.
         """
         self._frame = frame
         self.gpu.memory.open_frame(self)
@@ -196,9 +206,11 @@ class FrameExecutor(JobExecutor):
             part.network.encode_range(compute, part.step, part.first, part.count)
 
     def _sign(self, encoder: wgpu.GPUCommandEncoder) -> bool:
-        """Adds a receipt to the frame, which reveals a frame that is never submitted.
+        """Adds the frame's receipt, once per frame: a timestamp slot that arrives only after a
+        submit.
 
-        Returns False if no timestamp slot is free.
+        The receipt reveals a frame that is never submitted. Returns False if no timestamp slot
+        is free.
         """
         if self._signed_frame != self._frame:
             slot = self._ring.begin(self._frame, timed=False)
@@ -208,7 +220,10 @@ class FrameExecutor(JobExecutor):
         return self._signed
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """Finishes a job like :meth:`JobExecutor.finish_job`, if the frame can leave a receipt."""
+        """Finishes a job and returns its outputs like :meth:`JobExecutor.finish_job`.
+
+        Also returns None if no timestamp slot is free for the frame's receipt.
+        """
         return super().finish_job(encoder, network) if self._sign(encoder) else None
 
     @property
@@ -222,9 +237,11 @@ class FrameExecutor(JobExecutor):
         return self._ring.dropped
 
     def end_frame(self, frame: int) -> list[Timing]:
-        """Ends the frame after its submit and returns the timings that have arrived.
+        """Ends the frame after its submit and returns the timings of all frames that have arrived.
 
-        Requests the data of frames that are old enough.
+        It also starts mapping the data of frames that are old enough, collects arrived
+        readbacks, and marks the runs of unsubmitted frames as wrong. Returns no timings if the
+        device is lost.
         """
         frame_gate.end_frame()
         self._frame = frame + 1
@@ -248,7 +265,8 @@ class FrameExecutor(JobExecutor):
         return timings
 
     def _timings(self) -> list[Timing]:
-        """Returns the timings that have arrived."""
+        """Returns the timings that have arrived, one per group, without frames in which a slice
+        failed."""
         timings: list[Timing] = []
         for slot, spent in self._ring.collect():
             if slot.frame in self._untold:
@@ -278,7 +296,8 @@ class FrameExecutor(JobExecutor):
             poll(self.gpu.device)
 
     def preparing(self) -> str:
-        """Describes the current work of the pipeline-building thread and its last error."""
+        """Returns a text with the current work of the pipeline-building thread and its last
+        error."""
         return BUILDER.doing()
 
     def take_losses(self) -> bool:

@@ -56,7 +56,8 @@ def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> 
 
 
 def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> None:
-    """Checks one input like :func:`check_inputs`."""
+    """Raises :class:`InputError` if one input does not fit the network, as :func:`check_inputs`
+    does."""
     place = network.plan.inputs.get(name)
     if place is None:
         known = ", ".join(network.plan.inputs) or "(none)"
@@ -75,7 +76,11 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> N
 
 
 def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
-    """Returns the shape and type of a job's future output, or None if the job ended without it."""
+    """Returns the shape and type of a job's future output, or None if the job ended without a
+    result.
+
+    Raises :class:`InputError` if the job is on another device or has no such output.
+    """
     places = _outputs_of(gpu, value.job)
     if places is None:
         return None

@@ -1,4 +1,4 @@
-"""Runs that are wrong because a frame was never submitted, and all runs that read from them."""
+"""Records which runs read from which, to find all runs that an unsubmitted frame makes wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _REMEMBERED = 1024
 
 
 class JobRun:
-    """The work of one job on the device."""
+    """The work of one job on the device: the runs that it reads from, and why its results are
+    wrong."""
 
     __slots__ = ("harm", "sources")
 
@@ -23,7 +24,8 @@ class JobRun:
 
 
 class JobRuns:
-    """The latest runs of all frame schedulers of a device, in order of dependency."""
+    """The latest runs of all frame schedulers of a device; each run stands after the runs it
+    reads from."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -32,7 +34,7 @@ class JobRuns:
         self.losses = 0
 
     def begin(self, sources: Iterable[JobRun]) -> JobRun:
-        """Registers and returns the run of a job that begins."""
+        """Registers and returns a new run, which reads the results of ``sources``."""
         run = JobRun(tuple(sources))
         with self._lock:
             self._latest.append(run)

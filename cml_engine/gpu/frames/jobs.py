@@ -1,4 +1,4 @@
-"""The memory of a frame scheduler's jobs: their inputs, their outputs, and the network itself."""
+"""The memory of a frame scheduler's jobs: their inputs, their outputs, and their network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JobExecutor:
         self._beginning: list[GpuProgram] = []
 
     def accept(self, network: GpuProgram, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Checks the inputs of a future job and returns them with arrays copied.
+        """Checks the inputs of a future job and returns them by name, with host arrays copied.
 
         GPU tensors stay alive until :meth:`release_input`.
         """
@@ -57,11 +57,12 @@ class JobExecutor:
         return accepted
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
-        """Returns the costs of the texture loads that run before the network's own steps."""
+        """Returns the costs of the dispatches that load GPU inputs before the network's own
+        steps, in order."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
     def release_input(self, value: object) -> None:
-        """Releases an accepted input that the job no longer needs."""
+        """Releases an accepted input that the job no longer needs; an array needs no release."""
         if isinstance(value, GpuTensor):
             value.let_go()
 
@@ -103,7 +104,12 @@ class JobExecutor:
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
     ) -> JobRun:
-        """Uploads the arrays, appends the copies of the GPU tensors and returns the new run."""
+        """Begins a reserved job: writes its inputs into the network's memory and returns the new
+        run.
+
+        Arrays are uploaded through the queue; the copies of GPU tensors are recorded into
+        ``encoder``. On an error the reservation ends.
+        """
         self._let_ended_go()
         try:
             return self._write_inputs(encoder, network, inputs)
@@ -126,10 +132,10 @@ class JobExecutor:
 
     @device_errors()
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """Appends the copies of the outputs into their reserved memory, then the variable updates.
+        """Records the copies of the outputs into their reserved memory, then the variable updates.
 
-        If an abandoned frame freed the reserved memory, new memory is taken. Returns None if
-        there is none at the moment.
+        Returns the outputs. If an abandoned frame freed the reserved memory, new memory is
+        taken. Returns None if there is none at the moment.
         """
         if network not in self._reserved and self._take_outputs(network):
             return None
@@ -165,9 +171,9 @@ class JobExecutor:
 
 
 def _makers(inputs: Mapping[str, object]) -> list[JobRun]:
-    """Returns the runs that produced the inputs.
+    """Returns the runs that produced the inputs which are outputs of jobs.
 
-    Raises :class:`InputError` if one of them is wrong.
+    Raises :class:`InputError` if the results of one of the runs are wrong.
     """
     found = []
     for name, value in inputs.items():
@@ -182,7 +188,8 @@ def _makers(inputs: Mapping[str, object]) -> list[JobRun]:
 def wants_kernels(network: GpuProgram, inputs: Mapping[str, object]) -> bool:
     """Returns True if an input needs the texture kernels.
 
-    That is a texture, or a GPU tensor of real numbers that an integer network quantizes on input.
+    An input needs them if it is a texture, or if an integer network quantizes the input and its
+    value is on the GPU.
     """
     entered = {name for name, place in network.plan.inputs.items() if place.conversion is not None}
     return any(

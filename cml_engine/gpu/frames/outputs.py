@@ -48,7 +48,7 @@ class Result:
 
     @classmethod
     def of(cls, network: GpuProgram) -> Result:
-        """Allocates the memory for the outputs of one job of the network."""
+        """Returns a result with memory allocated for the outputs of one job of the network."""
         places, size = network.plan.packed_results
         memory = network.gpu.memory.allocate(
             size, TENSOR_USAGE, owner=network.name, category="output", alignment=RESULT_ALIGNMENT
@@ -86,13 +86,14 @@ class Result:
         return self.places[name]
 
     def tensor(self, name: str) -> GpuTensor:
-        """Returns the output ``name`` as a tensor on the GPU."""
+        """Returns the output ``name`` as a tensor on the GPU, which is a range of this result's
+        memory."""
         place = self.place(name)
         offset = self.memory.offset + place.binding.offset
         return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
 
     def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
-        """Appends the copies from the network's memory."""
+        """Records the copies of the outputs from the network's memory into this result's memory."""
         results = network.plan.results
         for name, place in self.places.items():
             source = results[name].binding
@@ -106,7 +107,7 @@ class Result:
     # --- readback
 
     def begin_read(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Appends the copy into mappable memory."""
+        """Allocates mappable memory and records the copy of all outputs into it."""
         source = self.memory
         staging = Staging(source.allocator, self.nbytes, source.owner)
         target = staging.memory
@@ -125,7 +126,11 @@ class Result:
             self._staging.start_mapping()
 
     def collect(self) -> bool:
-        """Returns True if no readback is pending: the bytes have arrived or were lost."""
+        """Stores the bytes in ``data`` if they have arrived. Returns True if no readback is
+        pending.
+
+        If the mapping failed, ``error`` is set and nothing is pending.
+        """
         if self._staging is not None and self._staging.arrived:
             try:
                 with device_errors(RuntimeError):
@@ -141,13 +146,16 @@ class Result:
         self.stop_reading()
 
     def stop_reading(self) -> None:
-        """Frees the mappable memory."""
+        """Ends the readback, if there is one, and frees its mappable memory."""
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.free()
 
     def value(self, name: str) -> Array | None:
-        """Returns the output ``name`` if it has arrived on the host, else None."""
+        """Returns the output ``name`` as an array if it has arrived on the host, else None.
+
+        Raises :attr:`error` if the readback failed.
+        """
         if self.error is not None:
             raise self.error
         place = self.place(name)
@@ -160,6 +168,9 @@ class Result:
 
 
 def held_tensor(network: GpuProgram, name: str) -> GpuTensor:
-    """Returns an output or a kept tensor in the network's own memory, as the last run left it."""
+    """Returns a network's output or retained tensor as a view of the network's own memory.
+
+    The tensor contains the values of the last run, until the next run overwrites them.
+    """
     buffer, offset, place = network.result_place(name)
     return GpuTensor(buffer, offset, place.fact.nbytes, place.fact)

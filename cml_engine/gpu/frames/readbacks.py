@@ -30,7 +30,7 @@ class Readbacks:
         return result in self._reading or result in self._unasked
 
     def request(self, encoder: wgpu.GPUCommandEncoder, result: Result, frame: int) -> None:
-        """Appends the copy into mappable memory.
+        """Records the copy of a result into mappable memory; sets ``result.error`` if that fails.
 
         The copy is postponed to a later frame if running models use all of the memory.
         """
@@ -48,7 +48,7 @@ class Readbacks:
             self._reading.append(result)
 
     def request_again(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Appends the postponed copies.
+        """Records the postponed copies, except of results that were freed.
 
         A copy was postponed if an earlier frame had no memory for it or was abandoned.
         """
@@ -58,7 +58,7 @@ class Readbacks:
                 self.request(encoder, result, frame)
 
     def start_mapping(self, frame: int) -> bool:
-        """Starts mapping the copies that are old enough.
+        """Starts mapping the copies that were recorded at least ``AGE`` frames before ``frame``.
 
         Returns True if any readback is pending.
         """
@@ -67,7 +67,7 @@ class Readbacks:
         return bool(self._reading)
 
     def collect(self, before: float) -> None:
-        """Collects the arrived copies of the frames before frame ``before``."""
+        """Collects the arrived copies of the frames before frame ``before`` into their results."""
         self._reading = [
             result
             for result in self._reading
@@ -81,11 +81,11 @@ class Readbacks:
         self._reading.clear()
 
     def postpone(self, result: Result) -> None:
-        """Requests the readback in the next frame."""
+        """Queues the readback for :meth:`request_again` in the next frame."""
         self._unasked.append(result)
 
     def abandon(self, frames: Collection[int]) -> None:
-        """Postpones the copies of these abandoned frames to the next frame."""
+        """Postpones the copies that were recorded in these abandoned frames."""
         for result in [r for r in self._reading if r.requested_frame in frames]:
             self._reading.remove(result)
             result.stop_reading()

@@ -34,7 +34,7 @@ class TextureCopies:
         tensor: GpuTensor,
         target: TextureTarget,
     ) -> StepCost:
-        """Appends the copy and returns its cost."""
+        """Records the copy of ``tensor`` into the target texture and returns its cost."""
         if self._ring is None and self._gpu.has_timestamps:
             self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
         ring = self._ring
@@ -60,7 +60,8 @@ class TextureCopies:
         return self._ring is not None and self._ring.start_mapping(frame)
 
     def collect(self) -> list[tuple[StepCost, float]]:
-        """Returns the copies whose timings have arrived, each with its milliseconds."""
+        """Returns the timed copies whose timings have arrived: the cost and the milliseconds of
+        each."""
         if self._ring is None:
             return []
         found = [

@@ -14,7 +14,8 @@ from cml_engine.ir.memory import MemoryRange
 
 
 class Home(Protocol):
-    """The interface of the allocator that made an allocation: ``allocator.Allocator``."""
+    """The interface of an allocator that its allocations use; ``allocator.Allocator`` implements
+    it."""
 
     device: wgpu.GPUDevice
 
@@ -76,7 +77,7 @@ class Allocation:
         self._memory.give_back(self, self._range)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Writes ``data`` at a byte offset of the range; it takes effect before the next submit."""
+        """Queues a write of ``data`` at a byte offset of the range, done before the next submit."""
         with device_errors():
             self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
 
@@ -90,7 +91,8 @@ class Allocation:
         return self.buffer, self.offset + offset
 
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
-        """Returns a part of the range as the ``resource`` of a bind group entry."""
+        """Returns a part of the range as the ``resource`` of a bind group entry; by default the
+        whole range."""
         size = self.nbytes - offset if nbytes is None else nbytes
         return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
 

@@ -124,7 +124,7 @@ class Allocator:
         self._shrink()
 
     def _shrink(self) -> None:
-        """Frees memory until the budget is met or nothing more can be freed."""
+        """Frees memory until the budget is met or no more can be freed."""
         if self.over_budget_bytes:
             with self.lock:
                 for _ in self._eviction.free_step_by_step(lambda: self.over_budget_bytes):
@@ -152,7 +152,7 @@ class Allocator:
     def may_ever_fit(self, nbytes: int, but: Tenant | None = None) -> bool:
         """Returns True if ``nbytes`` would fit once others freed all the memory they can.
 
-        That is the memory of models other than ``but``, and the outputs and readbacks of jobs.
+        The others are the models except ``but``, and the jobs with their outputs and readbacks.
         """
         with self.lock:
             if self._eviction.may_come_free(but):
@@ -186,7 +186,7 @@ class Allocator:
     # --- frames: frees are deferred while one is encoded
 
     def free_later(self, free: Callable[[], None]) -> None:
-        """Calls ``free`` as soon as no frame is being encoded.
+        """Queues ``free``, which is called as soon as no frame is being encoded.
 
         Safe to call from any thread or finalizer.
         """
@@ -201,7 +201,8 @@ class Allocator:
         self._frees.begin_frame(executor)
 
     def close_frame(self, executor: object) -> None:
-        """Marks the executor's frame as submitted and runs the deferred frees."""
+        """Marks the executor's frame as submitted, runs the deferred frees and enforces the
+        budget."""
         self.frame += 1
         self._frees.end_frame(executor)
         self._shrink()  # memory that was in use when the budget was lowered may be free now
@@ -285,9 +286,10 @@ class Allocator:
     def create_texture(
         self, *, owner: str, category: str = "render", **descriptor: Any
     ) -> wgpu.GPUTexture:
-        """Calls ``device.create_texture(**descriptor)`` and counts the texture's memory.
+        """Returns a texture of ``device.create_texture(**descriptor)`` and counts its memory.
 
-        The memory counts until the texture is destroyed or garbage-collected.
+        Memory is freed for it like for buffers. The texture counts until it is destroyed or
+        garbage-collected.
         """
         checked_category(category)
         nbytes = texture_bytes(
@@ -325,12 +327,12 @@ class Allocator:
 
     @property
     def evictions(self) -> int:
-        """The number of evictions of models."""
+        """The number of times that a model was evicted."""
         return self._eviction.count
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in use."""
+        """The bytes of all allocations and textures now, without free parts of heaps."""
         self._frees.run()
         return self._ledger.held
 
@@ -369,9 +371,9 @@ class Allocator:
             )
 
     def report(self) -> str:
-        """Returns the bytes in use, one line per owner and category.
+        """Returns a text with the bytes in use, one line per owner and category.
 
-        At the end of a program these are the leaks.
+        At the end of a program the lines are the leaks.
         """
         return leak_report(self.stats().holdings)
 

@@ -12,7 +12,10 @@ _log = logging.getLogger(__name__)
 
 
 class DeferredFrees:
-    """A queue of frees; commands that use the memory may be encoded and not submitted yet."""
+    """A queue of functions that free memory, called only while no frame is being encoded.
+
+    Commands that use the memory may be encoded and not submitted yet.
+    """
 
     def __init__(self, lock: RLock) -> None:
         self._lock = lock
@@ -23,7 +26,8 @@ class DeferredFrees:
         self._is_running = False
 
     def add(self, free: Callable[[], None]) -> None:
-        """Calls ``free`` as soon as no frame is being encoded; safe in any thread or finalizer."""
+        """Queues ``free`` for the next :meth:`run` without an encoding frame; safe in any thread
+        or finalizer."""
         self._queue.append(free)
 
     def begin_frame(self, executor: object) -> None:
@@ -33,7 +37,8 @@ class DeferredFrees:
         self._encoding.add(executor)
 
     def end_frame(self, executor: object) -> None:
-        """Marks the executor's frame as submitted."""
+        """Marks the executor's frame as submitted and runs the queue if no other frame is being
+        encoded."""
         self._encoding.discard(executor)
         self.run()
 

@@ -25,7 +25,8 @@ class Tenant(Protocol):
     def last_used(self) -> int: ...
     @property
     def resident(self) -> Collection[Allocation | Segments]:
-        """The evictable memory of this model; other models may share parts of it."""
+        """The allocations of this model that can be evicted; other models may share some of
+        them."""
         ...
 
     @property
@@ -44,7 +45,7 @@ class Tenant(Protocol):
 
 
 class Eviction:
-    """The callbacks that can spare memory, and the models that can be evicted.
+    """The order in which memory is freed: unused heaps, the host's callbacks, then idle models.
 
     ``free_unused`` runs deferred frees and destroys empty heaps.
     """
@@ -103,7 +104,8 @@ class Eviction:
                 yield
 
     def evict(self, tenant: Tenant) -> None:
-        """Evicts a model, unless another thread has just started to run it."""
+        """Evicts a model and frees unused heaps; does not evict it if another thread just
+        started to run it."""
         with suppress(InputError):
             freed = mib(_bytes_of([tenant]))
             tenant.evict()

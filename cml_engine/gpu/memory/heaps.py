@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class HeapRange:
-    """A range of a heap (``cml_engine.ir.memory.MemoryRange``)."""
+    """A range of a heap's buffer; implements ``cml_engine.ir.memory.MemoryRange``."""
 
     __slots__ = ("_heap", "_heaps", "buffer", "nbytes", "offset")
 
@@ -41,7 +41,7 @@ class HeapRange:
 
 
 class _Heap:
-    """A buffer for one usage and category.
+    """A buffer for one usage and category, with the list of its free ranges.
 
     A ``whole`` heap contains a single range: the host maps the buffer, or the range is larger
     than any shared heap.
@@ -61,12 +61,13 @@ class _Heap:
 
 
 class Heaps:
-    """The engine's own :class:`cml_engine.ir.memory.MemorySource`.
+    """The engine's own :class:`cml_engine.ir.memory.MemorySource`: it cuts ranges from large
+    buffers.
 
     There are separate heaps for each usage and category, because WebGPU rejects a buffer that is
     used in two ways at once and copies within one buffer. The first heap of a class is small;
     each further one is twice as large, up to ``heap_bytes``. Empty heaps are destroyed, except
-    for one spare.
+    for one spare (more for mappable buffers).
 
     ``may_reserve(nbytes)`` returns True if the budget has room for ``nbytes`` more.
     """
@@ -88,7 +89,11 @@ class Heaps:
     def allocate(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str
     ) -> HeapRange:
-        """Allocates a range; see :class:`cml_engine.ir.memory.MemorySource`."""
+        """Returns a free range of an existing heap, or of a new one.
+
+        Raises ``MemoryError`` if the budget or the GPU has no room. See
+        :class:`cml_engine.ir.memory.MemorySource`.
+        """
         key = (usage, category)
         whole = bool(usage & _MAPPABLE) or nbytes > self._heap_bytes
         heaps = self._classes.setdefault(key, [])
@@ -130,7 +135,10 @@ class Heaps:
         return _Heap(buffer, key, nbytes, whole)
 
     def freed(self, heap: _Heap) -> None:
-        """Destroys a spare heap if the last free left more empty heaps than are kept."""
+        """Destroys the smallest empty heap of this class if more are empty than are kept as spares.
+
+        Called after a range of ``heap`` was freed.
+        """
         if heap.ranges.empty:
             alike = self._classes[heap.key]
             spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
@@ -146,7 +154,8 @@ class Heaps:
                 self._destroy(heap)
 
     def lasting_bytes(self, passing: Collection[str]) -> int:
-        """Returns the bytes that remain after all memory of the ``passing`` categories is freed.
+        """Returns the bytes of the heaps that remain if all memory of the ``passing`` categories is
+        freed.
 
         Mappable buffers count as passing too, because readbacks free them.
         """
@@ -163,7 +172,7 @@ class Heaps:
         heap.buffer.destroy()
 
     def heaps(self) -> tuple[HeapStats, ...]:
-        """Returns the current statistics of every heap."""
+        """Returns the current statistics of every heap, grouped by usage and category."""
         return tuple(
             HeapStats(
                 key[1],

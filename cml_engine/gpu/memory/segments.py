@@ -26,9 +26,9 @@ class Segments:
     def allocated(
         cls, memory: Home, nbytes: int, each: int, usage: int, *, owner: str, category: str
     ) -> Segments:
-        """Allocates ``nbytes`` in segments of ``each`` bytes.
+        """Returns segments of ``each`` bytes, allocated for ``nbytes`` together.
 
-        If one allocation fails, all segments are freed.
+        If one allocation fails, the others are freed and its :class:`OutOfGpuMemory` is raised.
         """
         parts: list[Allocation] = []
         try:
@@ -52,7 +52,8 @@ class Segments:
         return self._parts[part].at(rest)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Writes ``data`` at a byte offset; it takes effect before the next submit."""
+        """Queues a write of ``data`` at a byte offset, done before the next submit; it may span
+        segments."""
         data = np.frombuffer(data, np.uint8)
         while data.size:
             part, rest = divmod(offset, self._each)

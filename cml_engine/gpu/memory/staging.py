@@ -46,12 +46,12 @@ class Staging:
 
     @property
     def is_mapping(self) -> bool:
-        """True if the mapping of the bytes was requested."""
+        """True if the bytes were requested and not yet collected."""
         return self._held.mapping is not None
 
     @property
     def arrived(self) -> bool:
-        """True if the requested bytes are ready for :meth:`take`."""
+        """True if the requested bytes are ready for :meth:`collect`."""
         return self._held.mapping is not None and self._held.mapping.done
 
     def start_mapping(self) -> None:
@@ -74,6 +74,6 @@ class Staging:
         return mapping.collect()
 
     def free(self) -> None:
-        """Frees the buffer."""
+        """Cancels a pending mapping and frees the buffer; does nothing the second time."""
         if self._finalizer.detach():
             self._held.give_back()

@@ -58,7 +58,10 @@ class GpuTensor:
 
     @device_errors()
     def read(self) -> Any:
-        """Returns the current value as a NumPy array. Blocks; for tools and tests."""
+        """Returns the current value as a NumPy array. Blocks; for tools and tests.
+
+        Raises :class:`InputError` if the memory was freed.
+        """
         if not self.fact.size:
             return empty(self.fact)
         if self.released:
@@ -68,7 +71,7 @@ class GpuTensor:
         return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
     def keep(self) -> None:
-        """Keeps the memory for a job that will read it, until :meth:`let_go`.
+        """Keeps the memory for one job that will read it, until :meth:`let_go`; calls are counted.
 
         The memory stays even if the outputs are released before.
         """
@@ -82,9 +85,10 @@ class GpuTensor:
 
 
 def tensor_in(device: wgpu.GPUDevice, buffer: wgpu.GPUBuffer, offset: int, fact: Fact) -> GpuTensor:
-    """Returns the tensor ``fact`` at a byte offset of a buffer of that device.
+    """Returns a tensor of shape and type ``fact`` at a byte offset of the host's buffer.
 
-    Raises :class:`InputError` if it cannot be read there.
+    Raises :class:`InputError` if the buffer is of another device, lacks ``COPY_SRC`` or is too
+    small.
     """
     check_instance(wgpu.GPUBuffer, buffer, "a tensor's buffer")
     check_instance(Fact, fact, "a tensor's fact")

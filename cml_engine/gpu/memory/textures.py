@@ -36,7 +36,10 @@ class TextureAccount:
 
 
 def close_when_destroyed(texture: wgpu.GPUTexture, account: TextureAccount) -> None:
-    """Closes the account when the texture is destroyed or garbage-collected."""
+    """Makes the account close when the texture is destroyed or garbage-collected.
+
+    It replaces the texture's ``destroy`` method.
+    """
     weakref.finalize(texture, account.close_later).atexit = False
     weak = weakref.ref(texture)  # the texture refers to this function: avoid a reference cycle
 

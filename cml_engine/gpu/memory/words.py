@@ -13,7 +13,11 @@ from cml_engine.ops.common.integer_arrays import words_of
 
 
 def to_words(array: Array, place: TensorPlace) -> Array:
-    """Returns the array as 32-bit words in the tensor's layout."""
+    """Returns a host array as the words that the GPU stores: in the tensor's layout and element
+    type.
+
+    An input of an integer network is quantized first.
+    """
     if place.conversion is not None:
         entry = place.conversion
         array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
@@ -35,12 +39,15 @@ def from_words(data: Any, place: TensorPlace) -> Array:
 
 
 def empty(fact: Fact) -> Array:
-    """Returns a tensor without elements, which has no memory on the GPU."""
+    """Returns a host array of a shape without elements; such a tensor has no memory on the GPU."""
     return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
 
 
 def block(array: Array) -> Array:
-    """Converts a tensor ``[N, C, spatial…]`` to the c4 layout (``cml_engine/ir/layout.py``)."""
+    """Returns a tensor ``[N, C, spatial…]`` in the c4 layout, with zeros for missing channels.
+
+    The layout is described in ``cml_engine/ir/layout.py``.
+    """
     batch, channels, *spatial = array.shape
     blocks = -(-channels // 4)
     padded = np.zeros((batch, blocks * 4, *spatial), array.dtype)
@@ -49,7 +56,8 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """Converts c4 elements (``cml_engine/ir/layout.py``) back to a tensor of NCHW ``shape``."""
+    """Returns the tensor of NCHW ``shape`` from elements in the c4 layout
+    (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4

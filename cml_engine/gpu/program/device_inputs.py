@@ -35,12 +35,12 @@ class InputOwner(Protocol):
 
 
 def host_arrays(inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the inputs that must be uploaded from the host."""
+    """Returns the inputs that are not on the device and must be uploaded, by name."""
     return {name: value for name, value in inputs.items() if not on_device(value)}
 
 
 def check_on_device(gpu: Device, name: str, fact: Fact, value: object) -> None:
-    """Raises :class:`InputError` if a tensor or a texture does not fit the input ``name``."""
+    """Raises :class:`InputError` if a GPU tensor or a texture does not fit the input ``name``."""
     if isinstance(value, TextureInput):
         TextureLoad(gpu, name, fact, value)
         return
@@ -76,9 +76,10 @@ def refuse_own_memory(program: InputOwner, name: str, value: object) -> None:
 
 
 def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, object]) -> list[Load]:
-    """Returns the steps that load the inputs before a run, in the order of the inputs.
+    """Returns the dispatches that load GPU inputs before a run, in the order of the inputs.
 
-    These are the textures, and the tensors that must be quantized from a staging copy.
+    A texture needs one that reads it. A texture or tensor that must be quantized from a staging
+    copy needs one that quantizes it. The loads are not bound to memory yet.
     """
     loads: list[Load] = []
     for name, value in inputs.items():
@@ -98,9 +99,11 @@ def _waits(value: object) -> bool:
 def take_over(
     encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, object]
 ) -> list[Load]:
-    """Appends the copies of tensors into the program's memory.
+    """Brings inputs that are on the device into the program's memory.
 
-    Returns the loads of the inputs, which must run before the program's first step.
+    Records the copies of tensors into ``encoder`` and returns the loads, bound to memory, which
+    must run before the program's first step. Raises :class:`InputError` if an input does not
+    fit.
     """
     for name, value in inputs.items():
         if on_device(value):
@@ -142,7 +145,8 @@ def _bring(
 ) -> None:
     """Moves a value to ``binding`` of ``target``.
 
-    A tensor is copied; a texture is bound to the next load of ``ways``.
+    The copy of a tensor is recorded into ``encoder``; a texture is bound to the next load of
+    ``ways``.
     """
     if isinstance(value, GpuTensor):
         place = target.place(binding)

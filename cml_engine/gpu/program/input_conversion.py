@@ -27,7 +27,8 @@ def readable(tensor: GpuTensor) -> bool:
 
 
 class Waiting:
-    """A staging copy of a tensor whose own buffer no kernel can read; freed with this object."""
+    """A buffer for the copy of a tensor that no kernel can read where it is; freed with this
+    object."""
 
     def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
         self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")
@@ -39,7 +40,7 @@ class Waiting:
 
 
 class NumbersLoad:
-    """A step before a network's own steps that quantizes the numbers of one input."""
+    """A dispatch that quantizes one input's real numbers before a network's own steps."""
 
     def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
         assert place.conversion is not None
@@ -69,7 +70,7 @@ class NumbersLoad:
         self._bind(target, *source.place(Binding("", "", 0, nbytes)), nbytes)
 
     def read_from(self, target: Target, tensor: GpuTensor) -> None:
-        """Binds like :meth:`bind`, with a readable tensor as the source."""
+        """Binds the GPU tensor to read from, and the memory of the resulting words (``target``)."""
         before = tensor.offset % self._gpu.limits.storage_offset_alignment
         nbytes = before + self._place.fact.nbytes
         channels, positions, _, words = self._params.sizes
@@ -94,10 +95,10 @@ class NumbersLoad:
             )
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Appends workgroups ``[first, first + count)`` of :attr:`cost`."""
+        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
         kernels = kernels_of(self._gpu)
         kernels.dispatch(compute, "enter", self._bound, self._params, (first, first + count))
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Appends all workgroups."""
+        """Records all workgroups of the dispatch into a compute pass."""
         self.encode_range(compute, 0, self.cost.groups)

@@ -17,7 +17,10 @@ from cml_engine.ir.graph import Array
 def run_ranges(
     program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> None:
-    """Runs ranges ``(step, first, count)`` in order, one submit per :data:`RANGE_SLOTS`."""
+    """Uploads the inputs and runs ranges of workgroups ``(step, first, count)`` in order.
+
+    There is one submit per :data:`RANGE_SLOTS` ranges.
+    """
     with program.exclusive():
         _run_ranges(program, inputs, ranges)
 
@@ -36,7 +39,10 @@ def _run_ranges(
 
 
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
-    """Returns the current value of a tensor; valid only while its memory is not reused."""
+    """Returns the current value of any tensor of the program as an array.
+
+    The value is valid only while the tensor's memory is not reused by another tensor.
+    """
     if place.fact.size == 0:
         return empty(place.fact)
     data = read_bytes(program, place.binding)
@@ -55,7 +61,8 @@ def read_arena(program: GpuProgram) -> Array:
 
 
 def fill_arena(program: GpuProgram, word: int) -> None:
-    """Sets every word of the arena, so that tests can find elements that no kernel wrote."""
+    """Writes ``word`` into the whole arena, so that tests can find elements that no kernel
+    wrote."""
     with program.exclusive():
         program.load()
         program.retained.lose()
@@ -69,7 +76,8 @@ def time_steps(
     runs: int,
     steps: Sequence[int] | None = None,
 ) -> Array:
-    """Returns the milliseconds of the given steps, or of all, with shape ``[runs, steps]``.
+    """Runs the given steps, or all, ``runs`` times and returns their milliseconds ``[runs,
+    steps]``.
 
     Each step has its own pass, and passes cannot overlap. The sum is therefore slightly more
     than an uninstrumented run takes.

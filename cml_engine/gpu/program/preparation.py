@@ -30,7 +30,7 @@ class Prepared(Protocol):
     def name(self) -> str: ...
 
     def upload(self, values: Chunks, limit: int) -> int:
-        """Uploads ``limit`` bytes: first shared weights, then ``values``.
+        """Uploads at most ``limit`` bytes: first shared weights, then ``values``.
 
         Returns the unused part of the limit.
         """
@@ -48,7 +48,8 @@ _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
 
 class Preparation:
-    """The preparation of one program, starting from empty memory."""
+    """The preparation of one program: tracks what of weights, pipelines and bind groups is
+    missing."""
 
     def __init__(
         self,
@@ -69,20 +70,22 @@ class Preparation:
         self.restart()
 
     def restart(self) -> None:
-        """Uploads and binds everything again; the pipelines stay."""
+        """Marks the weights and bind groups as missing, so that they are made again; the
+        pipelines stay."""
         self._chunks = chunks(self._plan.own)
         self._uploaded = False
         self.bind_again()
 
     def build_ahead(self) -> list[Future[Pipeline]]:
-        """Starts to build the pipelines on all cores.
+        """Starts to build the pipelines on all cores; returns one future per distinct variant.
 
         If a kernel fails, the run that needs it builds it again and raises the error.
         """
         return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self._keys)]
 
     def finish(self, program: Prepared) -> None:
-        """Completes the preparation now; blocks."""
+        """Completes the preparation now; blocks. Raises the error of a pipeline that cannot be
+        built."""
         if self._building is not None:
             wait([self._building])  # pipelines that failed there are built again here
         building = self.build_ahead()
@@ -94,9 +97,11 @@ class Preparation:
         self._make_launches(program, len(self._keys))
 
     def advance(self, program: Prepared, budget_ms: float) -> None:
-        """Does one frame's share of the preparation.
+        """Does one frame's share of the preparation without blocking.
 
-        An error of a pipeline build is raised once; the next call starts to build again.
+        It starts the building thread, uploads a chunk of weights, and creates some bind groups
+        once the pipelines are built. An error of a pipeline build is raised once; the next call
+        starts to build again.
         """
         if self._building is None:
             self._building = BUILDER.submit(program.name, self._build_pipelines)
@@ -110,13 +115,13 @@ class Preparation:
         self._make_launches(program, max(_LEAST_LAUNCHES, int(budget_ms * _LAUNCHES_PER_MS)))
 
     def bind_again(self) -> None:
-        """Requires new bind groups, because the tensors have moved to other memory."""
+        """Marks all bind groups as missing, because the tensors have moved to other memory."""
         self._next = 0
         self.done = False
 
     @property
     def waiting_for(self) -> str:
-        """A description of the missing part."""
+        """A text that names the missing part: pipelines, weights or bind groups."""
         if self._building is None:
             return "its first frame"
         if not self._building.done():
@@ -173,7 +178,8 @@ class Builder:
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
-        """Queues ``work`` behind everything submitted before."""
+        """Queues ``work`` for the network behind everything submitted before; returns its
+        future."""
         with self._lock:
             self._waiting += 1
         return self._thread.submit(self._do, network, work)
@@ -198,14 +204,14 @@ class Builder:
             self._failed = self._error = ""
 
     def now(self, what: str) -> None:
-        """Records the item that the thread starts to build."""
+        """Records the name and start of the item that the thread begins to build."""
         self._what, self._since = what, time.perf_counter()
 
     def doing(self) -> str:
-        """Describes the current work, its duration, the queue length and the last error.
+        """Returns a text with the current work, its duration, the queue length and the last error.
 
         The error disappears once its network has been built. Returns "" if the thread is idle
-        and nothing failed.
+        and no build failed.
         """
         said = []
         if self._network:
@@ -223,7 +229,7 @@ BUILDER = Builder()
 
 @Once
 def _builders() -> ThreadPoolExecutor:
-    """Returns the threads that build pipelines when a caller blocks on them.
+    """Returns the pool of one thread per core that builds pipelines when a caller blocks on them.
 
     The reason is in docs/design/performance.md.
     """

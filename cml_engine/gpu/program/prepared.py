@@ -90,7 +90,11 @@ class PreparedProgram(ProgramMemory):
         self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
     def constants_of(self, plan: Plan) -> SharedConstants | None:
-        """Returns other weights for this program's plan, or None if a kernel file has changed."""
+        """Returns new shared constants for ``plan``, which has this program's shape and other
+        weights.
+
+        Returns None if a kernel file has changed, so that this program's pipelines do not fit.
+        """
         common = SharedConstants(plan, self.gpu.memory)
         return common if common.step_keys(plan) == self._keys else None
 
@@ -121,11 +125,12 @@ class PreparedProgram(ProgramMemory):
         self._preparation.restart()
 
     def build_ahead(self) -> None:
-        """Starts to build the pipelines in the background."""
+        """Starts to build the pipelines on all cores in the background."""
         self._preparation.build_ahead()
 
     def load(self) -> None:
-        """Prepares weights, pipelines and bind groups now; returns at once if they are ready."""
+        """Prepares memory, weights, pipelines and bind groups now; returns at once if they are
+        ready."""
         self.last_used = self.gpu.memory.tick()
         with self.pinned():
             if not self.prepared:
@@ -171,13 +176,16 @@ class PreparedProgram(ProgramMemory):
     # --- encoding
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
-        """Appends all workgroups of a step."""
+        """Records all workgroups of a step into a compute pass."""
         launch = self._launches[step]
         with self._marked(compute, step):
             launch.dispatch(compute, launch.slot, launch.groups, self._width)
 
     def submit_steps(self, steps: Sequence[int]) -> None:
-        """Runs these whole steps in order on the current memory and shows what kernels print."""
+        """Submits whole steps in order, each on its own, and writes what kernels print to stderr.
+
+        The steps read the memory as it is; no inputs are uploaded.
+        """
         for step in steps:
             if self.prints is not None and step in self.prints:
                 self.prints.run(self.plan.steps[step], self.encode_range)
@@ -191,7 +199,7 @@ class PreparedProgram(ProgramMemory):
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
     ) -> None:
-        """Appends workgroups ``[first, first + count)`` of a step.
+        """Records workgroups ``[first, first + count)`` of a step into a compute pass.
 
         At most ``RANGE_SLOTS`` partial ranges may be encoded between two submits. Whole steps do
         not count.
@@ -207,7 +215,8 @@ class PreparedProgram(ProgramMemory):
     def _marked(
         self, compute: wgpu.GPUComputePassEncoder, step: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Puts the commands of the ``with`` block into a debug group, if markers are enabled."""
+        """Returns a context that puts the recorded commands into a debug group, if markers are
+        enabled."""
         if not self.gpu.markers:
             return contextlib.nullcontext()
         return _group(compute, f"{self.name}: {self.plan.steps[step].title}")
@@ -215,7 +224,7 @@ class PreparedProgram(ProgramMemory):
     # --- preparing
 
     def upload(self, values: Chunks, limit: int) -> int:
-        """Uploads ``limit`` bytes: shared weights first, then ``values`` of this program.
+        """Uploads at most ``limit`` bytes: shared weights first, then ``values`` of this program.
 
         Returns the unused part of the limit, 0 if more may remain.
         """
@@ -224,7 +233,10 @@ class PreparedProgram(ProgramMemory):
         return limit if own is None or limit <= 0 else write_chunks(own, values, limit)
 
     def make_launch(self, step: Step, pipeline: Pipeline) -> None:
-        """Creates the bind group and launch of the next step."""
+        """Creates the bind group of the next step and appends its launch.
+
+        Raises :class:`DeviceError` if the device rejects the launch of an untrusted kernel.
+        """
         uniforms = self._uniforms
         assert uniforms is not None
         entries: list[dict[str, Any]] = [
@@ -267,7 +279,7 @@ class PreparedProgram(ProgramMemory):
             ) from error
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Appends the updates of the network's variables.
+        """Records the copies that update the network's variables with this run's values.
 
         An output may be the old value of a variable, so outputs must be copied before.
         """

@@ -1,4 +1,4 @@
-"""The output of ``CML_PRINT`` in kernels, on a device with ``debug_kernels``."""
+"""Runs steps whose kernels use ``CML_PRINT`` and shows the output, with ``debug_kernels``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prints:
-    """The buffer that the steps of a program print into, one after the other.
+    """The buffer into which a program's kernels print; one step at a time uses it.
 
     The memory is freed with this object.
     """
@@ -64,9 +64,9 @@ class Prints:
     def run(
         self, step: Step, encode: Callable[[wgpu.GPUComputePassEncoder, int, int, int], None]
     ) -> None:
-        """Runs the whole step and writes its output to stderr.
+        """Submits the whole step, waits, and writes the output of its kernel to stderr.
 
-        ``encode(pass, step, first, count)`` appends a range of workgroups. The step runs in
+        ``encode(pass, step, first, count)`` records a range of workgroups. The step runs in
         ranges, so that the output of the first workgroups is kept if the buffer overflows.
         """
         self._memory.write(bytes(4))
@@ -95,7 +95,7 @@ class Prints:
 
 
 def printing_keys(plan: Plan, gpu: Device, keys: Sequence[Variant]) -> list[Variant]:
-    """Returns the variants with printing enabled for the kernels that use ``CML_PRINT``.
+    """Returns the variants in order, with printing enabled for the kernels that use ``CML_PRINT``.
 
     Raises :class:`DeviceError` if a printing kernel binds more buffers than the device allows.
     """

@@ -72,7 +72,7 @@ class GpuProgram(PreparedProgram):
     # --- running
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """Uploads the inputs, runs all steps and returns the outputs; blocks."""
+        """Uploads the inputs, runs all needed steps and returns the outputs by name; blocks."""
         with self.exclusive(), self._readback.staging(self.gpu) as staging:
             return self._run(inputs, staging)
 
@@ -104,7 +104,8 @@ class GpuProgram(PreparedProgram):
     ) -> tuple[Sequence[int], list[Load]]:
         """Begins a run like :meth:`begin_run`, with inputs on the host or the device.
 
-        Returns the steps of the run, and the input loads that must run before them.
+        Records copies of GPU tensors into ``encoder``. Returns the indices of the steps of the
+        run, and the input loads that must run before them.
         """
         arrays = host_arrays(inputs)
         steps = self.begin_run(arrays, inputs.keys() - arrays.keys(), run)
@@ -120,7 +121,8 @@ class GpuProgram(PreparedProgram):
         from_gpu: Collection[str] = (),
         run: JobRun | None = None,
     ) -> Sequence[int]:
-        """Uploads the inputs of a run into the arena and returns the steps to execute.
+        """Uploads the inputs of a run into the arena and returns the indices of the steps to
+        execute.
 
         Omitted inputs that the memory lost are uploaded again. The caller copies the inputs
         named in ``from_gpu``. ``run`` is given for a job of a scheduler. Raises
@@ -137,7 +139,7 @@ class GpuProgram(PreparedProgram):
         return range(len(self.plan.steps)) if steps is None else steps
 
     def write_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Uploads these graph inputs into the arena before the next submit.
+        """Queues the upload of these graph inputs into the arena, done before the next submit.
 
         For tools that run steps on their own: all results in the memory become invalid.
         """
@@ -174,7 +176,8 @@ class GpuProgram(PreparedProgram):
     # --- for a frame scheduler
 
     def step_costs(self) -> list[StepCost]:
-        """Returns the description and cost per workgroup of each step (``scheduler.Network``)."""
+        """Returns the description and cost per workgroup of each step, in order
+        (``scheduler.Network``)."""
         return self._step_costs
 
     @property
@@ -189,21 +192,23 @@ class GpuProgram(PreparedProgram):
         return [*self.retained.built_on, *updated_by]
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
-        """Appends the updates of the network's variables; ``run`` is given for a job."""
+        """Records the updates of the network's variables; ``run`` is the job that does it, if
+        any."""
         super().encode_updates(encoder)
         if run is not None and self.plan.updates:
             self._updated_by = run
 
     @property
     def known_inputs(self) -> frozenset[str]:
-        """The inputs that may be omitted."""
+        """The names of the inputs that may be omitted because their last value is known."""
         return self.retained.known
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
-        """Returns the steps of a run with these inputs; None for all steps (``scheduler.Network``).
+        """Returns the indices of the steps that a run with only these inputs needs; None for all
+        steps.
 
         With ``behind``, another run comes before, so the current content of the memory does not
-        matter.
+        matter. Part of ``scheduler.Network``.
         """
         reuse = self.plan.reuse
         if reuse is None or not (behind or self.retained.results):
@@ -211,7 +216,7 @@ class GpuProgram(PreparedProgram):
         return reuse.steps(given)
 
     def inherit(self, before: GpuProgram) -> None:
-        """Copies the input values of the program that this one replaces."""
+        """Copies the input values of ``before``, the program that this one replaces."""
         self.retained.inherit(before.retained)
 
     def advance_successor(self, budget_ms: float) -> None:
@@ -220,10 +225,10 @@ class GpuProgram(PreparedProgram):
             self.successor.advance(budget_ms)
 
     def measure_at_load(self) -> None:
-        """Times every step once by the wall clock, on a device that has no timestamps.
+        """Sets :attr:`load_times_ms` to the wall-clock time of every step, for devices without
+        timestamps.
 
-        Blocks. The result is :attr:`load_times_ms`. Does nothing while a job is running in the
-        memory.
+        Blocks. Does nothing while a job is running in the memory.
         """
         timer = PassTimer(self.gpu)
         with self.pinned():
@@ -236,7 +241,8 @@ class GpuProgram(PreparedProgram):
         self.load_times_ms = tuple(times)
 
     def reset(self) -> None:
-        """Sets the variables to their values in the model's files."""
+        """Uploads the variables' first values from the model's files. Raises an error during a
+        job."""
         if not self.plan.updates:
             return
         with self.pinned():

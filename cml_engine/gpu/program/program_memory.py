@@ -18,7 +18,7 @@ from cml_engine.gpu.program.shared_constants import SharedConstants
 
 
 class ProgramMemory(ABC):
-    """The arena and the weights of a program.
+    """The arena and the weights of a program on the device, with locking and eviction.
 
     One user at a time has access: a run, which other runs wait for, or a scheduler's job, which
     rejects runs. The memory may be evicted while it is idle, unless variables that the network
@@ -50,7 +50,8 @@ class ProgramMemory(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drops all references into the memory, which is about to be freed."""
+        """Drops the bind groups and upload state that refer to the memory, which is about to be
+        freed."""
 
     @property
     def exclusive_group(self) -> str | None:
@@ -97,7 +98,8 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Prevents eviction, and runs of other threads, during the ``with`` block."""
+        """Prevents eviction, and runs of other threads, during the ``with`` block; waits for
+        their end."""
         with self.residency.lock, device_errors():
             self._pins += 1
             try:
@@ -124,9 +126,9 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def _if_free(self) -> Iterator[bool]:
-        """Yields True if no other thread uses the program.
+        """Yields True if no other thread uses the program, else False; never blocks.
 
-        In that case other threads wait until the ``with`` block ends.
+        After True other threads wait until the ``with`` block ends.
         """
         free = self.residency.lock.acquire(blocking=False)
         try:
@@ -137,10 +139,10 @@ class ProgramMemory(ABC):
                 self.residency.lock.release()
 
     def hold(self, executor: object) -> str:
-        """Reserves the memory for a job until :meth:`let_go`; never blocks.
+        """Reserves the memory for an executor's job until :meth:`let_go`; never blocks.
 
-        Returns "", or a description of what the job must wait for: a run of another thread that
-        began after the program was checked, or the job of another scheduler.
+        Returns "" on success, else a description of what the job must wait for: a run of another
+        thread that began after the program was checked, or the job of another scheduler.
         """
         with self._if_free() as free:
             if not (free and self.prepared):
@@ -161,9 +163,10 @@ class ProgramMemory(ABC):
         return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
 
     def _take_memory(self) -> bool:
-        """Allocates the memory like :meth:`_acquire`.
+        """Allocates the memory like :meth:`_acquire` and returns True if all of it is there.
 
-        Returns False if other models must end their jobs first.
+        Returns False and sets :attr:`lacking` if other models must end their jobs first. Raises
+        :class:`OutOfGpuMemory` if the memory can never fit.
         """
         try:
             with self.pinned():
@@ -175,7 +178,10 @@ class ProgramMemory(ABC):
         return self.residency.complete
 
     def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """Returns the buffer of a :class:`Binding` and the byte offset in it."""
+        """Returns the buffer of a :class:`Binding` and the byte offset in it.
+
+        Raises :class:`InputError` if the memory was evicted.
+        """
         there = self.residency
         spaces = {"arena": there.arena, "weights": there.weights, "own": there.own}
         found = spaces[binding.space]

@@ -15,7 +15,7 @@ from cml_engine.ir.graph import Array
 
 
 class Readback:
-    """The readback of all outputs of a run, through one mappable buffer per run."""
+    """Reads all outputs of a run to the host, through one mappable buffer per run."""
 
     def __init__(self, plan: Plan) -> None:
         self._name = plan.name
@@ -40,14 +40,15 @@ class Readback:
         place_of: Callable[[Binding], tuple[wgpu.GPUBuffer, int]],
         staging: Allocation,
     ) -> None:
-        """Appends the copies of the outputs into the mappable buffer."""
+        """Records the copies of the outputs into the mappable buffer."""
         for (_, place), offset in zip(self._places, self._offsets, strict=True):
             source, nbytes = place_of(place.binding), place.binding.nbytes
             encoder.copy_buffer_to_buffer(*source, staging.buffer, staging.offset + offset, nbytes)
 
     @device_errors(RuntimeError)
     def read(self, staging: Allocation) -> dict[str, Array]:
-        """Waits for the last submitted run and returns its outputs."""
+        """Waits for the last submitted run and returns its outputs by name, in the graph's
+        order."""
         buffer = staging.buffer
         buffer.map_sync(wgpu.MapMode.READ)
         try:

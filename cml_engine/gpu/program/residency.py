@@ -47,7 +47,7 @@ class SharedArena:
             return found
 
     def join(self, member: Residency) -> None:
-        """Adds a program that will use this arena."""
+        """Adds a program to those that use this arena; the arena will be large enough for it."""
         with self._memory.lock:
             self._members.add(member)
 
@@ -62,7 +62,11 @@ class SharedArena:
         return arena is self._current
 
     def acquire(self) -> Allocation:
-        """Returns memory that is large enough for every program of the group."""
+        """Returns memory that is large enough for every program of the group, and counts a new user
+        of it.
+
+        If the current memory is too small, the group's programs without a job lose it.
+        """
         with self._memory.lock:
             needed = max(member.arena_bytes for member in self._members)
             if self._current is None or self._current.nbytes < needed:
@@ -76,7 +80,10 @@ class SharedArena:
             return self._current
 
     def give_back(self, arena: Arena, now: bool) -> None:
-        """Removes a user of the memory and frees it after the last one."""
+        """Counts one user of the memory less and frees the memory after the last one.
+
+        ``now`` frees it even while a frame is being encoded.
+        """
         assert isinstance(arena, Allocation)
         with self._memory.lock:
             self._users[arena] -= 1
@@ -94,7 +101,7 @@ _ARENAS: weakref.WeakKeyDictionary[Allocator, weakref.WeakValueDictionary[str, S
 
 
 class Residency:
-    """The arena and the weights of one program, and the schedulers that run it.
+    """The device memory of one program: its arena, its weights, and the schedulers that use them.
 
     Weights shared with programs of other shapes stay on the device as long as one of them uses
     them.
@@ -128,7 +135,8 @@ class Residency:
 
     @property
     def busy(self) -> bool:
-        """True if a scheduler has a job running in the memory."""
+        """True if a scheduler has a job running in the memory, including other programs of a
+        shared arena."""
         return self.shared.busy if self.shared is not None else bool(self.holders)
 
     @property
@@ -159,12 +167,12 @@ class Residency:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are on the device, including all of the shared memory."""
+        """The bytes of the program's memory on the device, including all of the shared memory."""
         return sum(part.nbytes for part in self.resident)
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that are not on the device."""
+        """The bytes of the program's memory that must still be allocated."""
         missing = 0 if self.weights is not None else self._constants.nbytes
         missing += 0 if self._has_own else self._own_bytes
         return missing + (0 if self.arena is not None else self.arena_bytes)
@@ -195,7 +203,7 @@ class Residency:
         )
 
     def let_go(self, executor: object) -> None:
-        """Ends the executor's job; if the group has a larger arena now, drops the old one."""
+        """Ends the executor's job. If the group has a larger arena now, drops the old one."""
         self.holders.discard(executor)
         if self.shared is not None and not self.shared.is_current(self.arena):
             self.drop_arena()

@@ -1,4 +1,4 @@
-"""The state that a program's memory retains from the previous run."""
+"""Tracks which results and inputs of the previous run a program's memory still contains."""
 
 from __future__ import annotations
 
@@ -56,13 +56,14 @@ class RetainedValues:
 
     @property
     def known(self) -> frozenset[str]:
-        """The inputs that may be omitted."""
+        """The names of the inputs that may be omitted; empty if the plan does not reuse results."""
         return (
             frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
         )
 
     def inherit(self, before: RetainedValues) -> None:
-        """Copies the input values of the network that this one replaces."""
+        """Copies the input values of ``before``, the values of the network that this one
+        replaces."""
         self.values, self.promised = dict(before.values), set(before.promised)
 
     def promise(self, names: Collection[str]) -> None:
@@ -75,7 +76,8 @@ class RetainedValues:
         self._residency.claim()
 
     def take_back(self) -> None:
-        """Restores the input values of the previous run, because the latest run was abandoned."""
+        """Restores the input values before the latest run, which was abandoned, and calls
+        :meth:`lose`."""
         self.values = self._before
         self.lose()
 
@@ -86,7 +88,7 @@ class RetainedValues:
     def begin(
         self, arrays: Mapping[str, Array], from_gpu: Collection[str], run: JobRun | None
     ) -> Mapping[str, Array]:
-        """Begins a run on these inputs and returns the arrays to upload.
+        """Begins a run on these inputs and returns the arrays to upload, by name.
 
         ``run`` is given for a job of a scheduler. The returned arrays include omitted inputs
         that the memory lost. Raises :class:`InputError` if an omitted input never had a value,

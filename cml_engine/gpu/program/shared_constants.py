@@ -56,7 +56,7 @@ class SharedConstants:
             return self._allocation
 
     def give_back(self, now: bool) -> None:
-        """Removes a user of the memory and frees it after the last one.
+        """Counts one user of the memory less and frees the memory after the last one.
 
         ``now`` frees it even while a frame is being encoded.
         """
@@ -86,7 +86,7 @@ class SharedConstants:
             self._uploading.release()
 
     def step_keys(self, plan: Plan) -> list[Variant]:
-        """Returns the kernel variant of every step.
+        """Returns the kernel variants of the plan's steps, in order.
 
         Kernel files that were read for an earlier plan are not read again.
         """
@@ -115,7 +115,7 @@ def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
 
 
 def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
-    """Writes numbers at a byte offset; Boolean values become 32-bit words."""
+    """Queues a write of numbers at a byte offset; Boolean values become 32-bit words."""
     if numbers.size:
         if numbers.dtype == np.bool_:
             numbers = numbers.astype(np.uint32)

@@ -18,7 +18,8 @@ RANGE_SLOTS = 256
 
 
 class Slots:
-    """A uniform buffer of slices: one per whole step, then a ring of free ones for ranges."""
+    """A uniform buffer of workgroup ranges: one per whole step, then a ring of slots for partial
+    ranges."""
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
         self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
@@ -36,7 +37,8 @@ class Slots:
         return step * self._stride
 
     def take(self, first: int, end: int) -> int:
-        """Writes a range into the next free slot and returns its byte offset.
+        """Writes the range ``[first, end)`` into the next slot of the ring and returns its byte
+        offset.
 
         A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
         """
@@ -50,9 +52,10 @@ class Slots:
 
 
 class Uniforms:
-    """The parameters of every step, written once because a plan's shapes do not change.
+    """The uniform buffers of a program: the slices, and the parameters of every step.
 
-    The memory is freed with this object.
+    The parameters are written once, because a plan's shapes do not change. The memory is freed with
+    this object.
     """
 
     def __init__(self, plan: Plan, gpu: Device) -> None:

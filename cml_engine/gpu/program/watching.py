@@ -17,10 +17,12 @@ def run_watched(
     inputs: Mapping[str, object],
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
-    """Runs the optimized graph node by node, with a submit and a readback for each.
+    """Runs the optimized graph node by node and returns the outputs; one submit and readback per
+    node.
 
     ``watch`` receives each node and its results. Nodes that do not depend on the given inputs are
-    skipped if their results are retained. An exception in ``watch`` ends the run.
+    skipped if their results are retained. An exception in ``watch`` ends the run. Raises
+    :class:`InputError` for a plan that is cooked or computed in bands.
     """
     if program.plan.bands:
         raise InputError(
@@ -54,7 +56,7 @@ def run_watched(
 
 
 def _submit_loads(program: GpuProgram, inputs: Mapping[str, object]) -> None:
-    """Copies the inputs into the program's memory, from the host or the device."""
+    """Begins a run: copies the inputs into the program's memory, from the host or the device."""
     encoder = program.gpu.device.create_command_encoder()
     _, loads = program.begin(encoder, inputs)
     compute = encoder.begin_compute_pass()

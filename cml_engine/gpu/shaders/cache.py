@@ -25,7 +25,7 @@ _HEADER_BYTES = 4096
 
 
 def shader_file(digest: str) -> Path:
-    """Returns the path of the shader with this digest."""
+    """Returns the path of the cache file of the shader with this digest, which may not exist."""
     return cache_folder() / "shaders" / f"{digest}.shader"
 
 

@@ -40,7 +40,7 @@ class CompilerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A source to compile.
+    """The input of one compilation: a source, and what to compile it to.
 
     Parameters
     ----------
@@ -59,7 +59,8 @@ class Request:
 
 @functools.cache
 def version() -> str | None:
-    """Returns name and version of the installed compiler, ``None`` without one. Loads nothing."""
+    """Returns the name and version of the installed compiler, None without one; does not load
+    it."""
     try:
         return f"{_PACKAGE}-{metadata.version(_PACKAGE)}"
     except metadata.PackageNotFoundError:
@@ -67,7 +68,7 @@ def version() -> str | None:
 
 
 def compile(request: Request) -> bytes:
-    """Compiles a request and returns the code.
+    """Compiles a request with a compiler of the pool and returns the code as bytes; blocks.
 
     Raises :class:`CompilerError` with the diagnostics if the source is rejected, and
     :class:`DeviceError` if there is no compiler.
@@ -106,7 +107,7 @@ class _Compiler(Protocol):
 
 
 class _Process:
-    """A compiler in a separate process."""
+    """A compiler in a child process, which receives sources and returns code through pipes."""
 
     def __init__(self, python: str, library: str) -> None:
         # isolated: no site packages, and no modules of this folder
@@ -147,7 +148,10 @@ class CompilerPool:
         self._changed = threading.Condition()
 
     def compile(self, arguments: list[str]) -> tuple[bytes, list[str]]:
-        """Compiles like :meth:`slang.Slang.compile`, with a compiler that no other thread uses."""
+        """Compiles like :meth:`slang.Slang.compile`, with a compiler that no other thread uses.
+
+        Waits if all are busy. If a compiler process has died, another compiler does the work.
+        """
         compiler = self._take()
         try:
             found = compiler.compile(arguments)
@@ -192,7 +196,7 @@ class CompilerPool:
             self._changed.notify()
 
     def _lose(self, most: int | None = None) -> None:
-        """Removes one compiler; ``most`` is the new limit of the pool, if given."""
+        """Removes one compiler from the count; ``most`` is the new limit of the pool, if given."""
         with self._changed:
             self._count -= 1
             self._most = self._most if most is None else most
@@ -205,7 +209,8 @@ class CompilerPool:
 
 
 def _here() -> slang.Slang:
-    """Returns a compiler in this process; raises :class:`DeviceError` if it cannot be loaded."""
+    """Returns a new compiler in this process; raises :class:`DeviceError` if it cannot be
+    loaded."""
     file = library()
     try:
         return slang.Slang(file)

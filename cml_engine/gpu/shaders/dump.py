@@ -39,9 +39,10 @@ _one_by_one = threading.Lock()
 
 
 def dump_kernel(key: Variant, folder: str | Path) -> Path:
-    """Writes one variant's files and returns the path of its HLSL, or of its code if it was cooked.
+    """Writes one variant's files into the folder and returns the path of its HLSL.
 
-    Raises :class:`InputError` if the folder cannot be written.
+    A cooked variant has no HLSL; its code is written and that path is returned. Raises
+    :class:`InputError` if the folder cannot be written.
     """
     dump = _dump if isinstance(key, ShaderKey) else _dump_code
     try:
@@ -84,7 +85,10 @@ def _write(folder: Path, name: str, content: bytes | str) -> Path:
 
 
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
-    """Returns the kernel in every target language, or the diagnostics of a failed translation."""
+    """Returns the kernel in every target language, by file suffix.
+
+    A translation that fails is the compiler's diagnostics as a comment.
+    """
     found: dict[str, bytes] = {}
     for target, suffix in _TARGETS.items():
         request = compilers.Request(source, key.path, target)

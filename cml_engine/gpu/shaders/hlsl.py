@@ -107,13 +107,19 @@ def shader_key(
 
 
 def kernel_content(path: str | Path, inline: str = "") -> str:
-    """Returns a digest of the kernel's HLSL and its includes, as the files are now."""
+    """Returns a digest of the kernel's HLSL and its includes, as the files are now.
+
+    ``inline`` is the HLSL itself, if it is not the content of ``path``.
+    """
     file = Path(path) if inline else resolve(path)
     return digest_of(inline or read_source(file), file.parent)
 
 
 def resolve(path: str | Path) -> Path:
-    """Returns the kernel's file: one of the engine's (``conv/conv.hlsl``), else the caller's."""
+    """Returns the kernel's file: one of the engine's (``conv/conv.hlsl``), else the caller's.
+
+    Raises :class:`InputError` if neither exists.
+    """
     found = kernel_file(path) or Path(path)
     if not found.is_file():
         raise InputError(f"kernel source '{path}' not found (nor in {KERNEL_FOLDER})")
@@ -121,7 +127,8 @@ def resolve(path: str | Path) -> Path:
 
 
 def resolved_source(key: ShaderKey) -> str:
-    """Returns the compiler's input: defines, prelude, and the kernel's file with line numbers."""
+    """Returns the compiler's input: defines, prelude, and the kernel's HLSL after a ``#line``
+    directive."""
     source = _source(key)
     return prints.with_prints(source, key.path.parent) if key.prints else source
 
@@ -136,7 +143,8 @@ def printing(key: ShaderKey) -> ShaderKey:
 
 
 def print_labels(key: ShaderKey) -> list[str]:
-    """Returns the labels of the kernel's CML_PRINT calls; a label's index is its number."""
+    """Returns the labels of the kernel's CML_PRINT calls in the order of their numbers in
+    records."""
     return prints.labels_of(_source(key), key.path.parent)
 
 
@@ -162,7 +170,8 @@ def own_source(key: ShaderKey) -> str:
 
 
 def _tensors(key: ShaderKey) -> list[str]:
-    """Returns the declarations of ``T0``, ``T1``, …, with one binding per tensor or part."""
+    """Returns the HLSL lines that declare ``T0``, ``T1``, …, with one binding per tensor or
+    part."""
     lines, defines, bound = list[str](), dict(key.defines), 0
     tensors = key.tensors - key.prints
     for i in range(tensors):
@@ -176,7 +185,8 @@ def _tensors(key: ShaderKey) -> list[str]:
 
 
 def _first_line(key: ShaderKey) -> int:
-    """Returns the first line of an inline source in its Python file; 1 if it is not found."""
+    """Returns the number of an inline source's first line in its Python file; 1 if it is not
+    found."""
     if not key.inline or not key.path.is_file():
         return 1
     before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
@@ -184,11 +194,12 @@ def _first_line(key: ShaderKey) -> int:
 
 
 def compile_kernel(key: ShaderKey) -> Code:
-    """Compiles a variant for wgpu: SPIR-V for the engine's own kernels, WGSL for a game's.
+    """Returns a variant's code for wgpu: SPIR-V for the engine's own kernels, WGSL for a game's.
 
     naga misreads SPIR-V in which a branch leaves two constructs at once (gfx-rs/wgpu#4449), and
     gives wrong numbers without a message. The compiler emits such branches for ``continue``. The
     engine's kernels avoid it; a game's kernels are compiled to WGSL, which naga reads correctly.
+
     A kernel that needs a feature missing in WGSL (atomics on plain buffers) is compiled to
     SPIR-V if nothing in it can be misread. Kernels with packed byte products also use WGSL,
     because naga cannot read these instructions in SPIR-V.
@@ -201,7 +212,10 @@ def compile_kernel(key: ShaderKey) -> Code:
 
 
 def _portable(key: ShaderKey) -> Code:
-    """Returns WGSL, or SPIR-V that naga reads correctly."""
+    """Compiles the variant to WGSL, or to SPIR-V if WGSL lacks a feature that it uses.
+
+    Raises :class:`ShaderCompileError` if naga would misread that SPIR-V.
+    """
     try:
         text = _wgsl(key)
     except ShaderCompileError as refused:
@@ -230,12 +244,13 @@ def _wgsl(key: ShaderKey) -> str:
 
 
 def for_naga(wgsl: str) -> str:
-    """Adapts WGSL to naga, which supports subgroups and rejects the line that enables them."""
+    """Returns WGSL that naga accepts: without the line that enables subgroups, with unsigned
+    lanes."""
     return with_unsigned_lanes(wgsl.replace("enable subgroups;", ""))
 
 
 def with_unsigned_lanes(wgsl: str) -> str:
-    """Converts the lane arguments of subgroup shuffles to ``u32``.
+    """Returns WGSL with the lane arguments of subgroup shuffles converted to ``u32``.
 
     The standard allows signed lanes too; naga accepts only unsigned ones.
     """
@@ -244,7 +259,8 @@ def with_unsigned_lanes(wgsl: str) -> str:
 
 
 def _with_unsigned_lane(call: str) -> str:
-    """Converts the second argument to ``u32`` in the text behind ``subgroupShuffle(``."""
+    """Returns the text after ``subgroupShuffle(`` with the call's second argument converted to
+    ``u32``."""
     depth, comma = 1, -1
     for at, letter in enumerate(call):
         depth += (letter in "([") - (letter in ")]")
@@ -258,7 +274,10 @@ def _with_unsigned_lane(call: str) -> str:
 
 
 def compile_spirv(key: ShaderKey) -> bytes:
-    """Returns SPIR-V of the variant, from the cache if possible."""
+    """Returns SPIR-V of the variant, from the cache if possible.
+
+    Raises :class:`ShaderCompileError` if the source is rejected.
+    """
     code = cached(digest(key, "spirv"), compilers.version(), lambda: _spirv(key))
     assert isinstance(code, bytes)
     return code

@@ -56,7 +56,7 @@ def _find(name: str, *folders: Path) -> Path | None:
 
 
 def digest_of(source: str, folder: Path) -> str:
-    """Returns a digest of the source and of every file that it includes."""
+    """Returns a hexadecimal digest of the source and of every file that it includes."""
     hasher = hashlib.sha256()
     for text in (source, *included(source, folder).values()):
         encoded = text.encode()
@@ -65,7 +65,10 @@ def digest_of(source: str, folder: Path) -> str:
 
 
 def with_includes(source: str, folder: Path) -> str:
-    """Returns the source with its includes inlined, for use with any compiler."""
+    """Returns the source with its includes inlined, for use with any compiler.
+
+    An include that is not found stays as it is.
+    """
     return _expanded(source, folder, folder, set())
 
 

@@ -34,7 +34,7 @@ class ParamField:
 
 @dataclass(frozen=True)
 class ParamBlock:
-    """The layout of one kernel's parameters in 32-bit words."""
+    """The layout of one kernel's parameters: its fields in order, and the size in 32-bit words."""
 
     fields: tuple[ParamField, ...]
     words: int
@@ -45,7 +45,11 @@ class ParamBlock:
         return max(1, -(-self.words // 4))
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """Returns the block's bytes; short arrays are padded with zeros."""
+        """Returns the bytes of the uniform block with these values; short arrays are padded with
+        zeros.
+
+        Raises ``ValueError`` if a value is missing, undeclared or too long.
+        """
         block = np.zeros(4 * self.vectors, np.uint32)
         if unknown := set(values) - {f.name for f in self.fields}:
             raise ValueError(f"parameters {sorted(unknown)} are not declared by the kernel")
@@ -62,7 +66,8 @@ class ParamBlock:
         return block.tobytes()
 
     def hlsl(self) -> str:
-        """Returns HLSL accessors: ``alpha`` for a single value, ``shape(i)`` for an array."""
+        """Returns HLSL text with an accessor per field: ``alpha`` for a value, ``shape(i)`` for
+        an array."""
         lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
         for f in self.fields:
             at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"
@@ -77,7 +82,7 @@ class ParamBlock:
 
 @lru_cache
 def parse_params(declaration: str) -> ParamBlock:
-    """Parses a declaration such as ``"n:u shape:u8"``."""
+    """Returns the layout that a declaration such as ``"n:u shape:u8"`` describes."""
     fields = []
     offset = 0
     for word in declaration.split():

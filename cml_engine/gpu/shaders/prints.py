@@ -73,7 +73,7 @@ def declarations(binding: int) -> str:
 
 
 def with_prints(source: str, folder: Path) -> str:
-    """Returns a whole source with printing enabled.
+    """Returns a whole kernel source with printing enabled.
 
     Calls get numbers instead of labels, and ``main`` stores its workgroup and thread. Raises
     :class:`ShaderCompileError` if a label is not a string literal.
@@ -105,7 +105,8 @@ def _check(source: str) -> None:
 
 
 def explained(refusal: str) -> str:
-    """Shortens the compiler's diagnostics if ``CML_PRINT`` has a value of an unsupported type."""
+    """Returns the compiler's diagnostics, shortened if ``CML_PRINT`` got a value of an
+    unsupported type."""
     if _FUNCTION not in refusal:
         return refusal
     said = refusal.partition("\nnote")[0]
@@ -115,7 +116,10 @@ def explained(refusal: str) -> str:
 
 
 def labels_of(source: str, folder: Path) -> list[str]:
-    """Returns the labels of the source, in the order of their numbers in :func:`with_prints`."""
+    """Returns the distinct labels of ``CML_PRINT`` calls, in the order of their numbers.
+
+    :func:`with_prints` writes these numbers into the calls.
+    """
     return _labels(_flat(source, folder))
 
 
@@ -134,7 +138,11 @@ def _labels(source: str) -> list[str]:
 
 
 def _main(match: re.Match[str]) -> str:
-    """Returns an entry point that stores the workgroup and thread and calls the original one."""
+    """Returns HLSL of an entry point that stores the workgroup and thread and calls the original
+    one.
+
+    ``match`` is the head of the original ``main``, which is renamed.
+    """
     params = match[1]
     names = {semantic: name for name, semantic in _SEMANTIC.findall(params)}
     given = ", ".join(names.values())
@@ -149,7 +157,8 @@ def _main(match: re.Match[str]) -> str:
 
 
 def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]) -> Iterator[str]:
-    """Yields a line for each record of a buffer, sorted by workgroup, thread and order of calls."""
+    """Yields a text line for each record of a print buffer, sorted by workgroup, thread, order
+    of calls."""
     count = min(int(words[0]), ROOM)
     records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
     for i in np.lexsort(records[:, 2:0:-1].T):  # a stable sort

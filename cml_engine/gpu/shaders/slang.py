@@ -63,7 +63,8 @@ class Slang:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """Declares the C signatures of the functions used (slang-deprecated.h, Slang 2026)."""
+    """Sets the C signatures of the library's functions used here (slang-deprecated.h, Slang
+    2026)."""
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("spCreateSession", pointer, [text]),
@@ -91,7 +92,7 @@ def write_message(stream: IO[bytes], head: object, body: bytes = b"") -> None:
 
 
 def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
-    """Reads a message of :func:`write_message`.
+    """Reads a message of :func:`write_message` and returns its head and body.
 
     Raises :class:`EOFError` if the other process has ended.
     """
@@ -106,7 +107,7 @@ def read_message(stream: IO[bytes]) -> tuple[object, bytes]:
 
 
 def _serve(library: str) -> None:
-    """Compiles requests from standard input until it is closed."""
+    """Compiles the requests from standard input until it is closed; answers on standard output."""
     # the library's own output must not mix with the answers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -17,7 +17,7 @@ STAGES = ("vertex", "fragment", "compute")
 
 @dataclass(frozen=True, slots=True)
 class StageKey:
-    """One stage of a pipeline."""
+    """One shader of a render or compute pipeline: its file, stage, entry point and defines."""
 
     path: Path
     stage: str
@@ -30,7 +30,10 @@ class StageKey:
 
 
 def compile_stage(key: StageKey) -> bytes:
-    """Returns SPIR-V of the stage; its entry point is called ``main``."""
+    """Returns SPIR-V of the stage, from the cache if possible; its entry point is called ``main``.
+
+    Raises :class:`ShaderCompileError` if the source is rejected.
+    """
     if key.stage not in STAGES:
         raise InputError(f"unknown stage '{key.stage}'; one of {', '.join(STAGES)}")
     if not key.path.is_file():

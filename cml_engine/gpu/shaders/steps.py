@@ -13,9 +13,9 @@ Variant = ShaderKey | KernelCode
 
 
 def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[Variant]:
-    """Returns the kernel variant of every step, with the files as they are now.
+    """Returns the kernel variants of the plan's steps in order, with the files as they are now.
 
-    ``contents`` caches the digests of files that were read already.
+    ``contents`` caches the digests of files that were read already; new ones are added to it.
     """
     contents = {} if contents is None else contents
     return [step.cooked.kernel if step.cooked else step_key(step, contents) for step in plan.steps]
@@ -40,7 +40,10 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
 
 
 def step_params(step: Step) -> bytes:
-    """Returns the step's packed parameter block."""
+    """Returns the bytes of the step's parameter block.
+
+    Raises :class:`OperatorError` if the parameters do not fit their declaration.
+    """
     if step.cooked is not None:
         return step.cooked.params
     try:
