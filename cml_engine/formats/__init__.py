@@ -15,9 +15,9 @@ __all__ = ["ImportBuilder", "formats", "import_builder"]
 
 @cache
 def formats() -> Mapping[str, Format]:
-    """Returns the formats that ``cml.load`` reads beside NNEF, by file suffix.
+    """Returns the formats that ``cml.load`` reads beside NNEF, by file suffix, such as ``".onnx"``.
 
-    Each package of this folder that defines ``FORMAT`` is one of them.
+    A package of this folder adds a format by defining ``FORMAT``.
     """
     packages = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__) if m.ispkg]
     found: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]

@@ -1,4 +1,4 @@
-"""Builds a graph operator by operator, for converters."""
+"""A builder that assembles a graph operator by operator, for converters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ImportBuilder:
         self.sources: dict[str, Source] = {}
 
     def name(self, wanted: str) -> str:
-        """Returns an unused identifier that resembles the requested name.
+        """Returns an unused identifier that resembles the requested name, and reserves it.
 
         Two names differ by more than their case, because labels become file names.
         """
@@ -74,24 +74,33 @@ class ImportBuilder:
             self._numbers[base] = min(self._numbers[base], int(number) - 1)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserves names, identifiers or not, so that :meth:`name` does not return them."""
+        """Reserves names so that :meth:`name` does not return them.
+
+        They need not be identifiers.
+        """
         self._taken.update(name.lower() for name in names)
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
-        """Adds a float32 input of the network and returns its name."""
+        """Adds a float32 input of the network and returns its name, which resembles ``wanted``."""
         name = self.name(wanted)
         self.inputs.append(name)
         self._declare(name, Fact("scalar", tuple(shape)))
         return name
 
     def exact_input(self, name: str, fact: Fact) -> str:
-        """Adds an input under a reserved name and returns the name."""
+        """Adds an input of the network under exactly this name and returns the name.
+
+        The caller has reserved the name; it is not checked here.
+        """
         self.inputs.append(name)
         self._declare(name, fact)
         return name
 
     def variable(self, wanted: str, values: Array, dtype: str = "scalar") -> str:
-        """Adds weights, which are saved in a file of that label, and returns their name."""
+        """Adds an array as weights and returns their name, which is also the label of their file.
+
+        The values are copied. Their bytes are charged to the load budget.
+        """
         name = self.name(wanted)
         size = values.size * NUMPY_DTYPE[dtype].itemsize
         current_budget().charge_bytes(size, f"the constant '{name}'", self.source)
@@ -103,7 +112,7 @@ class ImportBuilder:
         return name
 
     def literal(self, value: Any, dtype: str = "scalar") -> str:
-        """Adds a constant of one element and returns its name; equal constants are shared."""
+        """Adds a constant of one element and returns its name; equal constants share one name."""
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
@@ -116,7 +125,8 @@ class ImportBuilder:
     def node(self, op: str, inputs: Sequence[str], wanted: str, **attrs: Any) -> str:
         """Adds an operator with one result and returns the result's name.
 
-        Attributes that are left out have their defaults.
+        Attributes that are left out get their defaults. The shape of the result is inferred at
+        once.
         """
         return self.split_node(op, inputs, [wanted], **attrs)[0]
 
@@ -128,7 +138,7 @@ class ImportBuilder:
         declared: Signature | None = None,
         **attrs: Any,
     ) -> list[str]:
-        """Adds an operator with several results and returns their names.
+        """Adds an operator with several results and returns their names, in the operator's order.
 
         ``declared`` is the signature of an operator that is neither NNEF's nor the engine's.
         """
@@ -155,16 +165,20 @@ class ImportBuilder:
         attrs: Mapping[str, Any],
         facts: Sequence[Fact],
     ) -> list[str]:
-        """Adds an operator without a known signature; ``facts`` are the facts of its results."""
+        """Adds an operator without a known signature and returns the names of its results.
+
+        ``facts`` are the types and shapes of the results, because they cannot be inferred.
+        """
         outputs = [self.name(wanted) for _ in facts]
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), Attrs(attrs), self.source))
         self.facts.update(zip(outputs, facts, strict=True))
         return outputs
 
     def splice(self, graph: Graph, inputs: Sequence[str], base: str) -> list[str]:
-        """Adds the nodes of another graph, which reads the given tensors as its inputs.
+        """Copies the nodes and constants of ``graph`` and returns the new names of its outputs.
 
-        Returns the names of its outputs. New names begin with ``base``, an operator's name.
+        ``inputs`` are the tensors of this graph that replace the inputs of ``graph``, in order.
+        New names begin with ``base``, an operator's name.
         """
         names = dict(zip(graph.inputs, inputs, strict=True))
         for name, array in graph.constants.items():
@@ -184,9 +198,9 @@ class ImportBuilder:
         return [names[name] for name in graph.outputs]
 
     def rename(self, tensor: str, wanted: str, first: int = 0) -> str:
-        """Renames a result of the nodes from index ``first`` on and returns its new name.
+        """Renames ``tensor``, a result of a node from index ``first`` on, and returns its new name.
 
-        No node before ``first`` may read it.
+        No node before ``first`` may read the tensor.
         """
         self._check_unused(tensor)
         new = self.name(wanted)
@@ -194,16 +208,16 @@ class ImportBuilder:
         return new
 
     def rename_all(self, names: Mapping[str, str], first: int = 0) -> None:
-        """Renames results of the nodes from index ``first`` on; the new names must be unused.
+        """Renames tensors, from old to new name, in the nodes from index ``first`` on.
 
-        No node before ``first`` may read them.
+        The new names must be unused, and no node before ``first`` may read the tensors.
         """
         self.nodes[first:] = [rename_tensors(node, names) for node in self.nodes[first:]]
         for old, new in names.items():
             self.facts[new] = self.facts.pop(old)
 
     def graph(self, name: str, outputs: Sequence[str]) -> Graph:
-        """Returns the finished graph.
+        """Returns the finished graph; ``outputs`` are the names of its output tensors.
 
         Raises :class:`ModelError` if it has no inputs or no outputs.
         """
@@ -212,7 +226,10 @@ class ImportBuilder:
         return self.any_graph(name, outputs)
 
     def any_graph(self, name: str, outputs: Sequence[str]) -> Graph:
-        """Returns the finished graph, which may consist of constants alone."""
+        """Returns the finished graph.
+
+        Unlike with :meth:`graph`, inputs and outputs may be missing.
+        """
         return Graph(
             name=self.name(name),
             inputs=tuple(self.inputs),
@@ -237,7 +254,10 @@ class ImportBuilder:
 
 
 def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
-    """Returns the node with its tensors renamed."""
+    """Returns a copy of the node with its inputs, outputs and epilogue inputs renamed by ``names``.
+
+    Tensors that ``names`` lacks keep their names.
+    """
 
     def new(old: Iterable[str]) -> tuple[str, ...]:
         return tuple(names.get(name, name) for name in old)

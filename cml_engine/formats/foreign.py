@@ -1,4 +1,4 @@
-"""Models of other frameworks and cooked files: messages that say how to load them.
+"""Recognises model files of other frameworks and cooked files, and says how to convert them.
 
 Each line is a command, mostly of the framework's own exporter, with the file's name filled in.
 """
@@ -37,7 +37,10 @@ _SAVED_MODEL = "saved_model.pb"
 
 
 def check_foreign(model: Path) -> None:
-    """Raises :class:`InputError` with the exporter's line if a file is of another framework."""
+    """Raises :class:`InputError` with a command that converts the file if it is foreign.
+
+    Returns normally for all other files. The suffix decides; for a folder, a file inside it.
+    """
     if model.is_dir() and (model / _SAVED_MODEL).is_file():
         what, line = "a TensorFlow SavedModel", _TF.replace("{what}", "--saved-model {file}")
     elif (found := _FOREIGN.get(model.suffix.lower())) is not None and not model.is_dir():

@@ -56,9 +56,9 @@ class Format:
     ----------
     name, suffix : the format's name, and the suffix of its files.
     open : reads a model from a path or a :class:`ModelSource`; returns a function that makes its
-        graphs.
-    takes : the supported arguments of ``cml.load``, of ``constants``, ``random_weights`` and
-        ``placeholders``.
+        graph at given input shapes.
+    takes : the optional arguments of ``cml.load`` that the format supports, out of ``constants``,
+        ``random_weights`` and ``placeholders``.
     in_bytes : whether a model may be given as the bytes of its one file.
     """
 

@@ -50,7 +50,7 @@ class Tensor:
 
     @property
     def fact(self) -> Fact:
-        """The type and shape."""
+        """The type and shape of the tensor."""
         return self.builder._made.facts[self.name]
 
     @property
@@ -124,14 +124,21 @@ class GraphBuilder(OperatorMethods):
         self._outputs: dict[str, str] = {}
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "scalar") -> Tensor:
-        """Adds an input."""
+        """Adds an input of the network and returns its tensor.
+
+        The tensor's name differs from ``name`` if that is taken or is no identifier.
+        """
         if dtype not in NUMPY_DTYPE:
             raise InputError(f"input '{name}' has dtype '{dtype}': choose {', '.join(NUMPY_DTYPE)}")
         found = self._made.name(name)
         return Tensor(self, self._made.exact_input(found, Fact(dtype, tuple(shape))))
 
     def weights(self, values: Array, name: str = "weights") -> Tensor:
-        """Adds an array, which is saved in a file of that name."""
+        """Adds an array as weights, saved in a file called ``name``, and returns their tensor.
+
+        Floats become float32 and integers int32. Raises :class:`InputError` for other types of
+        elements.
+        """
         dtype = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}.get(
             np.asarray(values).dtype.kind
         )
@@ -140,7 +147,7 @@ class GraphBuilder(OperatorMethods):
         return Tensor(self, self._made.variable(name, np.asarray(values), dtype))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Returns the tensor of that name."""
+        """Returns the tensor of that name, or raises :class:`InputError` if there is none."""
         if name not in self._made.facts:
             raise InputError(f"'{self.name}' has no tensor '{name}'")
         return Tensor(self, name)
@@ -155,9 +162,11 @@ class GraphBuilder(OperatorMethods):
         return cast("Callable[..., Tensor | tuple[Tensor, ...]]", call)
 
     def replace(self, old: Tensor | str, new: Tensor) -> None:
-        """Lets everything that reads ``old`` read ``new``, but for what ``new`` is computed from.
+        """Makes all operators and outputs that read ``old`` read ``new`` instead.
 
-        ``old`` may be an input, which is then left out, or an output.
+        Operators that ``new`` is computed from still read ``old``. ``old`` may be an input; if
+        nothing reads it afterwards, the graph no longer has it. Raises :class:`ModelError` if
+        the types or shapes differ.
         """
         name = old if isinstance(old, str) else old.name
         fact, made = self[name].fact, self._made
@@ -175,9 +184,12 @@ class GraphBuilder(OperatorMethods):
         self._outputs = {out: new.name if t == name else t for out, t in self._outputs.items()}
 
     def graph(self, **outputs: Tensor) -> Graph:
-        """Returns the graph that computes the outputs, which are called as the keywords.
+        """Returns the graph that computes the given tensors.
 
-        Without any, an edited graph keeps its own. What no output needs is left out.
+        The keywords become the outputs' names.
+
+        Without keywords an edited graph keeps its outputs. Nodes and inputs that no output needs
+        are left out.
         """
         ends = {name: t.name for name, t in outputs.items()} or self._outputs
         if not ends:
@@ -213,7 +225,10 @@ class GraphBuilder(OperatorMethods):
         return _reloaded(graph)
 
     def _output_names(self, ends: Mapping[str, str]) -> dict[str, str]:
-        """Returns new names of tensors: the outputs', and others for those that had these."""
+        """Returns the renamings, from old to new tensor name, that give the outputs their names.
+
+        A tensor that already has an output's name, but is another tensor, gets a new name.
+        """
         computed = {name for node in self._made.nodes for name in node.outputs}
         names = {}
         for name, tensor in ends.items():
@@ -253,7 +268,7 @@ class GraphBuilder(OperatorMethods):
         operands: Sequence[Operand | Sequence[Operand]],
         attrs: Mapping[str, object],
     ) -> tuple[str, list[str]]:
-        """Returns the NNEF text of a call, and the tensors that are its inputs."""
+        """Returns the NNEF text of a graph with this one call, and the graph's input tensors."""
         values = _bound(declared, operands, attrs)
         dtype = values.pop("dtype", None) if declared.generic else None
         inputs: list[str] = []
@@ -296,10 +311,10 @@ class GraphBuilder(OperatorMethods):
 
 
 def edit(graph: Graph) -> GraphBuilder:
-    """Returns a builder that has everything of a loaded graph, to change it.
+    """Returns a builder that holds a graph's inputs, nodes, constants and outputs, to change it.
 
-    Raises :class:`InputError` for an integer or cooked network: edit the float network it was made
-    from.
+    The graph itself does not change. Raises :class:`InputError` for an integer or cooked
+    network: edit the float network it was made from.
 
     Examples
     --------
@@ -330,7 +345,7 @@ def edit(graph: Graph) -> GraphBuilder:
 
 
 def _caller() -> Source:
-    """Returns the position of the call into this module."""
+    """Returns the file and line of the code outside this module that called into it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -353,7 +368,11 @@ def _bound(
     operands: Sequence[Operand | Sequence[Operand]],
     attrs: Mapping[str, object],
 ) -> dict[str, object]:
-    """Returns the values of the parameters by name."""
+    """Returns the operands and attributes of a call by the names of the operator's parameters.
+
+    Raises :class:`ModelError` for too many operands, and for unknown, repeated or missing
+    parameters.
+    """
     if len(operands) > len(declared.params):
         raise ModelError(f"{len(operands)} operands given, expected {declared}")
     values: dict[str, object] = dict(zip((p.name for p in declared.params), operands, strict=False))
@@ -371,7 +390,10 @@ def _bound(
 
 
 def _results(declared: Signature, values: Mapping[str, object]) -> list[str | list[str]]:
-    """Returns the names of a call's results; a list for an array of tensors."""
+    """Returns new names for the results of a call.
+
+    A result that is an array gets a list of names.
+    """
     found: list[str | list[str]] = []
     for i, result in enumerate(declared.results):
         if result.type.kind != "array":
@@ -387,7 +409,7 @@ def _results(declared: Signature, values: Mapping[str, object]) -> list[str | li
 
 
 def _ancestors(nodes: Sequence[Node], names: object) -> set[str]:
-    """Returns the tensors that the named ones are computed from, and these."""
+    """Returns the named tensors and all tensors that they are computed from."""
     by_output = {name: node for node in nodes for name in node.outputs}
     found: set[str] = set()
     waiting = list(cast("Sequence[str]", names))
@@ -401,7 +423,10 @@ def _ancestors(nodes: Sequence[Node], names: object) -> set[str]:
 
 
 def _sorted(nodes: Sequence[Node]) -> list[Node]:
-    """Returns the nodes so that each comes after those that it reads."""
+    """Returns the nodes in an order in which each node follows the nodes whose results it reads.
+
+    Raises :class:`ModelError` if a node depends on itself.
+    """
     by_output = {name: node for node in nodes for name in node.outputs}
     done: dict[str, Node] = {}
     for last in nodes:
@@ -424,7 +449,7 @@ def _sorted(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _reloaded(graph: Graph) -> Graph:
-    """Returns the graph as it is after saving and loading, so that it can be reshaped."""
+    """Writes the graph as NNEF in memory and loads it again, so that it can be reshaped."""
     from cml_engine.formats.loading import load
 
     composed = compose(graph, graph.declarations)

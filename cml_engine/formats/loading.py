@@ -103,7 +103,10 @@ def load(
 
 
 def _with_warning(graph: Graph) -> Graph:
-    """Warns of weights that are NaN or infinite, once, and returns the graph with that note."""
+    """Warns of weights that are NaN or infinite, and returns the graph with that warning as a note.
+
+    A graph without them is returned unchanged.
+    """
     found = {name: array for name, array in graph.constants.items() if _is_broken(array)}
     if not found:
         return graph
@@ -135,8 +138,7 @@ def _not_finite(array: Array) -> str:
 
 
 def _limit_resources(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
-    """Returns a graph function that runs each call, also a later reshape, within its own load
-    budget."""
+    """Wraps ``make`` so that each call, also a later reshape, runs within its own load budget."""
 
     def bounded(shapes: Shapes) -> Graph:
         with load_budget(limits):
@@ -155,7 +157,11 @@ def _find_factory(
     sliders: Mapping[str, Slider | str] | None,
     gas_limit: int | None,
 ) -> GraphFactory:
-    """Returns the function that makes the model's graph at given shapes."""
+    """Returns the function that makes the model's graph at given input shapes.
+
+    The arguments are those of :func:`load`. An argument that the format does not support is an
+    error.
+    """
     random = None
     if random_weights is not None:
         random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
@@ -193,14 +199,17 @@ def _find_factory(
 def _add_sliders(
     make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
 ) -> Callable[[Shapes], Graph]:
-    """Returns a graph function that adds the sliders to each graph."""
+    """Wraps ``make`` so that it adds the sliders to each graph.
+
+    Returns ``make`` itself if there are no sliders.
+    """
     if not sliders:
         return make
     return lambda shapes: with_sliders(make(shapes), sliders, _operands)
 
 
 def _operands(op: str) -> tuple[str, ...]:
-    """Returns the names of an operator's operands."""
+    """Returns the names of an NNEF operator's operands; an unknown operator has none."""
     found = nnef.standard_signatures().get(op)
     return () if found is None else tuple(param.name for param in found.tensors)
 
@@ -251,7 +260,7 @@ def _no_model_error(model: object) -> InputError:
 
 
 def _shown(model: Model) -> str:
-    """Returns the name of a model for messages."""
+    """Returns a model as messages name it, in quotes if it is a path."""
     if isinstance(model, Bytes):
         return "the bytes of a model"
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
@@ -310,9 +319,10 @@ def _check_path(given: object) -> Path:
 
 
 def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:
-    """Saves a graph, loads it back and returns the loaded graph.
+    """Saves a graph and returns the graph that loading the saved file gives.
 
-    An existing file is replaced only after the load has succeeded.
+    The graph is first saved and loaded in a temporary folder. An existing file is replaced only if
+    that succeeds with equal inputs and outputs.
     """
     with TemporaryDirectory() as folder:
         trial = Path(folder) / "model"
@@ -330,7 +340,7 @@ def _build_text(text: str) -> Graph:
 
 
 def _declared_operators() -> dict[str, str]:
-    """Returns the signatures of the registered operators that NNEF lacks, by name."""
+    """Returns the NNEF signatures, by name, of the registered operators that NNEF lacks."""
     return {
         name: spec.signature
         for name, spec in registered().items()
@@ -343,7 +353,7 @@ def _is_new(name: str) -> bool:
 
 
 def _library(files: Sequence[str | Path]) -> dict[str, str]:
-    """Returns the fragments of the given files, by name."""
+    """Reads files of NNEF fragments and returns the text of each fragment by its name."""
     found: dict[str, str] = {}
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""The state of one conversion: the tensor of each of ncnn's blobs."""
+"""The state of one ncnn conversion: the graph under construction and the tensor of each blob."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cml_engine.ir.graph import Array, Fact, Graph
 
 @dataclass
 class Conversion:
-    """The graph under construction.
+    """The conversion of one ncnn model to a graph; layer functions add operators and weights to it.
 
-    Layer functions add operators with ``op`` and weights with ``weight``. ncnn has no batch
-    axis: its (channels, height, width) becomes NNEF's (1, channels, height, width), and axis
-    numbers grow by one. ``shapes`` are the shapes of the inputs.
+    ncnn has no batch axis: its (channels, height, width) becomes NNEF's (1, channels, height,
+    width), and axis numbers grow by one. ``shapes`` are the shapes of the inputs. Tensors are
+    given by name.
     """
 
     builder: ImportBuilder
@@ -32,44 +32,58 @@ class Conversion:
     # -- for layers -----------------------------------------------------------------------------
 
     def op(self, op: str, *operands: str | float, **attrs: Any) -> str:
-        """Adds an operator with one result; numbers among the operands become literals."""
+        """Adds an operator with one result and returns the result's name.
+
+        Numbers among the operands become literals.
+        """
         return self.ops(op, 1, *operands, **attrs)[0]
 
     def ops(self, op: str, count: int, *operands: str | float, **attrs: Any) -> list[str]:
-        """Adds an operator with several results."""
+        """Adds an operator with ``count`` results and returns their names."""
         inputs = [x if isinstance(x, str) else self.builder.literal(x) for x in operands]
         wanted = [f"{self._base}_{op}"] * count
         return self.builder.split_node(op, inputs, wanted, **attrs)
 
     def weight(self, values: Array, what: str, dtype: str = "scalar") -> str:
-        """Adds a constant that is saved in a file."""
+        """Adds a constant that is saved in a file named after the layer and ``what``.
+
+        Returns its name.
+        """
         return self.builder.variable(f"{self._layer.name}_{what}", values, dtype)
 
     def raw(self, count: int, what: str, unit: int = 1) -> str:
-        """Reads the next weights of the ``.bin`` that have no flag, one per channel, as a
-        constant."""
+        """Reads the next ``count`` weights of the ``.bin``, which have no flag, as a constant.
+
+        Returns its name. Its shape is (1, ``count``) and one axis of 1 for each of ``unit - 1``.
+        """
         values = self.weights.raw(count, self._layer)
         return self.weight(values.reshape(1, -1, *[1] * (unit - 1)), what)
 
     def extents(self, x: str) -> tuple[int, ...]:
-        """Returns ncnn's shape of a tensor, outermost axis first."""
+        """Returns ncnn's shape of a tensor: NNEF's shape without the batch."""
         return self.builder.facts[x].shape[1:]
 
     def axis(self, x: str, axis: int) -> int:
-        """Returns NNEF's number of an axis of ncnn."""
+        """Returns NNEF's number of an axis that ncnn counts without the batch.
+
+        A negative number counts from the end.
+        """
         rank = len(self.extents(x))
         if not -rank <= axis < rank:
             raise self._layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
     def reshape(self, x: str, extents: Sequence[int]) -> str:
-        """Reshapes all axes but the batch."""
+        """Reshapes all axes but the batch to ``extents`` and returns the result's name."""
         if tuple(extents) == self.extents(x):
             return x
         return self.op("reshape", x, shape=list(extents), axis_start=1)
 
     def split(self, x: str, axis: int, parts: Sequence[int]) -> str:
-        """Splits an axis, in NNEF's numbering, into several; one extent may be -1."""
+        """Splits an axis into axes with the extents ``parts``, one of which may be -1.
+
+        The axis is in NNEF's numbering. Returns the result's name.
+        """
         return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
 
     def merge(self, x: str, axis: int, count: int) -> str:
@@ -83,7 +97,10 @@ class Conversion:
     # -- for the conversion ---------------------------------------------------------------------
 
     def add_input(self, blob: str, layer: NcnnLayer | None) -> None:
-        """Adds an input of the network for a blob."""
+        """Adds an input of the network for a blob.
+
+        ``layer`` is the blob's ``Input`` layer, if it has one.
+        """
         self.builder.source = layer.source if layer else None
         if layer is not None and blob in self._blobs:
             raise layer.damaged_error(f"blob '{blob}' is made twice")
@@ -91,7 +108,7 @@ class Conversion:
         self._blobs[blob] = self.builder.exact_input(blob, fact)
 
     def convert(self, layer: NcnnLayer, kind: LayerType) -> None:
-        """Converts one layer."""
+        """Adds the operators of one layer and binds the layer's output blobs to the results."""
         self._layer = layer
         self.builder.source = layer.source
         inputs = [self._blob(name) for name in layer.inputs]
@@ -100,8 +117,7 @@ class Conversion:
         self._put([result] if isinstance(result, str) else list(result), first)
 
     def graph(self, name: str) -> Graph:
-        """Returns the finished graph. A blob that no layer reads is an output and keeps its
-        name."""
+        """Returns the finished graph; its outputs are the blobs that no layer reads."""
         builder, outputs = self.builder, list[str]()
         for blob in [b for b in self._blobs if b not in self._used]:
             tensor = self._blobs[blob]
@@ -125,8 +141,10 @@ class Conversion:
         return self._blobs[name]
 
     def _put(self, tensors: list[str], first: int) -> None:
-        """Binds the layer's output blobs to tensors; tensors that the layer made get the blobs'
-        names."""
+        """Binds the layer's output blobs to ``tensors``, in order.
+
+        A tensor that a node from index ``first`` on computes is renamed to its blob.
+        """
         layer = self._layer
         if len(tensors) != len(layer.outputs):
             raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")

@@ -1,4 +1,4 @@
-"""Converts ncnn's inputs and stored tensors."""
+"""Finds the inputs of an ncnn network, and converts its layers for inputs and stored tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _RANKS = range(2, 6)
 def input_shapes(
     layers: Sequence[NcnnLayer], given: Shapes, file: str
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every input, batch first; ``given`` shapes override those of the
-    file."""
+    """Returns the shape of every input by name, batch first.
+
+    ``given`` shapes override the shapes that the file states. Raises an error for an input that has
+    neither.
+    """
     stored = {b: _stored(layer) for layer in layers if layer.type == "Input" for b in layer.outputs}
     stored |= dict.fromkeys(_undefined_inputs(layers)) if not stored else {}
     written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
@@ -41,7 +44,7 @@ def _undefined_inputs(layers: Sequence[NcnnLayer]) -> list[str]:
 
 
 def _stored(layer: NcnnLayer) -> tuple[int, ...] | None:
-    """Returns the shape that an ``Input`` layer states, or None."""
+    """Returns the shape that an ``Input`` layer states, batch first, or None if it states none."""
     width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
     extents = [channels, depth, height, width]
     while extents and not extents[0]:

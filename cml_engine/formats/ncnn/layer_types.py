@@ -22,10 +22,10 @@ ANY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerType:
-    """A layer type of ncnn: its converter, its parameter ids, and its numbers of inputs and
-    outputs.
+    """A layer type of ncnn: its converter, parameter ids, and numbers of inputs and outputs.
 
-    ``limits`` describes, for the documentation, the variants that are refused.
+    ``inputs`` and ``outputs`` are the smallest and largest number. ``limits`` describes, for the
+    documentation, the variants that are refused.
     """
 
     name: str
@@ -46,8 +46,10 @@ def converts(
     outputs: tuple[int, int] = (1, 1),
     limits: str = "",
 ) -> Callable[[Convert], Convert]:
-    """Registers the decorated function as the converter of layers; ``params`` is like ``"0-6
-    9"``."""
+    """Returns a decorator that registers a function as the converter of the named layer types.
+
+    ``params`` lists the known parameter ids, such as ``"0-6 9"``.
+    """
 
     def declare(convert: Convert) -> Convert:
         for name in names:

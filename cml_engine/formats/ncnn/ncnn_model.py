@@ -1,4 +1,4 @@
-"""An ncnn model in memory."""
+"""Reads an ncnn model and makes graphs of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ del _layers  # importing them fills the table
 
 
 class NcnnModel:
-    """A ``.param`` and the ``.bin`` beside it; makes graphs for any input shapes."""
+    """An ncnn model in memory: a ``.param`` and the ``.bin`` beside it.
+
+    Makes graphs for input shapes.
+    """
 
     def __init__(self, model: Model, engine: Engine) -> None:
         if isinstance(model, Bytes):
@@ -36,8 +39,10 @@ class NcnnModel:
         self._engine = engine
 
     def graph(self, shapes: Shapes) -> Graph:
-        """Returns the graph at the given input shapes, by name; other inputs have the file's
-        shapes."""
+        """Returns the graph for the given input shapes, by input name.
+
+        Inputs that ``shapes`` lacks have the shapes that the file states.
+        """
         found = input_shapes(self._layers, shapes, self._file)
         bin_name = str(PurePosixPath(self._source.graph).with_suffix(".bin"))
         weights = WeightReader(self._source, bin_name)
@@ -59,7 +64,10 @@ class NcnnModel:
 
 
 def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
-    """Returns the layers' types; raises one error for all types that cannot be converted."""
+    """Checks that every layer can be converted and returns the table of layer types, by name.
+
+    Raises one error that lists all types that cannot be converted.
+    """
     unknown: dict[str, list[NcnnLayer]] = {}
     for layer in layers:
         kind = LAYERS.get(layer.type)
@@ -76,7 +84,7 @@ def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
 
 
 def _cannot(name: str, layers: Sequence[NcnnLayer]) -> str:
-    """Returns the line of the error message for a layer type that cannot be converted."""
+    """Returns the line of the error message for the layers of a type that cannot be converted."""
     lower = {known.lower(): known for known in LAYERS}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
     todo = f"did you mean {lower[near[0]]}?" if near else "export the network without it"

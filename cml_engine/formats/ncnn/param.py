@@ -1,4 +1,4 @@
-"""Reads ncnn's ``.param``: the layers, as text."""
+"""Reads ncnn's ``.param``, a text file with one layer per line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _ARRAY_KEY = -23300
 
 @dataclass(frozen=True, slots=True)
 class NcnnLayer:
-    """One line of the ``.param``; ``params`` are numbers, or lists of numbers, by ncnn's ids."""
+    """A layer: one line of the ``.param``.
+
+    ``params`` holds a number, a list of numbers or a text for each of ncnn's parameter ids.
+    """
 
     type: str
     name: str
@@ -46,31 +49,43 @@ class NcnnLayer:
         return float(value)
 
     def values(self, key: int) -> list[float]:
-        """Returns a parameter as a list; a single number becomes a list of one."""
+        """Returns parameter ``key`` as a list of numbers.
+
+        A single number becomes a list of one, and a missing parameter an empty list.
+        """
         value = self.params.get(key, [])
         if isinstance(value, str):
             raise self.damaged_error(f"parameter {key} wants numbers, got {_shown(value)}")
         return list(value) if isinstance(value, list) else [value]
 
     def integers(self, key: int) -> list[int]:
-        """Returns a parameter as a list of integers."""
+        """Returns parameter ``key`` as a list of integers.
+
+        It is empty if the parameter is missing.
+        """
         values = self.values(key)
         if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
             raise self.damaged_error(f"parameter {key} wants integers, got {_shown(values)}")
         return [int(value) for value in values]
 
     def text(self, key: int) -> str:
-        """Returns an expression that ncnn evaluates at run time; usually it is empty."""
+        """Returns parameter ``key``, an expression that ncnn evaluates at run time.
+
+        The text is empty if the parameter is missing.
+        """
         value = self.params.get(key, "")
         return value if isinstance(value, str) else str(value or "")
 
     def refuse(self, key: int, what: str, default: float = 0) -> None:
-        """Raises an error if a parameter selects a variant that cannot be converted."""
+        """Raises an error if parameter ``key`` differs from ``default``.
+
+        Its other values select ``what``, a variant that cannot be converted.
+        """
         if self.params.get(key, default) != default:
             raise self.unsupported_error(what)
 
     def unsupported_error(self, what: str) -> UnsupportedOp:
-        """Returns the error for a variant of this layer that cannot be converted."""
+        """Returns the error for ``what``, a variant of this layer that cannot be converted."""
         message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
         return UnsupportedOp(message, self.source)
 
@@ -79,7 +94,10 @@ class NcnnLayer:
 
 
 def read_param(source: ModelSource) -> list[NcnnLayer]:
-    """Returns the layers of a ``.param``, which is the source's graph file."""
+    """Reads the ``.param`` of a source and returns its layers in the order of the file.
+
+    Raises :class:`ModelError` if the file has another format or is truncated.
+    """
     path = shown(source, source.graph)
     lines = _lines(source, path)
     if not lines or lines[0][1].strip() != MAGIC:
@@ -98,7 +116,7 @@ def read_param(source: ModelSource) -> list[NcnnLayer]:
 
 
 def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
-    """Returns the lines that are not empty, with their numbers."""
+    """Returns the lines of the ``.param`` that are not empty, each with its number from 1."""
     if file_size(source, source.graph) is None:
         raise ModelError(f"cannot read '{path}': there is no such file")
     file = SourceFile(source, source.graph)
@@ -129,9 +147,9 @@ def _layer(line: str, source: Source) -> NcnnLayer:
 
 
 def _is_param(word: str) -> bool:
-    """Returns True if a word is a parameter such as ``0=64``.
+    """Returns True if a word is a parameter such as ``0=64``, and not the name of a blob.
 
-    In the place of a blob name, one means that blobs are missing.
+    A parameter among the blob names means that blobs are missing.
     """
     key, equals, value = word.partition("=")
     return bool(equals) and key.lstrip("-").isdecimal() and value[:1] in "-0123456789"
@@ -154,7 +172,7 @@ def _param(word: str, source: Source) -> tuple[int, Any]:
 
 
 def _value(text: str) -> int | float | str:
-    """Returns a number, or the text that newer files have for computed shapes."""
+    """Returns a parameter's number, or the text of an expression that newer files have."""
     is_text = text[:1] == '"' or (text[:1].isalpha() and text.lower() not in ("nan", "inf"))
     return text.strip('"') if is_text else _number(text)
 

@@ -21,7 +21,7 @@ _TABLE = 256
 
 
 class WeightReader:
-    """A sequential reader of a ``.bin``."""
+    """A sequential reader of a ``.bin``: each call reads the next weights of a layer."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
         self._name = name
@@ -34,12 +34,17 @@ class WeightReader:
         self._at = 0
 
     def raw(self, count: int, layer: NcnnLayer) -> Array:
-        """Reads ``count`` float32 values that have no storage flag: biases, slopes, constants."""
+        """Reads the next ``count`` float32 values, such as biases, which have no flag."""
         return self._take(count, np.dtype("<f4"), layer)
 
     def flagged(self, count: int, layer: NcnnLayer) -> Array:
-        """Reads ``count`` weights and the 32-bit flag before them that tells how they are
-        stored."""
+        """Reads a 32-bit flag and ``count`` weights, stored as the flag says.
+
+        Returns them as float32.
+
+        They are stored as float32, as float16, or as bytes that index a table. Raises an error
+        for int8.
+        """
         (flag,) = struct.unpack("<I", self._take(4, np.dtype(np.uint8), layer).tobytes())
         if flag in _RAW:
             return self.raw(count, layer)

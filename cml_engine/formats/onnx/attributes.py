@@ -22,15 +22,15 @@ class WrongAttribute(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """One attribute of an operator.
+    """The declaration of one attribute of an ONNX operator: its type, default and allowed values.
 
     Parameters
     ----------
     kind : the type of the value, or of each entry where there are ``many``.
     default : the value of an attribute that is left out, of each entry if there is a ``count``.
     low, high : the bounds of integers.
-    among : all values that it may have; none where these are not listed.
-    count : the length of a list, told by the node.
+    among : all allowed values; empty if they are not listed.
+    count : returns the length of a list from the node.
     """
 
     kind: type
@@ -43,7 +43,9 @@ class Attr:
     count: Callable[[Any], int] | None = None
 
     def value(self, given: Any, count: int | None) -> Any:
-        """Returns the value that a node gives, of the declared type.
+        """Checks the value ``given`` by a node and returns it.
+
+        Numbers of float attributes become floats.
 
         Raises
         ------
@@ -59,7 +61,10 @@ class Attr:
         return found if self.many else found[0]
 
     def left_out(self, count: int | None) -> Any:
-        """Returns the value of an attribute that a node does not give."""
+        """Returns the default, the value of an attribute that a node leaves out.
+
+        With ``count`` it is a list of that length.
+        """
         return self.default if count is None or self.default is None else [self.default] * count
 
     def _fits(self, value: object) -> bool:
@@ -99,23 +104,26 @@ def required(attr: Attr) -> Attr:
 
 
 def at_least(low: int, default: int | None = None) -> Attr:
-    """Declares a 32-bit integer of at least ``low``."""
+    """Declares a 32-bit integer attribute of at least ``low``."""
     return Attr(int, default, low=low, high=_LARGEST)
 
 
 def per_axis(low: int, default: int | None = None, times: int = 1) -> Attr:
-    """Declares a list of ``times`` integers for each spatial axis of the first input."""
+    """Declares a list with ``times`` integers for each spatial axis of the node's first input."""
     many = replace(at_least(low, default), many=True)
     return replace(many, count=lambda node: times * max(node[0].rank - 2, 0))
 
 
 def one_of(default: str, *others: str) -> Attr:
-    """Declares a text that must be one of those listed; the first is the default."""
+    """Declares a text attribute that must be one of the arguments; the first is the default."""
     return Attr(str, default, among=(default, *others))
 
 
 def declared(value: Any) -> Attr:
-    """Returns the attribute that a row declares by a default, or by a type if it is required."""
+    """Returns the declaration of an attribute from its shorthand.
+
+    A type stands for a required attribute, any other value for an attribute with that default.
+    """
     if isinstance(value, Attr):
         return value
     if isinstance(value, type):

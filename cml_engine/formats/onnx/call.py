@@ -14,28 +14,39 @@ from cml_engine.ir.graph import Fact
 
 
 class OnnxCall(NodeInputs):
-    """The argument of an operator's form: a node's inputs and attributes, and the graph to write
-    to."""
+    """One node of an ONNX model while it is imported: its inputs and attributes.
+
+    The converter of the node's operator gets it as its argument, and adds NNEF operators with its
+    methods.
+    """
 
     def op(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
-        """Adds an operator with one result."""
+        """Adds an NNEF operator with one result and returns the result."""
         return self.emit.node(op, [self.emit.value(x) for x in inputs], 1, attrs)[0]
 
     def ops(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
-        """Adds an operator with several results."""
+        """Adds an NNEF operator with ``results`` results and returns them."""
         return self.emit.node(op, [self.emit.value(x) for x in inputs], results, attrs)
 
     def fragment(self, op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
-        """Adds the operators that a compound operator of NNEF or of the extensions expands to."""
+        """Adds the operators that a compound operator of NNEF or of the extensions expands to.
+
+        Returns its ``results`` results.
+        """
         return self.emit.fragment(op, [self.emit.value(x) for x in inputs], results, attrs)
 
     def zip(self, op: str, *inputs: Operand, **attrs: Any) -> Value:
-        """Adds an elementwise operator whose operands' shapes are aligned from the right, as in
-        ONNX."""
+        """Adds an elementwise operator and returns its result.
+
+        The operands' shapes are aligned from the right, as in ONNX.
+        """
         return self.op(op, *self.align(*inputs), **attrs)
 
     def align(self, *inputs: Operand) -> list[Value]:
-        """Prepends axes of 1 up to the largest rank, because NNEF aligns shapes from the left."""
+        """Returns the inputs, all of the largest rank; axes of 1 are added in front.
+
+        ONNX aligns shapes from the right, NNEF from the left.
+        """
         values = [self.emit.value(x) for x in inputs]
         rank = max(v.rank for v in values)
         full = any(v.array is None and v.rank == rank for v in values)
@@ -84,7 +95,10 @@ class OnnxCall(NodeInputs):
         return self.op("transpose", value, axes=list(axes)).typed(value.dtype)
 
     def slice(self, value: Value, axis: int, begin: int, end: int) -> Value:
-        """Returns the elements ``begin`` to ``end`` of one axis; ``0 <= begin <= end``."""
+        """Returns the elements from ``begin`` up to, not including, ``end`` of one axis.
+
+        ``0 <= begin <= end``. No operator is added if the value is known or nothing is cut off.
+        """
         if begin == 0 and end == value.shape[axis]:
             return value
         if value.array is not None:
@@ -97,7 +111,7 @@ class OnnxCall(NodeInputs):
         return result.typed(value.dtype)
 
     def split(self, value: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
-        """Splits one axis into consecutive parts of the given sizes."""
+        """Splits one axis into consecutive parts of the given sizes and returns them."""
         ends = np.cumsum([0, *sizes]).tolist()
         if value.array is not None or 0 in sizes:
             return [self.slice(value, axis, a, b) for a, b in zip(ends, ends[1:], strict=False)]
@@ -107,7 +121,7 @@ class OnnxCall(NodeInputs):
         return [part.typed(value.dtype) for part in parts]
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Concatenates values along an axis; empty ones are left out."""
+        """Returns the values concatenated along an axis. It skips values without elements."""
         full = [v for v in values if 0 not in v.shape]
         if len(full) == 1:
             return full[0]
@@ -121,7 +135,7 @@ class OnnxCall(NodeInputs):
         return self.op("concat", *full, axis=axis).typed(full[0].dtype)
 
     def expand(self, value: Value, shape: Sequence[int]) -> Value:
-        """Broadcasts a value to a shape, aligned from the right."""
+        """Returns a value broadcast to a shape; shapes are aligned from the right."""
         lifted = self.reshape(value, [1] * (len(shape) - value.rank) + list(value.shape))
         repeats = [n if have == 1 else 1 for have, n in zip(lifted.shape, shape, strict=True)]
         if all(n == 1 for n in repeats):
@@ -133,13 +147,16 @@ class OnnxCall(NodeInputs):
         return self.op("tile", lifted, repeats=repeats).typed(value.dtype)
 
     def cast(self, value: Value, kind: str) -> Value:
-        """Casts a value to one of NNEF's three types."""
+        """Returns a value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         if value.kind == kind:
             return value
         return self.op("cast", value, dtype=kind)
 
     def scalar(self, value: Operand) -> Value:
-        """Casts a value to float32, the type of most operators; integers are exact up to 2^24."""
+        """Returns a value cast to float32, the type of most operators.
+
+        Integers are exact up to 2^24.
+        """
         return self.cast(self.emit.value(value), "scalar")
 
     def fact(self, value: Value) -> Fact:

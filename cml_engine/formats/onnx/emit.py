@@ -1,4 +1,4 @@
-"""The writer of an importer's graph: turns values into NNEF operators."""
+"""The graph under construction of an ONNX import: adds NNEF operators for values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from cml_engine.nnef.text.printer import print_expression
 
 
 def clean(name: str) -> str:
-    """Replaces the characters of a name that an identifier cannot have."""
+    """Returns a name with ``_`` in place of all characters that an identifier cannot have."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
 
 
 class Emitter:
-    """A graph under construction. ``base`` is the name stem of the tensors of the next nodes."""
+    """A graph under construction during an ONNX import.
+
+    ``base`` is the name stem of the tensors of the nodes that are added next.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -102,7 +105,10 @@ class Emitter:
     def custom(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
     ) -> list[Value]:
-        """Adds an operator that the game declares."""
+        """Adds an operator that the game declares and returns its results.
+
+        Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
+        """
         declared, _ = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
         known = [param.name for param in declared.attrs]
         for name in attrs:
@@ -133,15 +139,21 @@ class Emitter:
         attrs: Mapping[str, AttrValue],
         facts: Sequence[Fact],
     ) -> list[Value]:
-        """Adds an operator that is unknown to the engine; ``facts`` are the facts of its
-        results."""
+        """Adds an operator that is unknown to the engine and returns its results.
+
+        ``declaration`` is its NNEF signature, which the graph records. ``facts`` are the types
+        and shapes of its results.
+        """
         self.declarations[op] = declaration
         names = [self.tensor(value) for value in inputs if value is not None]
         outputs = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
         return [Value.computed(name, self.builder.facts[name]) for name in outputs]
 
     def _attribute(self, param: Param, value: Any) -> Any:
-        """Converts an ONNX attribute to its declared type; ONNX has 0 and 1 for logical values."""
+        """Returns an ONNX attribute converted to its declared type.
+
+        ONNX has 0 and 1 for logical values.
+        """
         if str(param.type) == "logical" and value in (0, 1):
             return bool(value)
         try:
@@ -158,7 +170,7 @@ class Emitter:
     def fragment(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
     ) -> list[Value]:
-        """Adds the operators that a compound operator expands to."""
+        """Adds the operators that a compound operator expands to and returns its results."""
         names = [self.tensor(value) for value in inputs]
         facts = tuple(self.builder.facts[name] for name in names)
         text = _call_text(op, facts, results, attrs)
@@ -171,12 +183,17 @@ class Emitter:
     # -- folding --------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """Returns the number of nodes, to be given to :meth:`evaluate` later."""
+        """Returns the number of nodes so far.
+
+        :meth:`evaluate` takes it as the index of the first node.
+        """
         return len(self.builder.nodes)
 
     def evaluate(self, values: Sequence[Value | None], mark: int) -> list[Value | None]:
-        """Runs the nodes added since the mark, removes them, and returns the values as known
-        ones."""
+        """Runs and removes the nodes added since the mark; returns the values with their arrays.
+
+        An entry that is None or already known is returned unchanged.
+        """
         nodes = self.builder.nodes[mark:]
         del self.builder.nodes[mark:]
         self.intervals.forget(mark)
@@ -197,7 +214,7 @@ class Emitter:
         ]
 
     def origins(self, value: Value) -> tuple[str, ...]:
-        """Returns the graph's inputs from which a tensor is computed."""
+        """Returns the names of the graph's inputs from which a value is computed, in order."""
         wanted = {value.tensor}
         for node in reversed(self.builder.nodes):
             if not wanted.isdisjoint(node.outputs):
@@ -207,19 +224,25 @@ class Emitter:
     # -- the end --------------------------------------------------------------------------------
 
     def call(self, tensor: str, wanted: str) -> None:
-        """Sets the name that a node's result gets in the finished graph."""
+        """Records the name that a node's result gets in the finished graph.
+
+        Inputs, and results that already have a name, keep it.
+        """
         if tensor not in self._names and tensor not in self.builder.inputs:
             self._names[tensor] = self.builder.name(clean(wanted) or "t")
 
     def also(self, wanted: str, count: Value, result: Value, axis: int) -> None:
-        """Adds a graph output with the number of valid elements along an axis of a fixed-size
-        result."""
+        """Adds the graph output ``wanted``: ``count``, the number of valid elements of a result.
+
+        The result has a fixed size, of which the first ``count`` elements along ``axis`` are valid.
+        """
         self._extra[self.builder.name(clean(wanted) or "count")] = count
         self._found[self.tensor(result)] = axis, count
 
     def found(self, value: Value) -> tuple[int, Value] | None:
-        """Returns the axis along which only part of a value is valid, and the number of valid
-        elements.
+        """Returns the axis along which a value is valid only in part, and how far it is valid.
+
+        The second item is the number of valid elements, a value that is computed at run time.
 
         Returns None if the whole value is valid.
         """
@@ -236,7 +259,10 @@ class Emitter:
         return (axes[value.tensor], counts[value.tensor]) if value.tensor in axes else None
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
-        """Returns the finished graph, whose outputs have exactly the given names."""
+        """Returns the finished graph with the given outputs, by name, then those of :meth:`also`.
+
+        Nodes and constants that no output needs are left out.
+        """
         builder = self.builder
         outputs = {**outputs, **self._extra}
         computed = {out for node in builder.nodes for out in node.outputs}
@@ -286,7 +312,7 @@ _OF_ARRAYS = ("einsum", "add_n")
 
 
 def _prune(graph: Graph) -> Graph:
-    """Removes the nodes and constants that no output needs."""
+    """Returns the graph without the nodes and constants that no output needs."""
     wanted, nodes = set(graph.outputs), list[Node]()
     for node in reversed(graph.nodes):
         if not wanted.isdisjoint(node.outputs):

@@ -1,4 +1,4 @@
-"""Activations, as separate layers and fused to others (parameters 9 and 10)."""
+"""Converts activations, both as separate layers and as part of another layer (parameters 9, 10)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def relu(graph: Conversion, x: str, slope: float = 0.0) -> str:
 
 
 def clip(graph: Conversion, x: str, low: float, high: float) -> str:
-    """Clamps to two bounds, of which either may be infinite; the upper bound takes precedence."""
+    """Clamps ``x`` to two bounds, either of which may be infinite, and returns the result's name.
+
+    If the bounds are in the wrong order, the upper bound takes precedence.
+    """
     if low > high:
         return graph.op("min", graph.op("max", x, low), high)
     if low > -_UNBOUNDED and high < _UNBOUNDED:
@@ -60,7 +63,10 @@ _FUSED: dict[int, tuple[Make, int]] = {
 
 
 def apply_activation(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Applies the activation that is fused to a layer."""
+    """Applies the activation that a layer states for its result ``x``.
+
+    Returns the new result's name.
+    """
     kind, params = layer.integer(9), [float(value) for value in layer.values(10)]
     if kind == 0:
         return x

@@ -1,4 +1,4 @@
-"""Arithmetic on one, two or many tensors."""
+"""Converts arithmetic on one, two or many tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _binary_op(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
 
 
 def _matched(graph: Conversion, left: str, right: str) -> tuple[str, str]:
-    """Reshapes two operands so that NNEF broadcasts them as ncnn does.
+    """Returns the two operands, one of them reshaped if NNEF would broadcast otherwise than ncnn.
 
     Both align shapes at the outermost axis, but ncnn aligns a tensor of one axis with the
     innermost axis if it fits only there.
@@ -98,7 +98,10 @@ def _log_add_exp(graph: Conversion, x: Operand, y: Operand) -> str:
 
 
 def _rest(whole: Callable[[Conversion, str], str]) -> OfTwo:
-    """Returns a converter of the remainder of a division whose quotient ``whole`` rounds."""
+    """Returns a function that adds a remainder ``x - whole(x / y) * y``.
+
+    ``whole`` rounds the quotient.
+    """
 
     def make(graph: Conversion, x: Operand, y: Operand) -> str:
         return graph.op("sub", x, graph.op("mul", whole(graph, graph.op("div", x, y)), y))
@@ -156,7 +159,7 @@ def _log(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 
 def _linear(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Computes ``shift + scale x``, the first step of three layers."""
+    """Computes ``scale x + shift`` with parameters 1 and 2, the first step of three layer types."""
     scale, shift = layer.number(1, 1.0), layer.number(2)
     x = x if scale == 1 else graph.op("mul", x, scale)
     return x if shift == 0 else graph.op("add", x, shift)
@@ -164,8 +167,10 @@ def _linear(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Scale", params="0-1", inputs=(1, 2))
 def _scale(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) -> str:
-    """Multiplies each channel by a stored factor, or by one of the second input; adds a stored
-    bias, if any."""
+    """Multiplies each channel by a factor and adds a stored bias, if the layer has one.
+
+    The factors are stored, or are the second input.
+    """
     if bool(computed) != (layer.integer(0) == MISSING) or (computed and layer.integer(1)):
         raise layer.damaged_error(f"{1 + len(computed)} inputs and {layer.integer(0)} factors")
     channels = graph.extents(x)[0]
@@ -186,7 +191,7 @@ def _bias(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 
 def _each(layer: NcnnLayer, graph: Conversion, x: str, what: str) -> str:
-    """Reads one stored number per channel."""
+    """Reads one stored number per channel of ``x`` as a constant and returns its name."""
     count = layer.integer(0)
     if count != graph.extents(x)[0]:
         raise layer.damaged_error(f"{count} numbers for {graph.extents(x)[0]} channels")

@@ -1,4 +1,4 @@
-"""Attention with several heads."""
+"""Converts multi-head attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 def _attention(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
     """Computes multi-head attention of rows of queries, keys and values.
 
-    A mask, if there is one, is the last input.
+    Missing inputs repeat the last one: with one input it is query, key and value. A mask, if
+    there is one, is the last input.
     """
     layer.refuse(7, "a cache of keys and values")
     layer.refuse(18, "quantised weights")
@@ -50,7 +51,10 @@ def _projected(
     heads: int,
     scale: float = 1.0,
 ) -> str:
-    """Multiplies rows by a matrix and moves the heads to the front: (heads, rows, head size)."""
+    """Multiplies the rows of ``x`` by a stored matrix and by ``scale``, and splits them into heads.
+
+    The result has ncnn's shape (heads, rows, head size).
+    """
     projected = _rows(layer, graph, x, what, ins, outs)
     if scale != 1:
         projected = graph.op("mul", projected, scale)

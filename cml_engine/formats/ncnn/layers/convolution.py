@@ -1,4 +1,4 @@
-"""Convolution and deconvolution in one, two and three dimensions, with and without groups."""
+"""Converts convolution and deconvolution in 1, 2 and 3 dimensions, with and without groups."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class PaddedAxis:
         return (self.kernel - 1) * self.dilation + 1
 
     def padding(self, size: int) -> tuple[int, int]:
-        """Returns the padding before and after an axis of ``size`` elements; resolves "same"
-        padding."""
+        """Returns the padding before and after an axis of ``size`` elements; resolves "same"."""
         if self.before not in (SAME_UPPER, SAME_LOWER):
             return self.before, self.behind
         total = max(0, self.extent + (size - 1) // self.stride * self.stride - size)
@@ -45,7 +44,10 @@ class PaddedAxis:
 
 
 def halves(total: int, kind: int) -> tuple[int, int]:
-    """Splits a sum in two; the larger part is the last or the first one."""
+    """Splits ``total`` into two halves.
+
+    The larger half is the last one if ``kind`` is ``SAME_UPPER``, else the first.
+    """
     small, large = total // 2, total - total // 2
     return (small, large) if kind == SAME_UPPER else (large, small)
 
@@ -129,7 +131,7 @@ def _deconvolution(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) 
 def _cut(
     layer: NcnnLayer, axes: Sequence[PaddedAxis], sizes: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Returns the elements that a deconvolution crops on each side of each axis.
+    """Returns the numbers of elements that a deconvolution crops before and after each axis.
 
     Output padding is a negative crop. A fixed output size is used only with "same" padding.
     """
@@ -151,7 +153,10 @@ def _cut(
 
 
 def _axes(layer: NcnnLayer) -> list[PaddedAxis]:
-    """Returns the window's axes, outermost first; missing parameters default to the width's."""
+    """Returns the window's axes, outermost first.
+
+    A parameter that is missing has the width's value.
+    """
     count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
     width = PaddedAxis(
         *(
@@ -196,7 +201,10 @@ def _check_input(layer: NcnnLayer, graph: Conversion, x: str, axes: Sequence[Pad
 def _weights(
     layer: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]
 ) -> int:
-    """Returns the number of weights; raises an error if it differs from the shapes' product."""
+    """Returns the number of weights that the shapes require.
+
+    Raises an error if the layer states another number.
+    """
     if min(count, groups) < 1 or count % groups or channels % groups:
         raise layer.damaged_error(f"{channels} channels to {count} in {groups} groups")
     wanted = count * (channels // groups) * prod(kernel)
@@ -211,7 +219,7 @@ def _bias(layer: NcnnLayer, graph: Conversion, count: int) -> str | float:
 
 
 def _dense(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Converts a convolution of a vector by kernels of one value as a matrix product."""
+    """Converts a convolution of a vector with a kernel of size 1 as a matrix product."""
     count, (width,) = _outputs(layer), graph.extents(x)
     weights = graph.weights.flagged(_weights(layer, width, count, 1, (1,)), layer)
     filters = graph.weight(weights.reshape(count, width), "filter")

@@ -1,4 +1,4 @@
-"""Layers that look up rows of a table."""
+"""Converts layers that look up rows of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 
 @converts("Embed", params="0-3 18", limits="int8 weights")
 def _embed(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Looks up a row per input value; indices outside the table are clamped to it."""
+    """Looks up a row of a stored table for each input value, and adds a bias if the layer has one.
+
+    Indices outside the table are clamped to it.
+    """
     layer.refuse(18, "int8 weights")
     width, words = layer.integer(0), layer.integer(1)
     if width < 1 or words < 1 or layer.integer(3) != width * words:

@@ -1,4 +1,4 @@
-"""Layers that move elements without computing."""
+"""Converts layers that move elements without computing."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _slice(layer: NcnnLayer, graph: Conversion, x: str) -> list[str]:
 
 
 def _ends(layer: NcnnLayer, extent: int) -> list[int]:
-    """Returns the end position of each part of a split.
+    """Returns the end position of each part of a split of an axis of ``extent`` elements.
 
-    The layer states positions, or sizes of which some share the remaining extent.
+    The layer states positions, or sizes; parts without a size share the remaining elements.
     """
     count, places = len(layer.outputs), layer.integers(2)
     if places:
@@ -102,7 +102,8 @@ def _by_offsets(
 ) -> tuple[list[int], list[int]]:
     """Returns the begin and the end of a crop on each axis.
 
-    The layer states offsets at both ends or sizes; a second input gives the sizes.
+    The layer states an offset at the front, and a size or an offset at the back. ``reference``,
+    if there is one, is an input whose extents are the size.
     """
     keys = _AXES[len(extents)]
     before = {"W": 0, "H": 1, "D": 13, "C": 2}
@@ -224,7 +225,7 @@ def _expand_dims(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 
 def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
-    """Returns the axes selected by flags for width, height, depth and channels."""
+    """Returns the axes, in NNEF's numbering, that a layer selects by flags for W, H, D and C."""
     letters = _AXES[rank]
     keys = dict(zip("WHDC", EXTENTS, strict=True))
     return [i for i, letter in enumerate(letters, 1) if layer.integer(keys[letter])]
@@ -235,7 +236,11 @@ def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
 
 @converts("PixelShuffle", params="0-1")
 def _pixel_shuffle(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Moves channels to space: (C r r, H, W) -> (C, H r, W r)."""
+    """Moves channels to space: (C r r, H, W) -> (C, H r, W r).
+
+    In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
+    one.
+    """
     factor, mode = _block(layer, graph, x)
     if graph.extents(x)[0] % (factor * factor):
         raise layer.damaged_error(f"{graph.extents(x)[0]} channels by {factor} x {factor}")
@@ -246,7 +251,11 @@ def _pixel_shuffle(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Reorg", params="0-1")
 def _reorg(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Moves space to channels: (C, H s, W s) -> (C s s, H, W)."""
+    """Moves space to channels: (C, H s, W s) -> (C s s, H, W).
+
+    In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
+    one.
+    """
     stride, mode = _block(layer, graph, x)
     _, height, width = graph.extents(x)
     if height % stride or width % stride:

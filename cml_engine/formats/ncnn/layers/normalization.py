@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Converts normalisation layers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _mvn(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Normalize", params="0-4 9")
 def _normalize(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Divides by the norm of a channel, of a position, or of the whole tensor; then scales."""
+    """Divides by the norm over a channel, a position or the whole tensor, then scales."""
     rank = len(graph.extents(x))
     across_space, across_channels = layer.integer(0), layer.integer(4, 1)
     if rank != 3 or not (across_space or across_channels):
@@ -114,7 +114,10 @@ def _normalize(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("LRN", params="0-4")
 def _lrn(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Divides by the neighbouring squares, across the channels or within each channel."""
+    """Local response normalisation over neighbouring channels, or over neighbours in each channel.
+
+    Divides ``x`` by ``(bias + alpha * mean of squares) ** beta``.
+    """
     size, across = layer.integer(1, 5), layer.integer(0) == 0
     if layer.integer(0) not in (0, 1) or size < 1 or len(graph.extents(x)) != 3:
         raise layer.unsupported_error(f"region {layer.integer(0)} of size {size}")
@@ -138,7 +141,10 @@ def _channels(layer: NcnnLayer, graph: Conversion, x: str, key: int) -> int:
 def _affine(
     layer: NcnnLayer, graph: Conversion, x: str, key: int, given: int
 ) -> tuple[str | float, str | float]:
-    """Applies the scale and offset of each channel, if the file has them."""
+    """Reads the scale and the offset of each channel as constants and returns their names.
+
+    Returns 1 and 0 if the file has none, which is when ``given`` is 0.
+    """
     if not given:
         return 1.0, 0.0
     count = _channels(layer, graph, x, key)
@@ -147,7 +153,10 @@ def _affine(
 
 
 def _inner(layer: NcnnLayer, graph: Conversion, x: str) -> list[int]:
-    """Returns the normalised axes: the last one or the last two, by the number of weights."""
+    """Returns the normalised axes, in NNEF's numbering: the last one or the last two.
+
+    They are the axes whose elements are as many as the layer's weights.
+    """
     extents, size = graph.extents(x), layer.integer(0)
     for count in (1, 2):
         if prod(extents[-count:]) == size and len(extents) >= count:
@@ -156,6 +165,6 @@ def _inner(layer: NcnnLayer, graph: Conversion, x: str) -> list[int]:
 
 
 def _over(layer: NcnnLayer, graph: Conversion, x: str, axes: Sequence[int], what: str) -> str:
-    """Reads one weight per position on the given axes."""
+    """Reads a constant with one weight per position on the given axes, and returns its name."""
     shape = [n if axis in axes else 1 for axis, n in enumerate((1, *graph.extents(x)))]
     return graph.weight(graph.weights.raw(prod(shape), layer).reshape(shape), what)

@@ -1,4 +1,4 @@
-"""Pooling in one, two and three dimensions: windowed, global, and to a fixed size."""
+"""Converts pooling in one, two and three dimensions: windowed, global, and to a fixed size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _reduced(graph: Conversion, x: str, average: bool, axes: Sequence[int]) -> s
 
 
 def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
-    """Returns kernel, stride and padding along an axis of the given extent."""
+    """Returns an axis's kernel, stride, and padding before and after its ``extent`` elements."""
     width = [layer.integer(key, default) for key, default in zip(_IDS[0], (0, 1, 0), strict=False)]
     kernel, stride, before = (
         layer.integer(key, default) for key, default in zip(ids[:3], width, strict=True)
@@ -83,7 +83,7 @@ def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int
 
 
 def _adaptive(layer: NcnnLayer, graph: Conversion, x: str, average: bool, count: int) -> str:
-    """Pools to a fixed size, axis by axis, with windows of nearly equal size."""
+    """Pools the last ``count`` axes to fixed sizes, with windows of nearly equal size."""
     width = layer.integer(8)
     for i, ids in enumerate(_IDS[:count]):
         axis = count + 1 - i

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Converts matrix products."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _inner_product(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("MatMul", params="0", inputs=(2, 2))
 def _matmul(layer: NcnnLayer, graph: Conversion, a: str, b: str) -> str:
-    """Multiplies as NumPy's ``matmul``; operands count as batched only with more than two axes."""
+    """Multiplies two tensors as NumPy's ``matmul`` does; parameter 0 transposes the second."""
     first, second = graph.extents(a), graph.extents(b)
     rank = max(len(first), len(second), 2)
     turned = bool(layer.integer(0)) and len(second) > 1
@@ -81,7 +81,10 @@ def _matrix(
     ids: tuple[int, int],
     turned: int,
 ) -> str:
-    """Returns an operand: a matrix of the file, or the next input."""
+    """Returns the name of an operand: a matrix of the file, or the first of ``rest``.
+
+    An input that is used is removed from ``rest``.
+    """
     if layer.integer(stored):
         rows, columns = (layer.integer(key) for key in (ids[::-1] if turned else ids))
         if min(rows, columns) < 1:
@@ -102,8 +105,11 @@ def _matrix(
 def _added(
     layer: NcnnLayer, graph: Conversion, rest: list[str], shape: tuple[int, ...]
 ) -> str | None:
-    """Returns the addend of a matrix product, as a matrix that broadcasts; None if there is
-    none."""
+    """Returns the name of the addend of a matrix product, or None if there is none.
+
+    The addend is stored, or is the first of ``rest``, from which it is then removed. It has a
+    shape that broadcasts to ``shape``.
+    """
     rows, columns = shape
     if layer.integer(6):
         kind = layer.integer(10)

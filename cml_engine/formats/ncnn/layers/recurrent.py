@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled step by step: the sequence length is an extent of the input."""
+"""Converts recurrent layers, unrolled step by step: an input's extent is the sequence length."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _FORWARD, _REVERSE, _BOTH = range(3)
 
 @dataclass(frozen=True)
 class _Cell:
-    """The weights of one direction: rows for the input and for the previous state, gate by gate.
+    """The weights of one direction of a recurrent layer.
 
-    ``bias`` has ncnn's rows, one per gate (a GRU has four).
+    ``input`` and ``state`` are matrices for the input and the previous state, with the rows of
+    one gate after those of another. ``bias`` has one row per gate (a GRU has four).
     """
 
     input: Array
@@ -124,7 +125,7 @@ def _rnn(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]
 def _cells(
     layer: NcnnLayer, graph: Conversion, gates: int, hidden: int, width: int, biases: int
 ) -> list[_Cell]:
-    """Reads the weights of every direction."""
+    """Reads the weights of the layer's one or two directions and returns a cell for each."""
     layer.refuse(8, "int8 weights")
     count, total = 1 + (layer.integer(2) == _BOTH), layer.integer(1)
     rows = count * gates * hidden
@@ -147,8 +148,11 @@ def _run(
     step_of: Callable[[int, _Cell], _Step],
     biases: Sequence[Array],
 ) -> list[str]:
-    """Returns all steps of all directions, then the last states if the layer has outputs for
-    them."""
+    """Runs a recurrent layer over all steps of ``x`` and returns the names of its outputs.
+
+    The first output has the results of all steps, of both directions side by side. The last states
+    follow if the layer has outputs for them.
+    """
     extents = graph.extents(x)
     if len(extents) != 2 or extents[1] != cells[0].input.shape[1]:
         raise layer.damaged_error(

@@ -1,4 +1,4 @@
-"""Reductions along axes."""
+"""Converts reductions along axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resampling to another size."""
+"""Converts layers that resample to another size, and grid sampling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CUBIC = -0.75
 
 @converts("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
 def _interp(layer: NcnnLayer, graph: Conversion, x: str, *reference: str) -> str:
-    """Resizes by factors, to a size, or to the size of a second input."""
+    """Resizes the spatial axes by factors, to stated sizes, or to the size of a second input."""
     kind = _KINDS.get(layer.integer(0))
     if kind is None or layer.text(9):
         raise layer.unsupported_error(
@@ -50,7 +50,7 @@ def _interp(layer: NcnnLayer, graph: Conversion, x: str, *reference: str) -> str
 def _sizes(
     layer: NcnnLayer, graph: Conversion, spatial: tuple[int, ...], reference: tuple[str, ...]
 ) -> tuple[list[int], list[float]]:
-    """Returns the output sizes and the source distance between neighbouring results, per axis.
+    """Returns the output size of each spatial axis, and the distance of its results in the source.
 
     Sizes are rounded down but distances are not, so size times distance need not be the extent.
     """
@@ -70,7 +70,11 @@ def _sizes(
 
 
 def _by_extents(graph: Conversion, x: str, sizes: list[int], kind: str, aligned: bool) -> str:
-    """Resizes by the ratio of the extents, with an operator of the engine where one fits."""
+    """Resizes by the ratio of new to old extents and returns the result's name.
+
+    It uses NNEF's upsampling for whole factors, otherwise the engine's ``resize`` or
+    :func:`_by_steps`.
+    """
     factors = [new / old for new, old in zip(sizes, graph.extents(x)[1:], strict=True)]
     whole = [int(factor) for factor in factors]
     if whole == factors and kind == "nearest":
@@ -84,7 +88,11 @@ def _by_extents(graph: Conversion, x: str, sizes: list[int], kind: str, aligned:
 
 
 def _by_steps(graph: Conversion, x: str, sizes: list[int], steps: list[float], kind: str) -> str:
-    """Resizes axis by axis, at positions that are computed here in ncnn's precision."""
+    """Resizes axis by axis with a stored table of positions or a stored matrix of weights.
+
+    ``steps`` are the distances of neighbouring results in the source. The positions are computed
+    here in ncnn's precision.
+    """
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), start=2):
         extent = graph.extents(x)[axis - 1]
         if kind == "nearest":
@@ -103,9 +111,9 @@ def _by_steps(graph: Conversion, x: str, sizes: list[int], steps: list[float], k
 
 
 def _weights(positions: Array, extent: int, cubic: bool) -> Array:
-    """Returns the interpolation weights as a matrix [positions, extent].
+    """Returns the weights of linear or cubic interpolation as a matrix [positions, extent].
 
-    Positions outside read the edge values.
+    Positions outside the axis read its edge values.
     """
     current_budget().check_bytes(4 * len(positions) * extent, "the weights of the resize")
     found = np.zeros((len(positions), extent), np.float32)
@@ -125,10 +133,10 @@ def _cubic(t: Array) -> Array:
 
 @converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
 def _grid_sample(layer: NcnnLayer, graph: Conversion, x: str, grid: str) -> str:
-    """Samples at given positions; a grid stored as planes is transposed first.
+    """Samples ``x`` at the positions of ``grid``; a grid stored as planes is transposed first.
 
-    For far reflections, and for cubic sampling beyond a border, ncnn's values differ from
-    PyTorch's.
+    Raises an error for reflection at the border, and for cubic sampling with repeated edges,
+    because ncnn's values differ from PyTorch's there.
     """
     methods = {1: "linear", 2: "nearest", 3: "cubic"}
     borders = {1: "constant", 2: "replicate"}

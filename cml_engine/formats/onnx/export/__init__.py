@@ -37,5 +37,5 @@ def save_onnx(
 
 
 def onnx_parts(graph: Graph, opset: int = DEFAULT_OPSET) -> list[bytes]:
-    """Returns the file's bytes, in parts."""
+    """Returns the bytes of a graph's ONNX file, in parts to be written one after another."""
     return OnnxWriter(graph, ONNX_OPSET.check(opset, "opset")).parts()

@@ -1,4 +1,4 @@
-"""One node of the engine's graph while it is written as nodes of ONNX."""
+"""One node of the engine's graph while it is exported as nodes of ONNX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class ExportOperand:
 
 @dataclass(kw_only=True)
 class ExportCall(NodeWriter):
-    """The argument of an export form: the node's operands and attributes, and the nodes written."""
+    """One node of the engine's graph during export: its operands and the types of its results.
+
+    The export function of the node's operator gets it as its argument and adds ONNX nodes to it.
+    """
 
     operands: Sequence[ExportOperand]
     results: Sequence[Fact]
@@ -38,28 +41,31 @@ class ExportCall(NodeWriter):
 
     @property
     def x(self) -> str:
-        """The first operand."""
+        """The name of the first operand's ONNX tensor."""
         return self.tensor(0)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The first operand's extents."""
+        """The shape of the first operand."""
         return self.fact(0).shape
 
     @property
     def out(self) -> Fact:
-        """The first result."""
+        """The type and shape of the first result."""
         return self.results[0]
 
     def fact(self, position: int) -> Fact:
         return self.operands[position].fact
 
     def value(self, position: int) -> Array | None:
-        """Returns an operand's values, or None if they are not known."""
+        """Returns an operand's values, or None if they are only known at run time."""
         return self.operands[position].value
 
     def tensor(self, position: int, shape: Sequence[int] | None = None) -> str:
-        """Returns the name of an operand, reshaped if a shape is given."""
+        """Returns the name of an operand's ONNX tensor, reshaped if a shape is given.
+
+        A constant operand is stored in the file first.
+        """
         operand = self.operands[position]
         wanted = operand.fact.shape if shape is None else tuple(shape)
         if operand.value is not None and not operand.stored:
@@ -73,8 +79,10 @@ class ExportCall(NodeWriter):
         return [self.tensor(i) for i in range(len(self.operands))]
 
     def align(self, position: int, rank: int) -> str:
-        """Appends axes of 1 to an operand: NNEF aligns shapes from the left, ONNX from the
-        right."""
+        """Returns the name of an operand with axes of 1 appended up to ``rank``.
+
+        NNEF aligns shapes from the left, ONNX from the right.
+        """
         shape = self.fact(position).shape
         if not shape:
             return self.tensor(position)
@@ -85,6 +93,9 @@ class ExportCall(NodeWriter):
         return [self.align(i, rank) for i in range(len(self.operands))]
 
     def fill(self, value: object, fact: Fact | None = None) -> str:
-        """Adds a constant filled with one value; its default shape is that of the first result."""
+        """Adds a constant tensor with the same value everywhere and returns its name.
+
+        Its type and shape are ``fact``, or those of the first result.
+        """
         fact = fact or self.out
         return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))

@@ -1,4 +1,4 @@
-"""The export table: the ONNX form of each operator of the engine."""
+"""The export table: the function that writes each operator of the engine as ONNX nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFAULT_OPSET = 20
 
 @dataclass(frozen=True, slots=True)
 class ExportRule:
-    """The export form of one operator.
+    """The rule that exports one operator: the function ``convert`` that adds its ONNX nodes.
 
-    ``name`` is the engine's operator. ``onnx`` describes the form for the documentation. With
+    ``name`` is the engine's operator. ``onnx`` describes the nodes for the documentation. With
     ``function`` the nodes are put into a local function, and the graph has one node that calls
     it. ``since`` is the lowest opset. ``empty`` is the value of the results if the first operand
-    has no elements; None leaves that case to the form.
+    has no elements; None leaves that case to ``convert``.
     """
 
     name: str
@@ -46,7 +46,7 @@ def rule(
     since: int = ONNX_OPSET.low,
     empty: float | None = None,
 ) -> Callable[[F], F]:
-    """Registers the decorated function as the export form of one or more operators."""
+    """Returns a decorator that registers a function as the export rule of the named operators."""
 
     def declare(function_below: F) -> F:
         for name in names:
@@ -59,5 +59,5 @@ def rule(
 
 
 def registered_rules() -> Mapping[str, ExportRule]:
-    """Returns the rows registered so far, by operator name; ``load_export_rules`` returns all."""
+    """Returns the rules registered so far, by operator name; ``load_export_rules`` returns all."""
     return MappingProxyType(_ROWS)

@@ -24,7 +24,10 @@ class ConstantStore(Protocol):
 
 @dataclass(kw_only=True)
 class NodeWriter:
-    """The ONNX nodes that replace one node, and the constants that they read."""
+    """The ONNX nodes that replace one node of the engine's graph, and the constants that they read.
+
+    Methods take and return the names of tensors.
+    """
 
     node: Node
     opset: int
@@ -38,7 +41,10 @@ class NodeWriter:
         return self.split(op, *inputs, results=1, **attributes)[0]
 
     def split(self, op: str, *inputs: str, results: int, **attributes: AttrValue) -> list[str]:
-        """Adds a node with several results and returns their names."""
+        """Adds a node with ``results`` results and returns their names.
+
+        Attributes of None are left out.
+        """
         names = [self._name(op) for _ in range(results)]
         given = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(OutNode(op, inputs, tuple(names), given))
@@ -56,11 +62,11 @@ class NodeWriter:
         return self.constants(np.array(value, np.float32))
 
     def whole(self, value: int) -> str:
-        """Adds an int32 constant."""
+        """Adds an int32 constant and returns its name."""
         return self.constants(np.array(value, np.int32))
 
     def indices(self, *values: int) -> str:
-        """Adds an int64 list, the type of ONNX's shapes and axes."""
+        """Adds an int64 list, the type of ONNX's shapes and axes, and returns its name."""
         return self.constants(np.array(values, np.int64))
 
     # -- what many forms share --------------------------------------------------------------------
@@ -73,7 +79,7 @@ class NodeWriter:
         return self.add("Reshape", x, self.indices(*shape), allowzero=zero)
 
     def cast(self, x: str, dtype: str) -> str:
-        """Casts to a type of NNEF or of NumPy."""
+        """Adds a cast to ``dtype``, a type of NNEF or of NumPy, and returns the result's name."""
         name = NUMPY_DTYPE[dtype].name if dtype in NUMPY_DTYPE else dtype
         return self.add("Cast", x, to=ELEMENTS[name])
 
@@ -83,7 +89,10 @@ class NodeWriter:
         return self.add("Transpose", x, perm=[int(axis) for axis in axes])
 
     def reduce(self, op: str, x: str, axes: Sequence[int], keep: bool = True) -> str:
-        """Adds a reduction. The axes are an attribute before opset 18, of ReduceSum before 13."""
+        """Adds the reduction ``op`` over the given axes and returns the result's name.
+
+        The axes are an attribute before opset 18, but always an input of ReduceSum.
+        """
         axes = [int(axis) for axis in axes]
         if op == "ReduceSum" or self.opset >= 18:
             return self.add(op, x, self.indices(*axes), keepdims=int(keep))
@@ -93,7 +102,8 @@ class NodeWriter:
         return self.add("Where", condition, yes, no)
 
     def require_opset(self, opset: int, what: str) -> None:
-        """Raises an error if the opset is older than a feature requires."""
+        """Raises :class:`UnsupportedOp` if the model's opset is below the one that ``what``
+        needs."""
         if self.opset < opset:
             raise UnsupportedOp(
                 f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "
@@ -106,7 +116,7 @@ class NodeWriter:
 
 
 def rename_tensors(nodes: Sequence[OutNode], names: Mapping[str, str]) -> list[OutNode]:
-    """Returns the nodes with their tensors renamed."""
+    """Returns copies of the nodes with their inputs and outputs renamed by ``names``."""
     return [
         replace(
             node,

@@ -1,4 +1,4 @@
-"""The export forms of all operators; importing a module of this package registers its rows."""
+"""The export rules of all operators; importing a module of this package registers its rules."""
 
 from collections.abc import Mapping
 
@@ -17,5 +17,5 @@ from cml_engine.formats.onnx.export.operators import (  # noqa: F401
 
 
 def load_export_rules() -> Mapping[str, ExportRule]:
-    """Returns every row by the operator's name."""
+    """Returns the export rules of all operators, by the operator's name."""
     return registered_rules()

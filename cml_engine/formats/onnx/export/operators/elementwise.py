@@ -1,4 +1,4 @@
-"""Elementwise operators."""
+"""Exports elementwise operators."""
 
 from __future__ import annotations
 

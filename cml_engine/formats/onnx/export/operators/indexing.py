@@ -1,4 +1,4 @@
-"""Gather and scatter operators."""
+"""Exports gather and scatter operators."""
 
 from __future__ import annotations
 
@@ -83,8 +83,10 @@ def _scatter_nd(c: ExportCall) -> str:
 
 
 def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> str:
-    """Flattens rows of indices to one index each; an index out of range becomes the element
-    count."""
+    """Turns each row of indices, the second operand, into one index into the flattened tensor.
+
+    ``limits`` are the extents. A row with an index out of range becomes the number of elements.
+    """
     limit, last = c.constant(limits), [len(rows)]
     inside = _within(c, c.tensor(1), limit)
     every = c.reduce("ReduceMin", c.cast(inside, "integer"), last, keep=False)
@@ -107,14 +109,14 @@ def _within(c: ExportCall, index: str, extent: str) -> str:
 
 
 def _guarded(c: ExportCall, index: str, extent: str) -> str:
-    """Makes negative indices positive; an index out of range becomes the extent."""
+    """Makes negative indices positive; an index out of range becomes ``extent``."""
     inside = _within(c, index, extent)
     front = c.where(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
     return c.where(inside, front, extent)
 
 
 def _longer(c: ExportCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
-    """Extends the first operand by one element at the end of an axis."""
+    """Appends a zero element at the end of an axis of the first operand, after reshaping it."""
     x, extents = c.x, list(shape or c.shape)
     if shape and shape != c.shape:
         x = c.reshape(x, shape)

@@ -1,4 +1,4 @@
-"""Integer operators: 32 bits, wrapping around on overflow."""
+"""Exports integer operators, which have 32 bits and wrap around on overflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for _table, _since in ((_SAME, 13), (_BITS, 18)):
 
 
 def _safe_divisor(c: ExportCall, y: str) -> tuple[str, str, str]:
-    """Returns the divisor with 1 for 0 and -1, and the masks of the zeros and of the -1s.
+    """Returns ``y`` with 1 in place of 0 and -1, the mask of its zeros and the mask of its -1s.
 
     Processors trap on a division by 0 and on the smallest integer divided by -1.
     """

@@ -1,4 +1,4 @@
-"""Operators that move elements, and type casts."""
+"""Exports operators that move elements, and type casts."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def _slice(c: ExportCall) -> str:
 
 
 def slice_axes(c: ExportCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
-    """Slices axes of ``x``; ``taken`` gives the first index, the count and the step of each
-    axis."""
+    """Returns ``x`` sliced; ``taken`` gives the first index, the count and the step by axis."""
     if not taken:
         return x
     firsts, counts, steps = zip(*taken.values(), strict=True)
@@ -96,7 +95,11 @@ def pad_axes(
     c: ExportCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
 ) -> str:  # fmt: skip
-    """Pads ``x``, or crops it where the padding is negative."""
+    """Returns ``x``, whose shape is ``shape``, padded before and after each axis.
+
+    Negative padding crops. A border that ONNX's ``Pad`` cannot express is gathered by a table of
+    indices.
+    """
     pairs = [(int(before), int(after)) for before, after in padding]
     if not any(map(any, pairs)):
         return x
@@ -134,5 +137,5 @@ def _cast(c: ExportCall) -> str:
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """Returns a permutation for ``Transpose`` that moves ``axes`` behind all others."""
+    """Returns a permutation for ``Transpose`` that moves ``axes`` to the end, in their order."""
     return [*(a for a in range(len(shape)) if a not in axes), *axes]

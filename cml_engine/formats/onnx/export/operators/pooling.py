@@ -1,4 +1,4 @@
-"""Windows without weights: sums, means, maxima, and the positions of maxima.
+"""Exports windows without weights: sums, means, maxima, and the positions of maxima.
 
 An ONNX pool is used if the window slides over spatial axes only and the padding is within ONNX's
 limits. Otherwise the windows of each axis are gathered by a table of indices with a row per
@@ -26,17 +26,20 @@ _POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels b
 
 
 def window_table(axis: WindowAxis, border: str) -> Array:
-    """Returns the source index of each tap of each window of an axis; -1 outside the input."""
+    """Returns a table [windows, taps] of the source index that each tap reads.
+
+    An index outside the input is -1.
+    """
     starts = np.arange(axis.narrow)[:, None] * axis.stride - axis.before
     at = border_index(border, starts + np.arange(axis.size) * axis.dilation, axis.wide)
     return np.where((at >= 0) & (at < axis.wide), at, -1)
 
 
 def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
-    """Returns, for each position of the wide side, the indices of the values that are added there.
+    """Returns a table of the values that are added up at each position of the axis's wide side.
 
-    Rows are filled up with -1. With ``taps`` every tap of a window has its own value, otherwise
-    each window has one.
+    A row per position lists indices of values, filled up with -1. With ``taps`` above 1 every
+    tap of a window has its own value, otherwise each window has one.
     """
     terms: list[list[int]] = [[] for _ in range(axis.wide)]
     for window in range(axis.narrow):
@@ -52,8 +55,10 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
 def gather_taps(
     c: ExportCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float
 ) -> str:
-    """Gathers an axis by a table of indices, whose columns become one more axis; -1 gives
-    ``fill``."""
+    """Gathers an axis of ``x`` by a table of indices, whose two axes replace it; -1 gives ``fill``.
+
+    ``rank`` is the rank of ``x`` and ``extent`` the axis's extent.
+    """
     if (table < 0).any():
         pads = [0] * (2 * rank)
         pads[rank + axis] = 1
@@ -63,7 +68,7 @@ def gather_taps(
 
 
 def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
-    """Reduces windows axis by axis."""
+    """Reduces the windows of ``x`` with the ONNX reduction ``op``, axis by axis."""
     for i, axis in enumerate(window):
         if not axis.trivial:
             table = window_table(axis, border)
@@ -73,7 +78,10 @@ def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: 
 
 
 def _terms(tables: Iterable[Array]) -> Array:
-    """Returns the number of values in each result, at least 1, from the tables of all axes."""
+    """Returns the number of input values in each window of a result, at least 1.
+
+    ``tables`` are the :func:`window_table` of each axis.
+    """
     counts = [(table >= 0).sum(1).astype(np.float32) for table in tables]
     return np.maximum(reduce(np.multiply.outer, counts, np.ones((), np.float32)), 1)
 
@@ -82,7 +90,10 @@ def _terms(tables: Iterable[Array]) -> Array:
 
 
 def _is_pool(window: Window, dilated: bool) -> bool:
-    """Returns True if one of ONNX's pools can have such windows."""
+    """Returns True if an ONNX pool can have this window.
+
+    ``dilated`` says that it may be dilated.
+    """
     spatial = window[2:]
     return (
         2 < len(window) <= 5
@@ -159,7 +170,7 @@ def _greatest(c: ExportCall) -> str:
 
 
 def _joint(c: ExportCall, x: str, window: Window, border: str, fill: float) -> str:
-    """Gathers the values of each window into a last axis, in row-major order."""
+    """Gathers the values of each window into one last axis, in row-major order."""
     rank = len(window)
     sizes: list[int] = []
     at = 0
@@ -198,7 +209,9 @@ def _sample(c: ExportCall) -> str:
 
 
 def _inside(c: ExportCall, count: int) -> tuple[str, str]:
-    """Returns the mask of the second operand's indices below ``count``, and the indices.
+    """Returns a mask of the indices in the range 0 to ``count - 1``, and the indices.
+
+    The indices are the second operand.
 
     Indices outside the range are replaced by 0.
     """
@@ -213,7 +226,10 @@ def _inside(c: ExportCall, count: int) -> tuple[str, str]:
 
 
 def _spread(c: ExportCall, x: str, window: Window, taps: Sequence[int]) -> str:
-    """Adds up, for each position of the wide side, the values of the windows that cover it."""
+    """Adds up, at each position of the wide side, the values of the windows that cover it.
+
+    ``taps`` is, for each axis, the number of values that ``x`` has per window.
+    """
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
             continue

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Exports matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _linear(c: ExportCall) -> str:
 
 
 def _bias(c: ExportCall, channels: int | None) -> list[str]:
-    """Returns the third operand, as a list of ``channels`` values if given; empty if it is 0."""
+    """Returns a list with the bias, which is the third operand; an empty list if it is all zero.
+
+    With ``channels`` a single value is repeated for every channel.
+    """
     value, size = c.value(2), c.fact(2).size
     if value is not None and not value.any():
         return []
@@ -65,7 +68,7 @@ def _conv(c: ExportCall) -> str:
 
 
 def _bias_alone(c: ExportCall, channels: int) -> str:
-    """Returns the result of a convolution with empty sums: the bias, or zeros."""
+    """Returns the result of a convolution that sums over no elements: the bias, or zeros."""
     bias = _bias(c, channels)
     if not bias:
         return c.fill(0.0)

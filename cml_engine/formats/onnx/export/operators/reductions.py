@@ -1,4 +1,4 @@
-"""Reductions, sorting, running sums and selection."""
+"""Exports reductions, sorting, running sums and selection."""
 
 from __future__ import annotations
 

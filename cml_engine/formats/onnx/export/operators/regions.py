@@ -1,4 +1,4 @@
-"""Regions of interest."""
+"""Exports operators on regions of interest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cml_engine.ops.resampling.roi import LIMIT
 
 
 def _batch(c: ExportCall) -> str:
-    """Returns the batch index of each region, clamped to the batch."""
+    """Returns the batch index of each region, the third operand, clamped to the batch."""
     count = c.fact(1).shape[0]
     index = c.tensor(2) if c.fact(2).rank == 1 else c.tensor(2, (c.fact(2).size,))
     if c.fact(2).size != count:
@@ -45,7 +45,7 @@ def _corners(c: ExportCall, axis: int) -> tuple[str, str]:
 
 
 def _items(c: ExportCall) -> str:
-    """Gathers the batch item of each region."""
+    """Gathers the batch item that each region lies in: the result has one item per region."""
     return c.add("Gather", c.x, _batch(c), axis=0)
 
 
@@ -61,7 +61,7 @@ def _shaped(c: ExportCall, weights: str, axis: int) -> str:
 
 
 def _cells(c: ExportCall, axis: int) -> str:
-    """Returns the mask of the indices of a spatial axis in each cell, ``[R, cells, extent]``."""
+    """Returns a mask ``[R, cells, extent]`` of the positions on an axis that a cell covers."""
     cells, extent = int(c.attrs.output_size[axis]), c.shape[2 + axis]
     first, last = (_whole(c, corner) for corner in _corners(c, axis))
     size = c.add("Max", c.add("Sub", last, first), c.real(0.0))
@@ -75,7 +75,7 @@ def _cells(c: ExportCall, axis: int) -> str:
 
 
 def _exactly(c: ExportCall, op: str, size: str, share: str, cells: int) -> str:
-    """Returns ``size / cells`` rounded down or up.
+    """Returns ``size / cells``, rounded by ``op``, which is ``"Floor"`` or ``"Ceil"``.
 
     Integer arithmetic avoids the rounding error of the float quotient.
     """
@@ -113,7 +113,10 @@ def _roi_pool(c: ExportCall) -> str:
 
 
 def _samples(c: ExportCall, counts: list[int], method: str) -> str:
-    """Samples each region at ``counts`` positions per axis, with linear interpolation."""
+    """Samples each region at ``counts`` positions per axis, with linear interpolation.
+
+    ``method`` places the samples: ``"symmetric"``, ``"asymmetric"`` or aligned.
+    """
     x = _items(c)
     for axis, count in enumerate(counts):
         extent = c.shape[2 + axis]

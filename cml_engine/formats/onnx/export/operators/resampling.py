@@ -1,4 +1,4 @@
-"""Resizing, and sampling between elements."""
+"""Exports resizing, and sampling between elements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ Taps = Iterable[tuple[Array, Array]]
 
 
 def _weighted(c: ExportCall, x: str, axis: int, taps: Taps, extent: int) -> str:
-    """Computes each result along an axis as a weighted sum of the values at given indices."""
+    """Computes each result along an axis as a weighted sum of values at fixed indices.
+
+    ``taps`` yields pairs of arrays, the indices and the weights of all results; indices are
+    clamped.
+    """
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
     weights = np.stack([weight for _, weight in pairs], axis=1).astype(np.float32)
@@ -93,7 +97,7 @@ def _multilinear_upsample(c: ExportCall) -> str:
 
 
 def _spread(c: ExportCall) -> str:
-    """Upsamples by a transposed convolution with a tent filter; values outside are 0."""
+    """Upsamples linearly by a transposed convolution with a tent filter; values outside are 0."""
     rows, before, after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
         centre = (f - 1) / 2 if c.attrs.method == "symmetric" else 0.0
