@@ -1,4 +1,4 @@
-"""The demo game. It uses the public names of ``cml_engine`` and ``scheduler`` only."""
+"""The demo game, which uses only the public names of ``cml_engine`` and its scheduler."""
 
 from time import perf_counter
 

@@ -1,4 +1,7 @@
-"""``python -m demo_game``: the game in a window, or without one."""
+"""Runs ``python -m demo_game``: the game in a window or headless.
+
+Afterwards a background process cooks the networks if that has not been done yet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session for each of a tile's networks, and the jobs of one tile."""
+"""The game's networks on one device, and the scheduler jobs that compute a tile with them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from demo_game.world.tile import TileId
 
 
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
-    """Returns the input of the terrain operators: the tile's first cell, its level and the seed."""
+    """Returns the networks' input ``tile``, int32 (1, 4): x and z of the tile's first cell, its
+    level, the world's seed."""
     return np.array([[*tile.first_cell, tile.level, seed]], np.int32)
 
 
 class MadeTile(Protocol):
-    """A tile on its way, whoever brings it."""
+    """The interface of a requested tile: one that is computed by jobs or read from a baked
+    planet."""
 
     @property
     def tile(self) -> TileId: ...
@@ -51,7 +53,7 @@ class MadeTile(Protocol):
 
 
 class TileSource(Protocol):
-    """Whom the game asks for tiles."""
+    """The interface of an object that the game requests tiles from."""
 
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
@@ -60,7 +62,7 @@ class TileSource(Protocol):
 
 @dataclass(slots=True)
 class TileJobs:
-    """One tile on its way."""
+    """A requested tile and the jobs that compute it, by the networks' names."""
 
     tile: TileId
     jobs: dict[str, Job]
@@ -72,32 +74,34 @@ class TileJobs:
 
     @property
     def failed(self) -> str:
-        """Why it will not come; "" while it may."""
+        """The error of the first failed job, with its network's name; "" if no job has failed."""
         return next(
             (f"{name}: {job.error}" for name, job in self.jobs.items() if job.state == "failed"), ""
         )
 
     @property
     def started(self) -> bool:
-        """Returns True if any job of the tile has run."""
+        """Returns True if any job of the tile is running or done."""
         return any(job.state in ("running", "done") for job in self.jobs.values())
 
     @property
     def progress(self) -> float:
-        """0 to 1, every session counted alike."""
+        """The mean progress of the tile's jobs, 0 to 1; every job has the same weight."""
         return sum(job.progress for job in self.jobs.values()) / len(self.jobs)
 
     @property
     def digest(self) -> str:
-        """Not known: what is made has to be read."""
+        """Always "": a computed tile has no stored digest, so its tensors must be read and
+        hashed."""
         return ""
 
     def tensor(self, name: str) -> Any:
-        """Returns one of the outputs that the renderer keeps, on the GPU."""
+        """Returns the GPU tensor of an output that the renderer keeps, such as ``"height"``."""
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
 
     def read(self, name: str) -> Any:
-        """Returns one of a tile's outputs as an array; None until it has arrived from the GPU."""
+        """Returns one of the tile's outputs as a NumPy array; None until it has arrived from the
+        GPU."""
         return self.jobs[READ[name]].read(name)
 
     def cancel(self) -> None:
@@ -113,7 +117,7 @@ class TileJobs:
 
 
 class Agents:
-    """The sessions on one device."""
+    """A deferred session on one device for each network of a chain."""
 
     def __init__(self, gpu: cml.Gpu, chain: Chain) -> None:
         self.chain = chain
@@ -122,8 +126,10 @@ class Agents:
         }
 
     def build_ahead(self) -> None:
-        """Begin to build all kernels, on all cores: those of the coarse tiles, which come first,
-        before those of the plants."""
+        """Starts to build the kernels of all sessions on all cores.
+
+        Networks that coarse tiles need come first, because coarse tiles are generated first.
+        """
         coarse = self.chain.sessions_for(TileId(POPULATED_LEVELS, 0, 0))
         for name in sorted(self.sessions, key=lambda name: name not in coarse):
             self.sessions[name].build_ahead()
@@ -131,7 +137,10 @@ class Agents:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> TileJobs:
-        """Submits the jobs of a tile; each waits for the ones whose outputs it takes."""
+        """Submits the jobs of a tile, one per network, and returns them as a :class:`TileJobs`.
+
+        A job waits for the jobs whose outputs it takes. ``within_ms`` is the deadline of each job.
+        """
         jobs: dict[str, Job] = {}
         for name in self.chain.sessions_for(tile):
             inputs: dict[str, Any] = {
@@ -151,8 +160,8 @@ class Agents:
 
 
 class FileWatch:
-    """The files of the agents' networks, and of the game's own kernels: when they change, the
-    networks are replaced while the game goes on."""
+    """Watches the files of the networks and of the game's own kernels, and reloads changed
+    networks while the game runs."""
 
     def __init__(self, agents: Agents) -> None:
         kernels = sorted(KERNELS.rglob("*.hlsl*"))
@@ -169,8 +178,12 @@ class FileWatch:
         self.on_change: Callable[[str], object] = lambda said: None
 
     def poll(self) -> bool:
-        """Checks the files, once a frame; returns True if a network was replaced, so all tiles are
-        old."""
+        """Checks the files; returns True if a network was replaced, which makes all present tiles
+        obsolete.
+
+        Call it once a frame. ``on_change`` is called with each new message about a reload or an
+        error.
+        """
         for reloader in self._reloaders:
             before = reloader.said
             reloader.poll()

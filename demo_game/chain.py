@@ -1,4 +1,4 @@
-"""The networks that make a tile, and which of them takes what from whom."""
+"""The networks that compute a tile, and the connections from outputs to inputs between them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _FINE = {"colours": "colours", "paint": "paint_fine"}
 
 @dataclass(frozen=True)
 class OutputOf:
-    """An output of a session."""
+    """A reference to an output tensor of a session, both by name."""
 
     session: str
     tensor: str
@@ -74,8 +74,11 @@ class OutputOf:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Graphs by session, and where each one's inputs come from; in an order in which everything
-    comes after what it takes; and the models' folders."""
+    """The networks of a tile: their graphs, the sources of their inputs, and their folders, by
+    session.
+
+    Each session in ``sources`` comes after all sessions whose outputs it takes.
+    """
 
     graphs: Mapping[str, cml.Graph]
     sources: Mapping[str, Mapping[str, OutputOf]]
@@ -84,14 +87,18 @@ class Chain:
     exact: bool = False
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:
-        """Returns the names of the sessions that a tile of this level needs."""
+        """Returns the names of the sessions that a tile needs, in execution order.
+
+        Tiles of coarse levels have no plants and need fewer sessions.
+        """
         bare = _PLANTS if tile.level >= POPULATED_LEVELS else ()
         return tuple(name for name in self.sources if name not in bare)
 
     def list_digest_tensors(self, tile: TileId) -> tuple[str, ...]:
         """Returns the names of the tensors that a tile's digest covers.
 
-        These are the shown tensors; in the integer world, the integers that they are computed from.
+        They are the shown tensors or, in the integer world, the integers that those are computed
+        from.
         """
         if not self.exact:
             return name_shown_tensors(tile)
@@ -99,12 +106,13 @@ class Chain:
 
     @property
     def texel_side(self) -> int:
-        """Texels along a tile's colours."""
+        """The number of texels along a side of a tile's colour texture."""
         return self.graphs["paint"].facts["texels"].shape[-1]
 
 
 def name_shown_tensors(tile: TileId) -> tuple[str, ...]:
-    """The tensors that are shown of a tile."""
+    """Returns the names of the tensors that the renderer shows of a tile; no plants on coarse
+    levels."""
     return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
 
 
@@ -114,11 +122,15 @@ def load_chain(
     cooked: bool = False,
     integer: bool = False,
 ) -> Chain:
-    """The game's graphs; the trained ones from ``models`` where that folder has them. ``enlarge``
-    is a network that makes colours four times as fine: [1, 3, 128, 128] in, [1, 3, 512, 512] out.
-    ``cooked``: ours as they were cooked, where they were. ``integer``: those of the world that is
-    the same on every machine.
-    :class:`cml.CmlError` says what is missing or does not fit together."""
+    """Loads the game's networks and returns them as a checked :class:`Chain`.
+
+    ``models`` is a folder whose trained networks replace the game's own. ``enlarge`` is a
+    network that makes colours four times as fine: [1, 3, 128, 128] in, [1, 3, 512, 512] out.
+    With ``cooked`` the game's own networks are loaded from cooked files if those are up to date.
+    ``integer`` selects the networks of the world that is the same on every machine.
+
+    Raises :class:`cml.CmlError` if a network is missing or does not fit the others.
+    """
     if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
         wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
         raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
@@ -153,7 +165,8 @@ def _folder(name: str, integer: bool) -> Path:
 
 
 def _check_kinds(chain: Chain) -> None:
-    """Raises an error if a trained network is an integer one in a float world, or the reverse."""
+    """Raises :class:`cml.ModelError` if a trained network is an integer one in a float world, or
+    the reverse."""
     for name in TRAINED:
         if bool(chain.graphs[name].integer) == chain.exact:
             continue
@@ -166,7 +179,8 @@ def _check_kinds(chain: Chain) -> None:
 
 
 def _load_own(folder: Path, cooked: Path | None) -> cml.Graph:
-    """A network of ours; from the cooked set where there is one that can be used."""
+    """Loads one of the game's own networks, from the folder ``cooked`` if its file there can be
+    used."""
     if cooked is not None:
         with suppress(cml.CmlError):
             return cml.load_cooked(cooked / f"{folder.stem}.cml", trusted=True)
@@ -207,7 +221,8 @@ def _add_upscaler(
 
 
 def _check(chain: Chain) -> None:
-    """Raises an error unless every input has a producer whose output has its type and shape."""
+    """Raises :class:`cml.ModelError` unless every input has a producer whose output has its type
+    and shape."""
     for name, taken in chain.sources.items():
         graph = chain.graphs[name]
         wanted = {*taken, *(["tile"] if name in READS_TILE else [])}

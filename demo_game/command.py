@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command line."""
+    """Returns the parser of the game's command line."""
     made = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="The game in a window, or without one.",
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def size(text: str) -> tuple[int, int]:
-    """Parses ``640x360``."""
+    """Parses ``640x360`` into width and height; each must be 64 to 8192."""
     width, _, height = text.partition("x")
     try:
         found = int(width), int(height)
@@ -124,25 +124,29 @@ def size(text: str) -> tuple[int, int]:
 
 
 def panels(text: str) -> tuple[str, ...]:
-    """Returns the titles in ``frames,operators``; "none" is an empty tuple."""
+    """Returns the panel titles in a text like ``frames,operators``; an empty tuple for "none"."""
     return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
 def film(text: str) -> Path:
-    """The name of a film's file."""
+    """Returns the path of a film; raises an argparse error if it does not end in ``.gif``."""
     if not text.lower().endswith(".gif"):
         raise argparse.ArgumentTypeError(f"wanted a name that ends in .gif, got '{text}'")
     return Path(text)
 
 
 def has_display() -> bool:
-    """Returns True if a window could be opened."""
+    """Returns True if a window can probably be opened: on Windows, macOS, or with a display
+    variable set."""
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(named) or sys.platform in ("win32", "darwin")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the game in a window, or flies without one; returns the exit code."""
+    """Plays the game in a window, or flies without one; returns the exit code.
+
+    Without a GPU it computes tiles on the CPU and draws a map.
+    """
     options.seed = seed_of(options)
     windowed = not (options.headless or options.compare)
     need_extra(windowed, overlay=windowed or options.overlay or bool(options.panels))
@@ -197,7 +201,11 @@ def need_extra(window: bool, overlay: bool) -> None:
 
 
 def seed_of(options: argparse.Namespace) -> int:
-    """The world's seed: that of a planet, where one is named."""
+    """Returns the world's seed: the planet's if ``--planet`` is given, else ``--seed`` or the
+    default.
+
+    Raises :class:`cml.InputError` for options that contradict the planet.
+    """
     if options.planet is None:
         from demo_game.settings import SEED
 
@@ -222,7 +230,10 @@ def seed_of(options: argparse.Namespace) -> int:
 def run_headless(
     gpu: cml.Gpu, quality: Quality, settings: Settings, options: argparse.Namespace
 ) -> int:
-    """Flights without a window, in the modes that were asked for."""
+    """Flies without a window once for each requested mode; writes the report, screenshot and film.
+
+    Returns 0, or 1 if ``--integer`` runs disagree about the world.
+    """
     from demo_game.headless import MODES, Options
     from demo_game.headless import run as fly
     from demo_game.settings import make_settings
@@ -272,9 +283,10 @@ def run_headless(
 def tell_world(
     runs: Sequence[RunReport], quality: Quality, settings: Settings, options: argparse.Namespace
 ) -> bool:
-    """Prints the hash of the integer world; returns True if all hashes are equal.
+    """Prints the hash of each run's integer world; returns True if all hashes are equal.
 
-    With ``--compare`` it also prints the hash of tiles that NumPy computes.
+    With ``--compare`` it also computes the tiles of the last picture with NumPy and compares
+    their hash.
     """
     from demo_game.reporting.worlds import compare_worlds
 
@@ -287,7 +299,8 @@ def tell_world(
 
 
 def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:
-    """Returns the hash of the tiles in the flight's last picture, computed with NumPy."""
+    """Returns the integer world's hash of the tiles in the flight's last picture, computed with
+    NumPy."""
     from demo_game.chain import load_chain
     from demo_game.flight import ScriptedFlight
     from demo_game.game import SPARE_SLOTS
@@ -300,7 +313,7 @@ def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace)
 
 
 def run_on_cpu(options: argparse.Namespace) -> int:
-    """Without a GPU: the agents alone, and a map instead of a picture."""
+    """Computes a square of tiles with NumPy, writes their report and a map, and returns 0."""
     from demo_game.cpu_run import run as make
 
     report = options.report or OUT / "demo.json"
@@ -317,7 +330,8 @@ def run_on_cpu(options: argparse.Namespace) -> int:
 
 
 def write(path: Path | None, runs: Sequence[RunReport]) -> None:
-    """One run as an object, several as a list."""
+    """Writes the reports as JSON, one run as an object and several as a list; does nothing
+    without a path."""
     if path is None:
         return
     data = [run.to_json() for run in runs]
@@ -326,10 +340,10 @@ def write(path: Path | None, runs: Sequence[RunReport]) -> None:
 
 
 def say_after(text: str) -> None:
-    """Prints a line with the seconds since the program began."""
+    """Prints a line with the seconds since the program began, to stderr."""
     say(f"{time.perf_counter() - STARTED:4.1f} s: {text}")
 
 
 def say(text: str) -> None:
-    """A line for the person at the keyboard."""
+    """Prints a line for the player to stderr, after ``[demo]``."""
     print(f"[demo] {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The networks as cooked files, so that a first start compiles none of them.
+"""Cooks the game's networks to files in ``cooked/``, so that a first start compiles no kernels.
 
-``python -m demo_game.cooking`` makes the set in ``cooked/``, which a wheel brings along. A checkout
-makes it once, behind the first run's back, and anew when what it is made of has changed.
+``python -m demo_game.cooking`` cooks them for a wheel. In a checkout a background process cooks
+them after the first run, and again when their sources have changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ _PATIENCE_S = 1800
 
 
 def cooked_set() -> Path | None:
-    """Returns the folder of the cooked networks if they are up to date."""
+    """Returns the folder of the cooked networks; None if there are none or they are out of date."""
     state = _state()
     usable = "of" in state and "error" not in state
     return COOKED if usable and (not _is_checkout() or state["of"] == _fingerprint()) else None
 
 
 def make(say: Callable[[str], object] = lambda said: None) -> None:
-    """Cooks every network of the game."""
+    """Cooks every network of the game to ``cooked/`` and then writes the manifest.
+
+    ``say`` is called with the name and size of each file.
+    """
     from cml_engine.cooked import cook
     from demo_game import operators  # noqa: F401 - registers the game's own operators
 
@@ -54,8 +57,11 @@ def make(say: Callable[[str], object] = lambda said: None) -> None:
 
 
 def cook_in_background(say: Callable[[str], object]) -> None:
-    """In a checkout that has no set yet: make one, in a process of low priority that goes on when
-    this one has ended. One that failed is not tried again until something has changed."""
+    """Starts a low-priority process that cooks the networks if this is a checkout without current
+    ones.
+
+    The process outlives this one. A failed attempt is repeated only when a source has changed.
+    """
     if not _is_checkout() or _state().get("of") == _fingerprint() or not _begin():
         return
     say("the networks are cooked in the background, once: the next start compiles none of them")
@@ -67,12 +73,13 @@ def cook_in_background(say: Callable[[str], object]) -> None:
 
 
 def _is_checkout() -> bool:
-    """Returns True in a checkout, whose files may change; an installed package's files do not."""
+    """Returns True if the game runs from a checkout, whose files may change, and not from a
+    package."""
     return (_ROOT / "pyproject.toml").is_file()
 
 
 def _fingerprint() -> str:
-    """Changes with everything that a set is made of."""
+    """Returns a hash of all source files that determine the cooked networks."""
     hasher = hashlib.sha256()
     for folder in _MADE_OF:
         for path in sorted((_ROOT / folder).rglob("*")):
@@ -87,14 +94,16 @@ def _manifest() -> Path:
 
 
 def _lock() -> Path:
-    """Returns the path of the lock file that exists while a set is being cooked."""
+    """Returns the path of the lock file that exists while the networks are being cooked."""
     name = hashlib.sha256(str(COOKED).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"cml-cooking-{name}"
 
 
 def _state() -> dict[str, str]:
-    """Reads the manifest: the fingerprint ``of`` the set and an ``error`` if it failed; {}
-    without a manifest."""
+    """Returns the manifest: the sources' fingerprint ``of`` and an ``error`` if cooking failed.
+
+    Empty if there is no manifest.
+    """
     try:
         state = json.loads(_manifest().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -103,7 +112,10 @@ def _state() -> dict[str, str]:
 
 
 def _begin() -> bool:
-    """Takes the lock; returns False if another process is cooking."""
+    """Creates the lock file; returns False if another process is cooking.
+
+    A lock older than ``_PATIENCE_S`` seconds is taken over.
+    """
     lock = _lock()
     with suppress(OSError):
         if time.time() - lock.stat().st_mtime < _PATIENCE_S:

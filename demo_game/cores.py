@@ -16,8 +16,10 @@ _TASKS = Path("/proc/self/task")
 
 
 def pin_driver_threads() -> None:
-    """Give each of the driver's threads its core; nothing where there are none, or the system has
-    no such call."""
+    """Pins each thread of the software driver to one core.
+
+    Does nothing if there is no such thread or the system cannot pin threads.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return
     for thread, core in assign_cores(_TASKS, sorted(os.sched_getaffinity(0))).items():
@@ -28,7 +30,10 @@ def pin_driver_threads() -> None:
 
 
 def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
-    """The core for each thread of a folder as ``/proc/self/task``."""
+    """Returns the core for each driver thread in ``tasks``, a folder like ``/proc/self/task``.
+
+    The keys are thread ids. Thread n of the driver gets core n, counted around if cores are fewer.
+    """
     found = {}
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:

@@ -1,4 +1,4 @@
-"""The agents without a GPU: tiles by NumPy, their times, and a map of what they made."""
+"""Runs the networks without a GPU: tiles with NumPy, their times, and a map of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIDE, _LEVEL = 4, 1
 
 @dataclass
 class CpuReport:
-    """A run on the CPU; times in ms per tile."""
+    """The results of a run on the CPU; ``ms_per_tile`` has the milliseconds of each network."""
 
     seed: int
     tiles: int
@@ -38,19 +38,20 @@ class CpuReport:
     world: str
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
+        """Returns the fields and the device's name as a dict for JSON."""
         return {"device": "CPU (NumPy)", **asdict(self)}
 
     @property
     def text(self) -> str:
-        """A table."""
+        """A line about the run, and a line with each network's time per tile."""
         lines = [f"{self.tiles} tiles in {self.seconds:.1f} s on the CPU, world {self.world}"]
         lines += [f"  {name:12s} {ms:8.2f} ms per tile" for name, ms in self.ms_per_tile.items()]
         return "\n".join(lines)
 
 
 class _SecondsBySession:
-    """Seconds by session."""
+    """A clock: called with a session's name, it returns a context manager that adds up the
+    seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -64,7 +65,11 @@ class _SecondsBySession:
 
 
 def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> CpuReport:
-    """Make a square of tiles where the flight would begin; write a map of it."""
+    """Computes a square of tiles around the flight's start with NumPy, and writes a map of it to
+    ``picture``.
+
+    Returns the times and a hash of the tiles.
+    """
     chain, spent = load_chain(models, integer=integer), _SecondsBySession()
     maker, digests = TileMaker(chain, "cpu"), {}
     span = TileId(_LEVEL, 0, 0).span_m

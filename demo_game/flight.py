@@ -1,4 +1,4 @@
-"""The camera's position: along a scripted path, or flown by hand."""
+"""The camera's pose over time: on a scripted path, or flown by the player."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _TURN_PER_PIXEL = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """A place in metres (x east, y up, z south), and a direction in radians: ``yaw`` 0 looks
-    north (-z) and grows to the east, ``pitch`` grows upwards."""
+    """A position in metres (x east, y up, z south) and a direction of view in radians.
+
+    ``yaw`` 0 looks north (-z) and grows to the east; ``pitch`` grows upwards.
+    """
 
     position: tuple[float, float, float]
     yaw: float
@@ -34,13 +36,13 @@ class Pose:
 
     @property
     def forward(self) -> tuple[float, float, float]:
-        """The direction of view, of length 1."""
+        """The direction of view as a vector of length 1."""
         flat = math.cos(self.pitch)
         return flat * math.sin(self.yaw), math.sin(self.pitch), -flat * math.cos(self.yaw)
 
 
 class ScriptedFlight:
-    """The same loops for everyone: a pure function of the seed and the time."""
+    """A scripted path of loops: the pose depends only on the seed and the time."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -48,7 +50,7 @@ class ScriptedFlight:
         self._lifts: dict[int, float] = {}
 
     def pose(self, seconds: float) -> Pose:
-        """Returns the camera's pose after ``seconds``."""
+        """Returns the camera's pose ``seconds`` after the start."""
         x, z = self._at(seconds)
         ahead_x, ahead_z = self._at(seconds + 1.0)
         yaw = math.atan2(ahead_x - x, -(ahead_z - z))
@@ -63,7 +65,8 @@ class ScriptedFlight:
         )
 
     def _height(self, seconds: float) -> float:
-        """Smoothly over the highest land of the next seconds."""
+        """Returns the height in metres: above the highest land of the next seconds, smooth over
+        time."""
         step = math.floor(seconds / _STEP_S)
         t = seconds / _STEP_S - step
         before, after = self._lift(step), self._lift(step + 1)
@@ -79,8 +82,7 @@ class ScriptedFlight:
 
 @dataclass
 class FreeFlight:
-    """Flown by the player: ``keys`` are those held down (names of glfw's constants, such as
-    ``"W"``)."""
+    """A flight by the player. ``keys`` are the pressed keys by glfw's names, such as ``"W"``."""
 
     pose: Pose
     seed: int
@@ -89,12 +91,16 @@ class FreeFlight:
     _asked_s: float = -math.inf
 
     def look(self, dx: float, dy: float) -> None:
-        """Turns the view by a mouse movement in pixels."""
+        """Turns the view by a mouse movement in pixels; the pitch stays within 1.5 radians."""
         pitch = max(-1.5, min(1.5, self.pose.pitch - dy * _TURN_PER_PIXEL))
         self.pose = Pose(self.pose.position, self.pose.yaw + dx * _TURN_PER_PIXEL, pitch)
 
     def move(self, dt_s: float, now_s: float) -> Pose:
-        """Moves ``dt_s`` seconds in the direction of the pressed keys, never into the ground."""
+        """Moves the camera ``dt_s`` seconds in the direction of the pressed keys; returns the new
+        pose.
+
+        It never goes into the ground. ``now_s`` limits how often the ground's height is computed.
+        """
         forward = np.array(self.pose.forward)
         right = np.array([math.cos(self.pose.yaw), 0.0, math.sin(self.pose.yaw)])
         held = self.keys

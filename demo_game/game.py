@@ -1,5 +1,7 @@
-"""One frame of the game: tiles wanted, networks' slices, picture, overlay; one submit, or on a
-software driver one for the picture and one for the networks, which come last there."""
+"""One frame of the game: it requests tiles, runs slices of the networks, draws picture and overlay.
+
+A frame has one submit. On a software driver it has two: the picture, then the networks.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +98,10 @@ class Settings:
 
 
 class Game:
-    """The world, its agents and its picture on one device. :meth:`frame` is called in every frame
-    of a window's or a headless loop."""
+    """The world, its networks and its picture on one device.
+
+    A window's or a headless loop calls :meth:`frame` once per frame.
+    """
 
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
@@ -143,7 +147,7 @@ class Game:
             pin_driver_threads()
 
     def resize(self, width: int, height: int) -> None:
-        """The target has another size now, in pixels."""
+        """Changes the size of the target, in pixels."""
         self.renderer.resize(width, height)
 
     def frame(
@@ -153,9 +157,12 @@ class Game:
         now_s: float,
         draw_overlay: Callable[[Any, Any], None] | None = None,
     ) -> FrameSample:
-        """Everything of one frame, up to its last submit: ``target_view`` is drawn to (None: no
-        picture, as behind a loading screen), ``now_s`` is the game's own time, and
-        ``draw_overlay(encoder, timestamp_writes)`` comes last."""
+        """Draws and submits a frame with its slices of the networks; returns its times.
+
+        ``target_view`` is drawn to; None draws no picture, as behind a loading screen. ``now_s``
+        is the game's own time in seconds. ``draw_overlay(encoder, timestamp_writes)`` is called
+        last.
+        """
         start = time.perf_counter()
         self._apply_controls()
         if self.watch is not None and self.watch.poll():
@@ -189,9 +196,12 @@ class Game:
         return self.log.begin(report, _ms_since(start))
 
     def _fill_rest(self, start: float, submitted: float, drawn: bool) -> FrameSample:
-        """The networks' slices, when the picture is done: a software driver draws on the cores that
-        the game's own code runs on, so waiting for it costs nothing, and what is left of the frame
-        is known."""
+        """Waits for the picture, then submits slices of the networks in the rest of the frame;
+        returns its times.
+
+        Only for software drivers: they draw on the cores that the game's code runs on, so
+        waiting costs nothing, and the frame's remaining time is known.
+        """
         self._collect_times()  # where the frame before had no time for it
         waits = time.perf_counter()
         self.gpu.wait()
@@ -206,11 +216,10 @@ class Game:
         return self.log.begin(report, _ms_since(start) - waited_ms, picture_ms)
 
     def use_spare_time(self, until: float) -> None:
-        """Does deferred work of the coming frames if there is time for it until ``until``.
+        """Does deferred work of the coming frames as long as ``until`` leaves time for it.
 
         ``until`` is a time of :func:`time.perf_counter`. Call it when the frame is done. Work
-        that finds no time is done when the next picture has been submitted, or some frames
-        later.
+        that finds no time is done in a later frame.
         """
         if until - time.perf_counter() > _LEARNING_S:
             self._collect_times()
@@ -226,7 +235,8 @@ class Game:
     def draw_still(
         self, target_view: Any, pose: Pose, now_s: float, draw_overlay: Callable[[Any, Any], None]
     ) -> None:
-        """Draws the picture at full resolution, outside the frames that are measured."""
+        """Draws the picture at full resolution with the overlay, outside the frames that are
+        measured."""
         for _ in range(_OVERLAY_FRAMES):  # the overlay's windows find their sizes
             encoder = self.gpu.device.create_command_encoder()
             draw_overlay(encoder, None)
@@ -258,7 +268,8 @@ class Game:
         )
 
     def _collect_times(self) -> None:
-        """Collects the networks' times that have arrived, after each frame with slices."""
+        """Passes the networks' measured times to the log; does nothing if no slices were encoded
+        since."""
         if not self._encoded:
             return
         self._encoded = False
@@ -267,8 +278,7 @@ class Game:
         self._update_counts()
 
     def _take_times(self) -> None:
-        """Passes the times of pictures that have arrived to the scheduler and the picture's
-        pace."""
+        """Passes the measured times of pictures to the log, the scheduler and the drawing pace."""
         for number, passes in self.timer.end_frame():
             known = self.log.add_passes(number, passes)
             if known is not None and not self._on_cpu:
@@ -287,7 +297,7 @@ class Game:
             gc.freeze()
 
     def _apply_controls(self) -> None:
-        """Applies what the player chose in the overlay."""
+        """Applies the player's settings to the scheduler and the jobs."""
         controls, scheduler = self.controls, self.scheduler
         scheduler.policy = POLICIES[controls.policy]
         scheduler.planner = PLANNERS[controls.mode]
@@ -303,8 +313,10 @@ class Game:
                 (job.resume if job.paused else job.pause)()
 
     def _update_selection(self) -> None:
-        """Look around again every few frames, and as soon as another tile is there; in the frame
-        after that ask for tiles, so that no frame has to do both."""
+        """Selects the tiles to generate and to draw, every few frames and when a tile was finished.
+
+        Requests for the selected tiles follow in the next frame, so that no frame does both.
+        """
         camera, pose, now_s = self._seen
         self._unseen = 0
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
@@ -324,8 +336,8 @@ class Game:
         self._asked = False
 
     def _request_tiles(self, camera: Camera, now_s: float) -> bool:
-        """Requests the tiles that are needed since the last look around; returns False if there
-        was none."""
+        """Requests the tiles of the last selection; returns False if this was already done or
+        must wait."""
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead()
@@ -336,7 +348,7 @@ class Game:
         return True
 
     def _select(self, pose: Pose, now_s: float) -> Selection:
-        """Selects the tiles to generate and the tiles to draw: the finest that are available."""
+        """Returns the tiles to generate, and the finest available tiles to draw."""
         streaming = self.streaming
         most = self.renderer.tiles.slots - SPARE_SLOTS
         seed = self.settings.seed
@@ -354,12 +366,12 @@ class Game:
         return found
 
     def finest(self, pose: Pose) -> list[TileId]:
-        """Returns the tiles that are drawn from this position, of the tiles that are ready now."""
+        """Returns the tiles that are drawn from this pose, chosen among the finished tiles."""
         return select(pose.position, self.settings.seed, self._detail, self.streaming.ready).draw
 
     def _draft(self, pose: Pose, now_s: float) -> None:
-        """Requests drafts of the tiles in view, to draw while the networks' kernels are
-        compiled."""
+        """Has drafts (ground without networks) made of coarse tiles around the camera, to draw
+        while kernels compile."""
         detail = self.settings.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
         self.streaming.draft(list_needed(pose.position, self.settings.seed, detail), now_s)
@@ -372,13 +384,13 @@ class Game:
 
     @property
     def complete(self) -> bool:
-        """Returns True if every tile of the picture has been generated."""
+        """Returns True if every tile of the picture has been generated and none is under way."""
         looked = self._around is not None
         return looked and not self.selection.wanted and not self.streaming.making
 
     @property
     def progress(self) -> str:
-        """The progress of loading, as text."""
+        """The progress of loading as a line of text."""
         if not self.renderer.ready:
             return "the picture's shaders are compiled"
         made, wanted = len(self.streaming.shown), len(self.selection.wanted)
@@ -387,13 +399,14 @@ class Game:
 
     @property
     def notice(self) -> str:
-        """A line about the game: an error, a network that was reloaded, or the tiles."""
+        """A line about the game: an error, else the last message of the file watch, else tile
+        counts."""
         counts, watch = self.streaming.counts, self.watch
         tiles = f"{self.quality.name}: {self.streaming.summary}, {counts.cancelled} cancelled"
         return self.streaming.error or (watch.said if watch is not None else "") or tiles
 
     def close(self) -> None:
-        """Let go of everything: jobs that are under way, and the picture's memory."""
+        """Cancels the unfinished jobs and frees the picture's memory."""
         self._collect_times()
         self.streaming.submitted()
         self.streaming.cancel_all()
@@ -408,7 +421,7 @@ def _ms_since(start: float) -> float:
 
 
 def _planet(gpu: cml.Gpu, settings: Settings, agents: Agents) -> PlanetTiles | None:
-    """Returns the baked planet, with the agents for tiles outside it; None without a planet."""
+    """Opens the baked planet and returns its tile source; None if the settings name no planet."""
     if settings.planet is None:
         return None
     from demo_game.bake.flying import PlanetTiles  # Zarr is an extra

@@ -1,4 +1,4 @@
-"""The game without a window: a scripted flight, a report, a picture."""
+"""Runs the game without a window: a scripted flight, its report, a screenshot and a film."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Options:
 
 
 class HeadlessRun:
-    """One game on a texture of its own."""
+    """A game that draws to a texture of its own along a scripted flight, and records each frame."""
 
     def __init__(
         self, gpu: cml.Gpu, quality: Quality, settings: Settings, options: Options
@@ -101,10 +101,11 @@ class HeadlessRun:
         self.overlay = Overlay(self.game, self.format, quality.width, quality.height, panels=panels)
 
     def load(self) -> float:
-        """Computes all tiles in view of the first frame, without a budget; returns the seconds.
+        """Generates all tiles in view of the first frame, without a budget; returns the seconds it
+        took.
 
-        It is the game's loading screen: drafts are drawn at once, then the tiles when there is
-        ground everywhere.
+        It is the game's loading screen: it draws drafts at once, and a second picture when the
+        networks have made ground everywhere.
         """
         started = time.perf_counter()
         self.game.controls.mode = "unsliced"
@@ -139,12 +140,13 @@ class HeadlessRun:
 
     @property
     def _picture_due(self) -> bool:
-        """While the world is loaded, only its first pictures are drawn."""
+        """Returns True if a loading frame draws: the first picture, and the first with ground
+        everywhere."""
         missing = self.first_ground if self.game.covered else self.first_picture
         return self.game.renderer.ready and missing == math.inf
 
     def fly(self) -> None:
-        """Draws the measured frames."""
+        """Draws the measured frames and appends their times to ``samples``."""
         options, game = self.options, self.game
         game.inference = options.mode != "off"
         game.controls.mode = "sliced" if options.mode == "off" else options.mode  # type: ignore[assignment]
@@ -158,7 +160,8 @@ class HeadlessRun:
                 raise cml.CmlError(game.streaming.error)
 
     def settle(self) -> str:
-        """Finishes the last picture and hashes the world that it shows."""
+        """Generates all tiles of the last picture and returns the hash of the world that it
+        shows."""
         pose = self._pose(self.options.frames)
         self.game.inference = True
         for _ in range(_DRAIN):
@@ -205,7 +208,7 @@ class HeadlessRun:
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
 
     def pixels(self) -> np.ndarray[Any, Any]:
-        """Returns the last frame as bytes (height, width, 3)."""
+        """Returns the last frame's pixels, uint8 (height, width, 3)."""
         size = self.quality.width, self.quality.height
         data = self.gpu.queue.read_texture(
             {"texture": self.target},
@@ -216,7 +219,8 @@ class HeadlessRun:
         return np.ascontiguousarray(pixels)
 
     def screenshot(self, path: Path) -> None:
-        """Writes the last frame, at full resolution and with the overlay, as a picture."""
+        """Writes the last frame at full resolution with the overlay, as a JPEG or PNG by the
+        path's suffix."""
         if self.options.still is not None:
             self._screenshot_of_another_quality(path, *self.options.still)
             return
@@ -229,7 +233,8 @@ class HeadlessRun:
     def _screenshot_of_another_quality(
         self, path: Path, quality: Quality, settings: Settings
     ) -> None:
-        """Loads the world once more, and draws this flight's overlay over it."""
+        """Writes the last frame in another quality: loads the world once more and draws this
+        run's overlay over it."""
         last_s = max(0, self.options.frames - 1) * settings.frame_ms / 1e3
         start_s = self.options.start_s + last_s
         options = replace(self.options, frames=0, start_s=start_s, still=None)
@@ -244,7 +249,7 @@ class HeadlessRun:
             other.close()
 
     def film(self, path: Path) -> None:
-        """The flight's first seconds once more, now that nothing is measured."""
+        """Flies the first seconds once more, unmeasured, and writes them as a GIF."""
         write_film(path, self._pictures())
 
     def _pictures(self) -> Iterator[np.ndarray[Any, Any]]:
@@ -255,7 +260,7 @@ class HeadlessRun:
             yield self.pixels()
 
     def close(self) -> None:
-        """Give everything back, so that another run can begin."""
+        """Frees the overlay, the game and the target texture."""
         if self.overlay is not None:
             self.overlay.close()
         self.game.close()
@@ -272,7 +277,11 @@ def run(
     progress: Callable[[str], object] | None = None,
     film: Path | None = None,
 ) -> RunReport:
-    """Load, fly, settle; the report, the last frame of the flight as a picture, and a film."""
+    """Loads the world, flies and finishes the last picture; returns the report.
+
+    It writes a screenshot and a film if their paths are given. ``progress`` is called with lines
+    about loading.
+    """
     flown = HeadlessRun(gpu, quality, settings, options)
     flown.progress = progress or flown.progress
     try:

@@ -1,6 +1,6 @@
-"""One tile after the other, without a frame: on the CPU, or on a GPU that has nothing else to do.
+"""Computes tiles one at a time, outside frames: on the CPU, or on an otherwise idle GPU.
 
-The same sessions as in the game, each with what it takes from the others, so the same bits.
+It runs the same sessions as the game, so the tiles are bit-identical to the game's on that device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Clock = Callable[[str], AbstractContextManager[Watch | None]]
 
 
 def measure_nothing(activity: str) -> AbstractContextManager[None]:
-    """Returns a context manager that measures nothing."""
+    """Returns a context manager that does nothing; the default clock of a :class:`TileMaker`."""
     return nullcontext()
 
 
 class TileMaker:
-    """A session for each of the chain's networks; ``backend`` is ``"cpu"`` or a device."""
+    """A session for each network of a chain; ``backend`` is ``"cpu"`` or a :class:`cml.Gpu`."""
 
     def __init__(self, chain: Chain, backend: cml.Gpu | str) -> None:
         self.chain = chain
@@ -43,9 +43,13 @@ class TileMaker:
         names: Sequence[str] | None = None,
         given: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """All tensors of a tile, by name. ``clock`` times each session, and on the CPU its
-        operators; ``names`` are the sessions, where they are not those that a tile of its level
-        has, and ``given`` what others have made of it."""
+        """Computes a tile and returns all its tensors by name, the input ``tile`` and ``given``
+        included.
+
+        ``clock`` times each session, and on the CPU its operators. ``names`` are the sessions to
+        run; the default are those of the tile's level. ``given`` are tensors that other sessions
+        have computed.
+        """
         made: dict[str, Array] = {**given, "tile": tile_input(tile, seed)}
         for name in self.chain.sessions_for(tile) if names is None else names:
             reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]

@@ -1,4 +1,4 @@
-"""``python -m demo_game.bake --region X0:X1,Z0:Z1 --levels A:B -o planet.zarr``."""
+"""Runs ``python -m demo_game.bake --region X0:X1,Z0:Z1 --levels A:B -o planet.zarr``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _join_region_option(words: Sequence[str]) -> list[str]:
-    """Joins ``--region`` and its value to one word; argparse would read ``-4:4`` as an option."""
+    """Returns the command line's words with ``--region`` and its value joined by ``=``; argparse
+    would read ``-4:4`` as an option."""
     made: list[str] = []
     for word in words:
         if made and made[-1] == "--region":
@@ -84,7 +85,10 @@ def _join_region_option(words: Sequence[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bakes the region and writes a picture of it; returns the exit code."""
+    """Bakes the region, prints the report and writes a map of the region; returns 0.
+
+    Raises an error after the map if units are missing.
+    """
     need_extra()
     from demo_game.bake.picture import write_picture
     from demo_game.bake.planet import Planet, layers_of, manifest, models, rules

@@ -1,4 +1,4 @@
-"""A game over a planet: tiles that were baked are read, others are made, in one world."""
+"""The game's tile source over a baked planet: it reads baked tiles and has all others computed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class PlanetTiles:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> MadeTile:
-        """Starts to read the tile if it is baked, and to compute it otherwise."""
+        """Returns a tile that threads read if it lies in the baked region, otherwise a tile of
+        ``others``."""
 
         def make() -> MadeTile:
             return self.others.submit(scheduler, tile, seed, priority, within_ms)
@@ -43,12 +44,13 @@ class PlanetTiles:
         return BakedTile(tile, self, self._readers.submit(self.planet.tensors, tile), make)
 
     def close(self) -> None:
-        """Stops the reading threads."""
+        """Cancels reads that have not begun, and waits until the reading threads end."""
         self._readers.shutdown(wait=True, cancel_futures=True)
 
 
 class BakedTile:
-    """A tile that is read; made after all, where the store does not have it."""
+    """A tile that a thread reads from the store; if the store does not have it, it is computed
+    after all."""
 
     def __init__(
         self,
@@ -64,7 +66,10 @@ class BakedTile:
         self._memory: dict[str, Any] = {}
 
     def _look(self) -> MadeTile | None:
-        """Takes what was read; returns the computed tile if the baked one is missing."""
+        """Takes the result of a finished read; returns the computed tile, or None if there is none.
+
+        If the store lacks the tile, this submits its jobs.
+        """
         if self._made is None and self._arrays is None and self._reading.done():
             found = None if self._reading.cancelled() else self._reading.result()
             if found is None:
@@ -77,7 +82,7 @@ class BakedTile:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """The networks' jobs for this tile; empty if the tile was baked."""
+        """The networks' jobs for this tile by name; empty unless the tile must be computed."""
         return self._made.jobs if self._made else {}
 
     @property
@@ -88,28 +93,30 @@ class BakedTile:
 
     @property
     def failed(self) -> str:
-        """Why it will not come; "" while it may."""
+        """The error of the jobs if the tile is computed; "" if there is none."""
         made = self._look()
         return made.failed if made else ""
 
     @property
     def progress(self) -> float:
-        """0 to 1."""
+        """0 until the tile has been read, then 1; the jobs' progress if the tile is computed."""
         made = self._look()
         return made.progress if made else float(self._arrays is not None)
 
     @property
     def digest(self) -> str:
-        """The stored digest of a tile of the integer world, which covers more than is shown.
+        """The stored digest of a tile of the integer world, as hexadecimal text.
 
-        Empty for other worlds, whose digest is computed from the arrays that were read.
+        It covers integers that the renderer does not get. Empty for other worlds, whose digest
+        is computed from the arrays that were read, and for a tile that was not read.
         """
         if self._arrays is None or not self._source.planet.exact:
             return ""
         return bytes(self._arrays["digest"]).hex()
 
     def tensor(self, name: str) -> Any:
-        """Returns one of the tensors that the renderer keeps, on the GPU."""
+        """Returns one of the tensors that the renderer keeps as a GPU buffer; the first call
+        uploads it."""
         if self._made is not None:
             return self._made.tensor(name)
         assert self._arrays is not None
@@ -123,19 +130,20 @@ class BakedTile:
         return self._memory[name]
 
     def read(self, name: str) -> Any:
-        """Returns one of these tensors as an array; None until it has arrived."""
+        """Returns one of the tile's tensors as a NumPy array; None until it has been read or
+        computed."""
         made = self._look()
         return made.read(name) if made else self._arrays and self._arrays[name]
 
     def cancel(self) -> None:
-        """Cancels the reading or the jobs of the tile."""
+        """Cancels the reading and the jobs of the tile, and frees its memory."""
         self._reading.cancel()
         if self._made is not None:
             self._made.cancel()
         self._free()
 
     def release(self) -> None:
-        """Frees the memory."""
+        """Frees the tile's memory on the GPU."""
         if self._made is not None:
             self._made.release()
         self._free()

@@ -1,4 +1,4 @@
-"""A map of a baked region."""
+"""Draws a map of a baked region."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ _MOST = 2048
 
 
 def write_picture(planet: Planet, path: Path) -> tuple[int, int]:
-    """The region from above, of the finest level that fits, as a PNG; its width and height."""
+    """Writes a map of the planet's region as a PNG; returns its width and height in pixels."""
     drawn = picture(planet)
     write_atomically(path, lambda file: Image.fromarray(drawn).save(file, "PNG"))
     return drawn.shape[1], drawn.shape[0]
 
 
 def picture(planet: Planet, most: int = _MOST) -> np.ndarray[Any, Any]:
-    """The region from above (height, width, 3); black where a tile is missing."""
+    """Returns a map of the region, uint8 (height, width, 3); missing tiles are black.
+
+    It shows the finest level whose map has sides of at most ``most`` pixels. If even the
+    coarsest level is larger, its tiles are scaled down.
+    """
     region = planet.region
     level = next(
         (n for n in region.levels if SIDE * max(map(len, region.rows(n))) <= most), region.coarsest

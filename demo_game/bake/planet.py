@@ -1,4 +1,5 @@
-"""The layout of a planet in its store, and what the game reads of it."""
+"""The arrays that a baked planet has in its store, and the reader with which the game gets its
+tiles."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ _BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
 
 
 def layers_of(region: Region, chain: Chain, block: int = 1) -> list[Layer]:
-    """Returns a group of arrays for each level, the coarsest first.
+    """Returns a :class:`Layer` (a group of arrays) for each level, the coarsest first.
 
-    The coarse tiles cover much, so they are baked first. A task and a chunk have ``block`` tiles
-    along each side.
+    Coarse tiles cover more land, so they are baked first. A task and a chunk have ``block``
+    tiles along each side.
     """
     return [_layer(region, level, chain.texel_side, block) for level in reversed(region.levels)]
 
@@ -82,7 +83,7 @@ def _layer(region: Region, level: int, painted: int, block: int) -> Layer:
 
 
 def tiles_of(layer: Layer, unit: Unit) -> list[list[TileId]]:
-    """Returns the tiles of a unit, row by row."""
+    """Returns the tiles of a unit of the layer as rows along x, in the order of z."""
     zs, xs = (range(span.start, span.stop) for span in layer.span(unit))
     at = layer.attributes
     first_x, first_z = at["first_x"], at["first_z"]
@@ -90,14 +91,15 @@ def tiles_of(layer: Layer, unit: Unit) -> list[list[TileId]]:
 
 
 def place_of(region: Region, tile: TileId, block: int) -> tuple[Unit, tuple[int, int]]:
-    """Returns the unit that a tile lies in, and the tile's position in it."""
+    """Returns the unit that contains a tile, and the tile's row and column in that unit."""
     rows, columns = region.rows(tile.level)
     z, x = tile.z - rows.start, tile.x - columns.start
     return Unit(f"L{tile.level}", (z // block, x // block)), (z % block, x % block)
 
 
 def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[str, Any]:
-    """Returns everything except the device that the tiles' values and positions depend on."""
+    """Returns the JSON manifest of a planet: all that the tiles' values and positions depend on,
+    except the device."""
     return {
         "kind": KIND,
         "engine": cml.__version__,
@@ -113,13 +115,14 @@ def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[st
 
 
 def models(chain: Chain) -> dict[str, str]:
-    """Returns the networks' digests."""
+    """Returns the digest of each network of the chain by name."""
     return {name: graph_digest(graph) for name, graph in sorted(chain.graphs.items())}
 
 
 @cache
 def rules() -> str:
-    """Returns a digest of the game's code that computes tiles around the networks."""
+    """Returns a digest of the game's source files that determine tiles besides the networks;
+    cached."""
     hasher = hashlib.sha256()
     for path in sorted(path for pattern in _RULES for path in _GAME.glob(pattern)):
         text = path.read_text(encoding="utf-8")
@@ -128,7 +131,11 @@ def rules() -> str:
 
 
 def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
-    """Returns the arrays that the store has of a tile, from the tile's tensors."""
+    """Returns the arrays that the store keeps of a tile, from the tensors ``made`` of it.
+
+    The digest of the tile is one of them. ``instances`` and ``draw`` exist only on levels with
+    plants.
+    """
     digest = tile_digest(chain, tile, made.__getitem__)
     cells = {
         "height": made["height"][0, 0],
@@ -143,7 +150,10 @@ def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Ar
 
 
 def to_tensors(tile: TileId, cells: dict[str, Array]) -> dict[str, Array]:
-    """Returns the tensors that the game shows, from the arrays of the store."""
+    """Returns the tensors that the renderer shows of a tile, from the arrays of the store.
+
+    It is the reverse of :func:`to_cells`.
+    """
     tensors = {"height": cells["height"]}
     for name, tensor in _AS_BYTES.items():
         tensors[tensor] = np.ascontiguousarray(cells[name]).view(np.int32)[..., 0]
@@ -158,7 +168,8 @@ def _bytes(packed: Array) -> Array:
 
 
 class Planet:
-    """A baked part of the world, open to be read."""
+    """A baked part of the world in a Zarr store; :meth:`open` must come before its tiles are
+    read."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -176,9 +187,10 @@ class Planet:
         self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
 
     def open(self, chain: Chain, seed: int) -> None:
-        """Opens the store for a game with these networks.
+        """Opens the store for reading, after a check that the game would compute the same tiles.
 
-        Raises :class:`cml.InputError` if the game would compute other tiles.
+        Raises :class:`cml.InputError` if the planet was baked with another seed, world, network
+        or rule.
         """
         wanted = manifest(self.region, chain, seed, self.block)
         for key, value in wanted.items():
@@ -197,18 +209,21 @@ class Planet:
         return self.region.has(tile)
 
     def cells(self, tile: TileId) -> dict[str, Array] | None:
-        """Returns a tile's arrays; None if the tile was not baked or is damaged."""
+        """Returns the stored arrays of a tile by name; None if the tile was not baked or is
+        damaged."""
         unit, at = place_of(self.region, tile, self.block)
         found = self._look(unit)
         return None if found is None else {name: value[at] for name, value in found.items()}
 
     def seen(self, tile: TileId) -> dict[str, Array]:
-        """Returns the arrays that a map shows of a tile; zeros if the tile was not made."""
+        """Returns the height, shading and albedo of a tile for a map; zeros if the tile was not
+        baked."""
         unit, at = place_of(self.region, tile, self.block)
         return {name: value[at] for name, value in self._glance(unit).items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
-        """Returns the tensors that the game shows of a tile; None if the tile must be made."""
+        """Returns the tensors that the renderer shows of a tile, and its digest; None if the
+        tile is missing."""
         cells = self.cells(tile)
         if cells is None:
             return None

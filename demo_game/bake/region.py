@@ -15,8 +15,12 @@ _FURTHEST = 1 << 24
 
 @dataclass(frozen=True)
 class Region:
-    """Tiles ``x0`` up to ``x1`` (not included) and ``z0`` up to ``z1`` of level ``finest``, and of
-    each level to ``coarsest`` the tiles that cover these."""
+    """The tiles of a bake: a rectangle on the finest level and the tiles above it on coarser
+    levels.
+
+    On level ``finest`` it has the tiles from ``x0`` to ``x1`` and ``z0`` to ``z1``, ends
+    excluded. On each level up to ``coarsest`` it has the tiles that cover this rectangle.
+    """
 
     x0: int
     x1: int
@@ -27,11 +31,11 @@ class Region:
 
     @property
     def levels(self) -> range:
-        """The levels, both ends included."""
+        """The levels from the finest to the coarsest, both included."""
         return range(self.finest, self.coarsest + 1)
 
     def rows(self, level: int) -> tuple[range, range]:
-        """The tiles' numbers at a level, along z and along x."""
+        """Returns the tiles' coordinates on a level: the range along z, then the range along x."""
         size = 1 << (level - self.finest)
 
         def covered(first: int, end: int) -> range:
@@ -47,21 +51,21 @@ class Region:
         return tile.z in z and tile.x in x
 
     def tiles(self) -> Iterator[TileId]:
-        """All of them, the coarsest first."""
+        """Yields all tiles of the region: coarsest level first, and each level row by row."""
         for level in reversed(self.levels):
             zs, xs = self.rows(level)
             yield from (TileId(level, x, z) for z in zs for x in xs)
 
     @property
     def text(self) -> str:
-        """As the command line takes it."""
+        """The rectangle as the text ``X0:X1,Z0:Z1`` that ``--region`` takes."""
         return f"{self.x0}:{self.x1},{self.z0}:{self.z1}"
 
 
 def region_of(region: str, levels: str) -> Region:
-    """Returns the region of the texts ``X0:X1,Z0:Z1`` and ``A:B``.
+    """Parses ``X0:X1,Z0:Z1`` and ``A:B`` (or ``A``) into a region.
 
-    Raises :class:`cml.InputError` if they are not valid.
+    Raises :class:`cml.InputError` if a text is not valid.
     """
     number = r"([+-]?\d{1,9})"
     place = re.fullmatch(rf"{number}:{number},{number}:{number}", region.strip())

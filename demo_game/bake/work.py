@@ -1,4 +1,5 @@
-"""The work of a bake as a worker sees it: the networks on its device."""
+"""The work that a bake sends to its workers: each loads the networks on its device and computes
+tiles."""
 
 from __future__ import annotations
 
@@ -21,9 +22,12 @@ from demo_game.world.tile import TileId
 
 @dataclass(frozen=True)
 class PlanetWork:
-    """The tiles of one world. ``wanted`` are the networks' digests: those of a worker's own files
-    must be the same. ``cooked`` are networks as cooked files, whose kernels a GPU's worker need
-    not compile."""
+    """A description of one world's tiles, which is sent to the workers.
+
+    ``wanted`` are the networks' digests and ``rules`` the game code's digest; a worker whose
+    files have others refuses the work. ``cooked`` are networks as cooked files, which save a GPU
+    worker the compiling of kernels.
+    """
 
     seed: int
     models: Path | None
@@ -70,14 +74,19 @@ class PlanetMaker:
         return UnitResult(arrays)
 
     def _sessions(self, tile: TileId) -> tuple[str, ...]:
-        """Densities are baked of all levels, also where the game shows no plants."""
+        """Returns the names of a tile's sessions, always with the population network.
+
+        Densities are baked on all levels, even where the game shows no plants.
+        """
         names = self.maker.chain.sessions_for(tile)
         return names if "population" in names else (*names, "population")
 
 
 def cooked_networks(chain: Chain, backend: str) -> dict[str, bytes]:
-    """Returns the demo's own networks as cooked files, if they are up to date and useful on the
-    backend."""
+    """Returns the cooked files of the demo's own networks as bytes by name.
+
+    Empty if the cooked files are out of date, or if the backend is the CPU.
+    """
     folder = None if backend == "cpu" else cooked_set()
     if folder is None:
         return {}

@@ -1,4 +1,4 @@
-"""``python -m demo_game.lockstep --minutes 10``: the GPU and the CPU in lockstep."""
+"""Runs ``python -m demo_game.lockstep --minutes 10``: the GPU and the CPU in lockstep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TICKS = IntegerRange(1, 2**31 - 1)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command line."""
+    """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="Two processes make the same tiles of the integer world and compare hashes at "
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, or a port of this machine."""
+    """Parses ``HOST:PORT`` or ``PORT`` into host and port; the default host is this machine."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(f"wanted HOST:PORT or a port, got '{text}'")
@@ -91,7 +91,11 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def told(options: argparse.Namespace, player: Player, connection: Connection) -> int:
-    """Play, and say how it ended."""
+    """Plays until the time or the ticks are over, prints the result; returns 1 if a tile differed,
+    else 0.
+
+    Closes the connection.
+    """
     began = time.monotonic()
 
     def last(tick: int) -> bool:

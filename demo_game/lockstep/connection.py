@@ -1,4 +1,4 @@
-"""A line of JSON there for a line of JSON here, over a socket."""
+"""A connection of two players over a socket: they exchange one line of JSON each at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _LONGEST = 1 << 16
 
 
 class Connection:
-    """To the other process."""
+    """A connection to the other player."""
 
     def __init__(self, plug: socket.socket) -> None:
         plug.settimeout(PATIENCE_S)
         self._plug, self._file = plug, plug.makefile("rb")
 
     def exchange(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Sends a line of JSON and returns the other player's line."""
+        """Sends an object as a line of JSON, then waits for the other player's line and returns it.
+
+        Raises :class:`cml.CmlError` if the other player is gone or silent.
+        """
         try:
             self._plug.sendall(json.dumps(said).encode() + b"\n")
             line = self._file.readline(_LONGEST)
@@ -48,7 +51,7 @@ class Connection:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket that others can join; port 0 selects a free port."""
+    """Returns a socket that another player can join; port 0 selects a free port."""
     try:
         return socket.create_server((host, port))
     except OSError as error:
@@ -56,7 +59,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def accept(server: socket.socket) -> Connection:
-    """Waits for the first player to join and returns the connection."""
+    """Waits for the first player to join and returns the connection to it."""
     server.settimeout(PATIENCE_S)
     try:
         return Connection(server.accept()[0])
@@ -65,7 +68,7 @@ def accept(server: socket.socket) -> Connection:
 
 
 def join(host: str, port: int) -> Connection:
-    """Connects to the player that listens there."""
+    """Connects to the player that listens there and returns the connection."""
     try:
         return Connection(socket.create_connection((host, port), PATIENCE_S))
     except OSError as error:

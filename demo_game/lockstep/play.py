@@ -1,4 +1,5 @@
-"""Lockstep: both make the tick's tile, say its hashes, and stop at the first that differs."""
+"""Lockstep: both players compute the tile of a tick, exchange hashes, and stop at the first
+difference."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _SAY_EVERY_S = 30.0
 
 
 class MakesTiles(Protocol):
-    """The interface of a tile maker: :class:`demo_game.maker.TileMaker`."""
+    """The interface of :class:`demo_game.maker.TileMaker` that a player needs."""
 
     @property
     def chain(self) -> Chain: ...
@@ -39,19 +40,21 @@ class MakesTiles(Protocol):
 
 @dataclass(frozen=True)
 class Player:
-    """One of the two: who makes its tiles, on what device, in which world."""
+    """One of the two players: its tile maker, its device's name and the world's seed."""
 
     maker: MakesTiles
     device: str
     seed: int
 
     def hello(self) -> dict[str, Any]:
-        """Returns everything that the tiles depend on, and the device, for the first line."""
+        """Returns the first line to exchange: the seed, the rules that the tiles depend on, and
+        the device."""
         rules = dict(line.rsplit(" ", 1) for line in rules_of(self.maker.chain))
         return {"seed": self.seed, **rules, "device": self.device}
 
     def stages(self, tile: TileId) -> tuple[str, dict[str, str]]:
-        """Returns the tile's digest, and a digest of each network's outputs, in order."""
+        """Computes a tile; returns its digest and a digest of each network's outputs, in
+        execution order."""
         chain = self.maker.chain
         names = [name for name in chain.sessions_for(tile) if name not in DRAWN]
         found: dict[str, str] = {}
@@ -67,7 +70,11 @@ class Player:
 
 @dataclass
 class Lockstep:
-    """The result of two players so far."""
+    """The progress of a game of lockstep: equal ticks and stages, a running hash, the first
+    difference.
+
+    ``other`` is the other player's device.
+    """
 
     ticks: int = 0
     stages: int = 0
@@ -83,8 +90,11 @@ def play(
     first: int = 0,
     said: Callable[[str], object] = lambda text: None,
 ) -> Lockstep:
-    """Tick after tick until ``last(tick)`` of one of the two, or the first difference.
-    :class:`cml.InputError` where the other plays in another world."""
+    """Compares tick after tick until ``last(tick)`` is True for one player, or a tile differs.
+
+    Returns the result. Raises :class:`cml.InputError` if the other player has another world.
+    ``said`` is called now and then with a line about the progress.
+    """
     here = player.hello()
     there = connection.exchange(here)
     _check_same(here, there)

@@ -1,4 +1,4 @@
-"""The tile of each tick: a function of seed and tick, in integers."""
+"""Chooses the tile of each tick as a function of seed and tick, in integers only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _FAR_EVERY = 8
 
 
 def tile_at(seed: int, tick: int) -> TileId:
-    """All levels in turn, at places all over the world, now and then near its ends."""
+    """Returns the tile of a tick: levels in turn, at pseudo-random positions.
+
+    Every eighth tick may lie anywhere up to the ends of the world, the others within a smaller
+    area.
+    """
     found = hashlib.sha256(f"tour {seed} {tick}".encode()).digest()
     level = tick % (MAX_LEVEL + 1)
     reach = (_FAR if tick % _FAR_EVERY == _FAR_EVERY - 1 else _NEAR) >> level
