@@ -1,4 +1,4 @@
-"""Measures a fresh machine: every cache is empty, the driver's too.
+"""Measures commands on a machine on which every cache is empty, that of the driver too.
 
     python -m tests.cold              # the demo's first picture, then the whole suite
     python -m tests.cold demo         # or one of them
@@ -27,14 +27,18 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
 
 
 def empty_caches(folder: Path) -> dict[str, str]:
-    """Returns the environment of a machine on which nothing has run yet."""
+    """Returns this process's environment variables with all cache folders inside an empty
+    ``folder``."""
     places = ("CML_CACHE_DIR", "CML_DATA_DIR", "CML_TUNING_DIR", "MESA_SHADER_CACHE_DIR",
               "XDG_CACHE_HOME", "XDG_DATA_HOME")  # fmt: skip
     return {**os.environ, **{name: str(folder / name) for name in places}}
 
 
 def measure(name: str) -> bool:
-    """Runs one of :data:`COMMANDS` with empty caches; returns True if it succeeds in time."""
+    """Runs one of :data:`COMMANDS` with empty caches and prints its times and memory.
+
+    Returns True if the command succeeds within its time limit.
+    """
     command, most_s = COMMANDS[name]
     with tempfile.TemporaryDirectory(prefix="cml-cold-") as folder:
         before, started = os.times(), time.perf_counter()

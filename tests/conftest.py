@@ -72,7 +72,7 @@ def gpu() -> Gpu:
 
 
 def seed_of(node_id: str) -> int:
-    """Returns a seed for the test that does not depend on other tests or on their order."""
+    """Returns a test's seed, which depends only on its node id."""
     return zlib.crc32(node_id.encode())
 
 
@@ -84,7 +84,10 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Makes kernels depend only on the engine's rules and shipped tables, not on local tuning."""
+    """Sets an empty tuning folder, so that kernels do not depend on local tuning.
+
+    The engine's rules and shipped tables alone choose the kernels.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CML_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
         yield
@@ -92,7 +95,8 @@ def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def own_operators() -> Iterator[None]:
-    """Loads the engine's operators, and unregisters after the test those that it has registered."""
+    """Loads the engine's operators; after the test, unregisters all that the test has
+    registered."""
     from cml_engine import unregister
     from cml_engine.ops import load_families, registered
 
@@ -104,7 +108,10 @@ def own_operators() -> Iterator[None]:
 
 
 class _Memory:
-    """Releases memory that tests no longer use: the pipelines of a whole suite take 5 GB."""
+    """Drops cached pipelines and collects garbage when the process has grown too much.
+
+    The pipelines of a whole suite would take 5 GB.
+    """
 
     def __init__(self) -> None:
         self._least = _resident_mb()
@@ -145,7 +152,7 @@ def _little_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seeds the global generators too, for code that uses them."""
+    """Seeds the global generators of ``random`` and NumPy with the test's own seed."""
     seed = seed_of(request.node.nodeid)
     random.seed(seed)
     np.random.seed(seed)
@@ -153,7 +160,8 @@ def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class _SkippedTest(pytest.Item):
-    """A test whose file cannot be imported here; it has only a name and a reason."""
+    """A test that is always skipped, because its file cannot be imported here; it has only a
+    name."""
 
     def runtest(self) -> None:
         reason = open_gpu()
@@ -161,7 +169,11 @@ class _SkippedTest(pytest.Item):
 
 
 class _NamesOnly(pytest.Module):
-    """A test file that is parsed but not imported, because it may import the missing wgpu."""
+    """A test file that is parsed but not imported; each of its tests becomes a
+    :class:`_SkippedTest`.
+
+    An import may fail because wgpu is missing.
+    """
 
     def collect(self) -> Iterable[pytest.Item]:
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
@@ -171,9 +183,11 @@ class _NamesOnly(pytest.Module):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skips the import of files that belong to the long proof as a whole, if the proof is not run.
+    """Returns True, which skips a file, if all its tests are marked ``long`` and no long tests are
+    run.
 
-    Listing their cases takes seconds in every process.
+    Returns None for all other files. Listing the cases of long tests takes seconds in every
+    process.
     """
     if config.option.markexpr != "not long" or collection_path.suffix != ".py":
         return None
@@ -184,7 +198,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
-    """Avoids importing files under tests/gpu if wgpu is not installed."""
+    """Returns a :class:`_NamesOnly` for a file under tests/gpu if wgpu is not installed, else
+    None."""
     if _folder(module_path) == "gpu" and importlib.util.find_spec("wgpu") is None:
         return _NamesOnly.from_parent(parent, path=module_path)
     return None
@@ -201,9 +216,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Freezes objects that live until the end (modules, nine thousand tests).
+    """Collects garbage, then exempts all present objects (modules, nine thousand tests) from
+    collection.
 
-    Garbage collections, including those that tests request, then do not traverse them.
+    Later collections, including those that tests request, do not traverse them.
     """
     gc.collect()
     gc.freeze()
@@ -217,7 +233,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints skipped tests, counted by file and reason and with their names.
+    """Prints the skipped tests by file and reason, with their number and their names.
 
     A parametrized test is named once. A suite that skips half of its tests thereby shows it.
     """
@@ -237,6 +253,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _folder(path: Path) -> str:
-    """Returns the name of the folder directly under ``tests`` that contains the file."""
+    """Returns the name of the folder directly under ``tests`` that contains the file; "" if none
+    does."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
     return parts[0] if len(parts) > 1 else ""

@@ -46,14 +46,15 @@ INTEGER_AGENTS = ("upres", "texture", "population")
 
 
 def agent(name: str) -> cml.Graph:
-    """Returns a network of the demo game."""
+    """Returns the demo game's network of that name."""
     from demo_game.chain import MODELS
 
     return cml.load(MODELS / f"{name}.nnef")
 
 
 def animevideo() -> cml.Graph:
-    """Returns the upscaler of a published package, for pictures of 64 x 64."""
+    """Returns the upscaler of a published package for pictures of 64 x 64; downloads it if
+    necessary."""
     from examples.upscale import assets
 
     assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN)
@@ -61,7 +62,7 @@ def animevideo() -> cml.Graph:
 
 
 def diffusion() -> cml.Graph:
-    """Returns the terrain diffusion network of a published package."""
+    """Returns the terrain diffusion network of a published package; downloads it if necessary."""
     from examples.terrain_diffusion.network import MODEL, SHAPES
     from examples.upscale import assets
 
@@ -70,7 +71,7 @@ def diffusion() -> cml.Graph:
 
 
 def stylegan2() -> cml.Graph:
-    """Returns the generator for 256 x 256, with random weights."""
+    """Returns StyleGAN2's generator for pictures of 256 x 256, with random weights."""
     from examples.stylegan2.network import build
     from examples.stylegan2.parameters import Config, random_parameters
 
@@ -87,7 +88,11 @@ NETWORKS: dict[str, Callable[[], cml.Graph]] = {
 
 
 def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
-    """Cooks and runs the network, prints a line, and returns True if every check passes."""
+    """Cooks a network twice, runs its file, prints a line, and returns True if every check passes.
+
+    The checks are: equal bytes of both files, bit-identical outputs on the GPU and on the CPU,
+    and the file's own sample outputs. The file stays in ``folder``.
+    """
     model = NETWORKS[name]()
     start = time.perf_counter()
     data = cook(model)
@@ -117,7 +122,12 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
 
 
 def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
-    """Plays the network in C, prints a line, and returns True if it agrees with its session."""
+    """Plays a network in the C player, prints a line, and returns True if it agrees with its
+    session.
+
+    Its outputs must be bit-identical for all slice sizes; those of an integer network must also be
+    bit-identical to the session's.
+    """
     model = NETWORKS[name]()
     file = folder / f"{name}.cml"
     file.write_bytes(cook(model, guesses=cooked_guesses()))
@@ -139,7 +149,7 @@ def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
 
 
 def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
-    """Returns True if all tensors are bit-identical."""
+    """Returns True if both dictionaries have the same names, shapes and bytes."""
     return a.keys() == b.keys() and all(
         a[n].shape == b[n].shape and a[n].tobytes() == b[n].tobytes() for n in a
     )

@@ -77,8 +77,10 @@ _RUNS = 2
 
 @dataclass(frozen=True)
 class FuzzReference:
-    """The reference outputs of every run, and their accepted differences (NaN: any value is
-    right)."""
+    """The right outputs of each run in order, and the accepted difference of each value.
+
+    A difference of NaN accepts any value.
+    """
 
     values: list[Values]
     allowed: list[Values]
@@ -86,7 +88,10 @@ class FuzzReference:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed case; ``check`` is the name of the failed check in :data:`CHECKS`."""
+    """A failed check of a case, the problem in words, and the passes that were disabled.
+
+    ``check`` is a name in :data:`CHECKS` or :data:`INTEGER_CHECKS`.
+    """
 
     check: str
     problem: str
@@ -100,10 +105,11 @@ class Failure:
 def evaluate(
     graph: Graph, inputs: Values, rng: np.random.Generator | None = None, spread: float = 0.0
 ) -> list[Values]:
-    """Returns the outputs of every run, node by node in NumPy.
+    """Runs a graph node by node in NumPy and returns the outputs of every run.
 
-    With ``rng`` every result is moved up or down by its operator's tolerance, and the share
-    ``spread`` of the values that a GPU may turn into NaN is set to NaN.
+    A graph with variables is run ``_RUNS`` times, another one once. With ``rng`` every result is
+    moved up or down by its operator's tolerance, and the share ``spread`` of the values that a
+    GPU may turn into NaN is set to NaN.
     """
     if graph.integer:
         graph = lower_to_integers(graph).graph
@@ -138,8 +144,11 @@ def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
 
 
 def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
-    """Returns the reference of the unoptimized graph; with ``spread`` a GPU's additional NaNs
-    are accepted."""
+    """Returns the outputs of the unoptimized graph in NumPy and their accepted differences.
+
+    An integer network's accepted differences are 0. With ``spread`` a GPU's additional NaNs are
+    accepted.
+    """
     values = evaluate(case.graph, case.inputs)
     if case.graph.integer:
         return FuzzReference(values, [{n: np.zeros(a.shape) for n, a in v.items()} for v in values])
@@ -154,8 +163,10 @@ def reference(case: FuzzCase, spread: bool = False) -> FuzzReference:
 
 
 def _allowed(value: Array, moved: list[Array]) -> Array:
-    """Returns the accepted difference of each value; NaN if rounding decides its value or its
-    class."""
+    """Returns the accepted difference of each value, from results with rounding errors (``moved``).
+
+    It is NaN if rounding decides the value, or whether it is a number.
+    """
     if value.dtype.kind != "f":
         stays = np.all([m == value for m in moved], 0)
         return np.where(stays, 0.0, np.nan)
@@ -172,7 +183,8 @@ def _allowed(value: Array, moved: list[Array]) -> Array:
 
 
 def _kind(value: Array) -> Array:
-    """Returns 0 for a number, 1 for NaN, 2 and 3 for the infinities."""
+    """Returns for each value 0 if it is finite, 1 for NaN, 2 for infinity and 3 for minus
+    infinity."""
     return np.where(np.isnan(value), 1, 0) + np.isposinf(value) * 2 + np.isneginf(value) * 3
 
 
@@ -211,7 +223,10 @@ def _wrong(got: Array, wanted: Array, allowed: Array) -> Array:
 
 @dataclass
 class FuzzBench:
-    """A case during its checks; results that several checks need are computed once."""
+    """A case during its checks, with its disabled passes and a folder for files.
+
+    The reference is computed once, when a check first needs it. Without a GPU ``gpu`` is None.
+    """
 
     case: FuzzCase
     without: frozenset[str]
@@ -240,7 +255,8 @@ def _on_cpu(bench: FuzzBench) -> str:
 
 
 def _written(bench: FuzzBench) -> str:
-    """Checks that saving and loading the graph keeps its results bit-identical."""
+    """Returns "" if saving and loading the graph keeps its results bit-identical, else the
+    problem."""
     save(bench.case.graph, bench.folder, overwrite=True)
     graph = cml.load(bench.folder)
     given = dict(zip(graph.inputs, bench.case.inputs.values(), strict=True))
@@ -259,7 +275,8 @@ def _on_gpu(bench: FuzzBench) -> str:
 
 
 def _any_slices(bench: FuzzBench) -> str:
-    """Checks that random slices, and unshared memory, give bit-identical results."""
+    """Returns "" if random slices, and unshared memory, give bit-identical results, else the
+    problem."""
     session = bench.session(bench.gpu)
     program = session.program
     assert isinstance(program, GpuProgram) and session.plan is not None
@@ -281,7 +298,7 @@ def _any_slices(bench: FuzzBench) -> str:
 
 
 def _in_parts(bench: FuzzBench) -> str:
-    """Checks that binding the larger tensors in parts gives bit-identical results."""
+    """Returns "" if binding the larger tensors in parts keeps all bits, else the problem."""
     session = bench.session(bench.gpu)
     assert session.plan is not None
     wanted = session.run(bench.case.inputs)
@@ -300,8 +317,8 @@ def _in_parts(bench: FuzzBench) -> str:
 
 
 def _same_bits(a: Array, b: Array) -> bool:
-    """Returns True if the arrays are bit-identical; all NaNs are equal, as drivers differ in
-    them."""
+    """Returns True if the arrays are bit-identical; all NaNs count as equal, as drivers differ
+    in them."""
     if a.dtype.kind != "f":
         return np.array_equal(a, b)
     return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
@@ -325,7 +342,10 @@ def _shadow(bench: FuzzBench, storage: Any) -> str:
 
 
 def _each_tensor(bench: FuzzBench) -> str:
-    """Checks every tensor of an integer network, each in memory of its own."""
+    """Returns the first wrong tensor of an integer network in words; "" if all are bit-identical.
+
+    Each tensor has memory of its own.
+    """
     return check_bits(bench.case.graph, bench.gpu, bench.case.inputs).first
 
 
@@ -354,7 +374,7 @@ def problem_of(check: str, bench: FuzzBench) -> str:
 
 
 def runs_at_all(case: FuzzCase) -> bool:
-    """Returns True if NumPy can run the case; a drawn index may be out of range."""
+    """Returns True if NumPy can run the case; it cannot if a random index is out of range."""
     try:
         reference(case)
     except cml.CmlError:
@@ -366,7 +386,11 @@ def runs_at_all(case: FuzzCase) -> bool:
 
 
 def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -> Failure:
-    """Removes the nodes, passes and odd values that the failure does not need."""
+    """Returns a smaller failure of the same check, found by removing nodes, outputs and disabled
+    passes.
+
+    The search ends after ``seconds``. The result's problem is that of the smaller case.
+    """
     end = time.monotonic() + seconds
     shrunk = True
     while shrunk and time.monotonic() < end:
@@ -384,7 +408,10 @@ def minimized(failure: Failure, gpu: Any, folder: Path, seconds: float = 60.0) -
 
 
 def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
-    """Yields the failure with one change each: without an output, update, disabled pass or node."""
+    """Yields cases with one change each: without an output, an update, a disabled pass or a node.
+
+    A case comes with its disabled passes.
+    """
     case, without, graph = failure.case, failure.without, failure.case.graph
     for name in graph.outputs if len(graph.outputs) > 1 else ():
         yield _swept(case, outputs=tuple(n for n in graph.outputs if n != name)), without
@@ -402,7 +429,10 @@ def _smaller(failure: Failure) -> Iterator[tuple[FuzzCase, frozenset[str]]]:
 
 
 def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
-    """Returns the case with the node's results as inputs that have the same values."""
+    """Returns the case without a node; the node's results become inputs with the values they had.
+
+    ``outputs`` are the outputs of the new graph.
+    """
     values: Values = {**case.graph.constants, **case.inputs}
     for other in case.graph.nodes:
         found = run_node(other, [values[n] for n in other.reads])
@@ -415,7 +445,8 @@ def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
 
 
 def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
-    """Returns the changed case without nodes and inputs that nothing reads."""
+    """Returns the case with ``changes`` to its graph, without the nodes and inputs that are then
+    unused."""
     swept = eliminate_dead_code(case.graph.with_(**changes))
     read = {n for node in swept.nodes for n in node.reads} | set(swept.roots)
     inputs = tuple(n for n in swept.inputs if n in read)
@@ -426,7 +457,8 @@ def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
 
 
 def write(failure: Failure, folder: Path) -> None:
-    """Writes all that :func:`replay` needs; the model's text shows the failed check."""
+    """Writes a failure's model, inputs and ``case.json`` to a folder, from which :func:`replay`
+    runs it."""
     save(failure.case.graph, folder / "model", overwrite=True)
     values = list(failure.case.inputs.values())
     np.savez(folder / "inputs.npz", *values)
@@ -440,7 +472,8 @@ def write(failure: Failure, folder: Path) -> None:
 
 
 def replay(folder: Path, gpu: Any) -> str:
-    """Runs the failed check of a written case again and returns its problem; "" if it passes."""
+    """Runs the failed check of a folder that :func:`write` made; returns the problem, "" if it
+    passes."""
     said = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     graph = cml.load(folder / "model")
     with np.load(folder / "inputs.npz") as arrays:
@@ -455,9 +488,10 @@ def replay(folder: Path, gpu: Any) -> str:
 def drawn(
     seed: int, number: int, nodes: int, integer: bool = False
 ) -> tuple[FuzzCase, frozenset[str]]:
-    """Returns the case of a number, which is the same in every run.
+    """Returns a random case and the names of up to three passes to disable.
 
-    Every fourth case has odd values; every third integer network is read from ONNX.
+    The seed and the number determine both. Every fourth case has odd input values; with ``integer``
+    every third network is read from ONNX.
     """
     rng = np.random.default_rng([seed, number])
     odd = number % 4 == 3
@@ -478,7 +512,10 @@ def failures_of(
     checks: Sequence[str],
     integer: bool = False,
 ) -> list[Failure]:
-    """Runs the checks on a case and returns those that fail."""
+    """Makes the case of a number, runs the checks on it, and returns the failures.
+
+    Returns [] if NumPy cannot run the case.
+    """
     case, without = drawn(seed, number, nodes, integer)
     if not runs_at_all(case):
         return []
@@ -517,9 +554,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, str]]]) -> int:
-    """Runs cases by their numbers until the time is up, and prints the failures.
+    """Runs cases by their numbers until the time is up; prints the failures and the counts.
 
-    ``run`` returns the outcome of a case (``FAILS`` or another word) and its description.
+    ``run`` takes a number and returns pairs of an outcome (``FAILS`` or another word) and its
+    description. Returns the exit code, 1 if a case failed.
     """
     end, number, counts = time.monotonic() + 60 * a.minutes, a.first, Counter[str]()
     while number - a.first < a.cases if a.cases else time.monotonic() < end:
@@ -534,7 +572,10 @@ def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, st
 
 
 def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[tuple[str, str]]:
-    """Runs the checks on a graph; minimizes and writes a failure."""
+    """Runs the checks on the graph of a number; minimizes each failure and writes it to a folder.
+
+    Returns a pair of ``FAILS`` and a description for each failure, or one pair ``("agree", "")``.
+    """
     known = INTEGER_CHECKS if a.integer else CHECKS
     able = [c for c in known if gpu is not None or c in ON_CPU]
     checks = [c for c in able if c in (a.checks or able)]

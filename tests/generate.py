@@ -1,4 +1,4 @@
-"""Random calls of every operator: its declared calls with other extents, attributes and values.
+"""Random calls of every operator: declared calls with other extents, attributes and values.
 
 Every call is legal: the operator's shape rule accepts it.
 """
@@ -74,7 +74,7 @@ _EQUATIONS = {
 
 
 class Draw:
-    """Random parts of calls."""
+    """A seeded generator of integers, choices, arrays and attributes for random calls."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -86,7 +86,8 @@ class Draw:
         return items[self.integer(0, len(items) - 1)]
 
     def like(self, array: Array, shape: Sequence[int]) -> Array:
-        """Returns random values of the array's type and range in that shape."""
+        """Returns a random array of that shape with the type of ``array`` and values between its
+        extremes."""
         if array.dtype.kind == "b":
             return self.rng.random(shape) < 0.5
         known = array[np.isfinite(array)]
@@ -96,7 +97,11 @@ class Draw:
         return self.rng.integers(low, int(high) + 1, shape).astype(np.int32)
 
     def attribute(self, given: Any, others: Sequence[Any]) -> Any:
-        """Returns another value of an attribute; ``others`` are those of all samples."""
+        """Returns a random value of the type of ``given``, for an attribute.
+
+        An integer changes by at most 1; other types take one of ``others``, the values in all
+        samples.
+        """
         if isinstance(given, bool):
             return bool(self.integer(0, 1))
         if isinstance(given, int):
@@ -108,7 +113,10 @@ class Draw:
 
 @cache
 def samples(op: str) -> tuple[SampleCall, ...]:
-    """Returns the declared calls of moderate size, or one of a composed operator."""
+    """Returns an operator's declared calls of moderate size, from which random calls are made.
+
+    A composed operator and ``einsum`` have further calls, which come first.
+    """
     rng = np.random.default_rng(0)
     found: list[tuple[list[Any], dict[str, Any]]] = []
     if op in COMPOSED:
@@ -128,7 +136,10 @@ def samples(op: str) -> tuple[SampleCall, ...]:
 
 
 def random_call(op: str, seed: int) -> SampleCall:
-    """Returns a random legal call of an operator."""
+    """Returns a random legal call of an operator, determined by the seed.
+
+    It is a declared call without changes if no changed one is legal after ``_ATTEMPTS``.
+    """
     draw = Draw(seed)
     sample = draw.choice(samples(op))
     for _ in range(_ATTEMPTS):
@@ -152,7 +163,10 @@ def _changed(sample: SampleCall, draw: Draw) -> SampleCall:
 
 
 def is_legal(call: SampleCall) -> bool:
-    """Returns True if the engine takes the call: its types, shapes and indices fit."""
+    """Returns True if the engine accepts the call's types, shapes and indices and it has a result.
+
+    The call is run on the CPU to find out.
+    """
     try:
         if not is_registered(call.op):
             return _is_composed_call(call)

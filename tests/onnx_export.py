@@ -33,7 +33,8 @@ TOLERANCE = 1e-5
 
 
 def exported(graph: Graph, opset: int = 20) -> bytes:
-    """Returns the bytes of the ONNX file, checked by the onnx package."""
+    """Returns the graph as the bytes of an ONNX file; raises an error if onnx's checker rejects
+    it."""
     import onnx
 
     data = b"".join(onnx_parts(graph, opset))
@@ -42,7 +43,8 @@ def exported(graph: Graph, opset: int = 20) -> bytes:
 
 
 def run_onnx(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the outputs of ONNX Runtime with its graph optimizations disabled."""
+    """Returns the outputs of an ONNX file by name, from ONNX Runtime without graph
+    optimizations."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -55,7 +57,7 @@ def run_onnx(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def reference(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the outputs of the onnx package's reference evaluator."""
+    """Returns the outputs of an ONNX file by name, from the onnx package's reference evaluator."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
@@ -64,7 +66,10 @@ def reference(data: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
-    """Describes outputs that differ by more than 1e-5 of the largest value; "" if they agree."""
+    """Returns the first difference of two sets of outputs in words; "" if they agree.
+
+    Floats may differ by 1e-5 of the largest value. The order of the names must be the same.
+    """
     if list(got) != list(wanted):
         return f"outputs are {list(got)}, wanted {list(wanted)}"
     for name, want in wanted.items():
@@ -85,14 +90,15 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
 
 
 def on_cpu(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the engine's outputs on the CPU."""
+    """Returns the engine's outputs on the CPU by name, in the graph's order."""
     with np.errstate(all="ignore"):
         found = cml.Session(graph, "cpu").run(dict(inputs))
     return {name: found[name] for name in graph.outputs}
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
-    """Returns random inputs: floats from 0 to 1, or a few small integers."""
+    """Returns random values for a graph's inputs: floats from 0 to 1, integers 0 to 2, or truth
+    values."""
     random = np.random.default_rng(seed)
     return {
         name: (random.random(fact.shape) * (1 if fact.dtype == "scalar" else 3)).astype(
@@ -108,7 +114,10 @@ EXPORTED, FUNCTION, EXPANDED, GRAPH = "operators", "function", "expanded", "grap
 
 
 def class_of(op: str) -> str:
-    """Returns the way an operator is exported; raises ``AssertionError`` if none is defined."""
+    """Returns the way in which an operator is exported, such as :data:`FUNCTION`.
+
+    Raises ``AssertionError`` if none is defined.
+    """
     if op in GRAPH_LEVEL:
         return GRAPH
     row = load_export_rules().get(op)
@@ -119,7 +128,7 @@ def class_of(op: str) -> str:
 
 
 def export_table() -> str:
-    """Returns a table with a row for each operator of NNEF and of the extensions."""
+    """Returns a Markdown table with a row for each operator of NNEF and of the extensions."""
     lines = ["| operator | written as | of |", "|---|---|---|"]
     for op in SIGNATURES:
         row = load_export_rules().get(op)
@@ -136,9 +145,10 @@ _UNROWED = {GRAPH: "inputs, initializers, state", EXPANDED: "what it is made of"
 
 
 def random_calls(count: int) -> int:
-    """Runs ``count`` random calls of each operator and returns the number of wrong ones.
+    """Exports and runs ``count`` random calls of each operator; returns the number of wrong ones.
 
-    A call is wrong if both ONNX Runtime and ONNX's own evaluator disagree, because each has faults.
+    A call is wrong if both ONNX Runtime and ONNX's own evaluator disagree with the engine, because
+    each of them has faults.
     """
     wrong = 0
     for op, seed in product(OPERATORS, range(count)):

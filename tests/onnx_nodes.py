@@ -43,7 +43,11 @@ LEFT_OUT = re.compile(r"^test_(adagrad|adam|momentum|nesterov|gradient|training|
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a case."""
+    """The outcome of one of ONNX's cases: PASS, UNSUPPORTED or FAIL, with the reason.
+
+    ``bound`` names the inputs that were given as constants; ``known`` is True if loading
+    computed all results.
+    """
 
     name: str
     operator: str
@@ -55,7 +59,8 @@ class Verdict:
 
 @cache
 def cases() -> dict[str, Any]:
-    """Returns all supported cases of the installed onnx package by name."""
+    """Returns the onnx package's node tests by name, without training, random values and other
+    types."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
@@ -90,14 +95,14 @@ def _types(model: Any) -> set[str]:
 
 
 def with_model(case: Any, model: Any) -> Any:
-    """Returns the case with another model."""
+    """Returns a copy of the case with another model."""
     changed = copy(case)
     changed.model = model
     return changed
 
 
 def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
-    """Yields the inputs and the expected outputs of each data set."""
+    """Yields the inputs and the expected outputs of each of the case's data sets."""
     if case.data_sets:
         for inputs, outputs in case.data_sets:
             yield [_array(x) for x in inputs], [_array(y) for y in outputs]
@@ -131,12 +136,16 @@ Through = Callable[[Graph, Any, Mapping[str, Array]], Mapping[str, Array]]
 
 
 def directly(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Runs the imported graph unchanged."""
+    """Runs the imported graph on the backend and returns its outputs by name."""
     return cml.Session(graph, backend).run(inputs)
 
 
 def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Writes the graph as NNEF, reads it back, exports it to ONNX and runs that in ONNX Runtime."""
+    """Writes the graph as NNEF, reads it back, exports it to ONNX and returns ONNX Runtime's
+    outputs.
+
+    ``backend`` is not used.
+    """
     from tests.onnx_export import exported, run_onnx
 
     with TemporaryDirectory() as folder:
@@ -174,8 +183,12 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
 def outputs_of(
     model: Any, inputs: Sequence[Array], backend: Any, through: Through = directly
 ) -> tuple[Mapping[str, Array], tuple[str, ...], bool]:
-    """Returns the outputs, the inputs bound as constants, and True if loading computed
-    everything."""
+    """Loads and runs an ONNX model; returns its outputs, the bound inputs, and True if all is
+    known.
+
+    Bound inputs are those that had to be given as constants to load the model. All is known if
+    loading has computed every result.
+    """
     data = model.SerializeToString()
     given = dict(zip([value.name for value in model.graph.input], inputs, strict=False))
     constants: dict[str, Array] = {}
@@ -202,7 +215,10 @@ _BINDABLE = 64
 
 
 def _found(name: str, got: Mapping[str, Array], want: Array) -> Array:
-    """Returns a result, cut to its valid part if it has room for more than was found."""
+    """Returns an output by name, cut to its valid part if another output counts the valid entries.
+
+    Asserts that the rest is -1.
+    """
     have, count = got[name], got.get(f"{name}_count")
     if count is None:
         return have
@@ -237,7 +253,7 @@ def run(
     names: Sequence[str] | None = None,
     through: Through = directly,
 ) -> list[Verdict]:
-    """Runs the cases with these names, or all."""
+    """Runs the cases with these names, or all, and returns their verdicts in order."""
     found = cases()
     wanted = found if names is None else names
     return [run_case(found[name], backend, through) for name in wanted]
@@ -250,7 +266,7 @@ MARK = "<!-- {} -->"
 
 
 def operator_table() -> str:
-    """Returns the importer's rows as a table, one line for each operator and range of opsets."""
+    """Returns the importer's operators as a Markdown table, with a row for each range of opsets."""
     from cml_engine.formats.onnx import operators  # noqa: F401
     from cml_engine.formats.onnx.op_schemas import all_schemas
 
@@ -261,7 +277,8 @@ def operator_table() -> str:
 
 
 def conformance(verdicts: Sequence[Verdict]) -> str:
-    """Returns a summary: the number of passing cases, and a table of the unsupported ones."""
+    """Returns a Markdown summary: the number of passing cases, and a table of the unsupported
+    ones."""
     counts = Counter(v.verdict for v in verdicts)
     share = 100 * counts["PASS"] / len(verdicts)
     by_operator: dict[str, list[str]] = {}
@@ -285,7 +302,11 @@ def conformance(verdicts: Sequence[Verdict]) -> str:
 
 
 def page(parts: Mapping[str, str], text: str) -> str:
-    """Returns the page with new text between each given mark and the next heading."""
+    """Returns the page's ``text`` with new parts; a part stands between its mark and the next
+    heading.
+
+    ``parts`` has the new parts by the names in their marks.
+    """
     for name, made in parts.items():
         first, mark, rest = text.partition(MARK.format(name))
         _, heading, rest = rest.partition("\n## ")
@@ -294,7 +315,10 @@ def page(parts: Mapping[str, str], text: str) -> str:
 
 
 def write() -> int:
-    """Runs every case on both backends and writes the page."""
+    """Runs every case on the CPU and on the GPU and updates docs/onnx_operators.md; returns 0.
+
+    If a case fails or the backends differ, it prints them instead, writes nothing and returns 1.
+    """
     verdicts, on_gpu = run("cpu"), run(cml.Gpu())
     differ = [
         f"{a}, but {b}" for a, b in zip(verdicts, on_gpu, strict=True) if a.verdict != b.verdict

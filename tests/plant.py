@@ -56,8 +56,10 @@ class FaultOutcome:
 
 
 def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
-    """Returns the positions of the fault's tokens in its file; a fault that fits has exactly
-    one."""
+    """Returns the start and end of every occurrence of the fault's tokens in its file or function.
+
+    A fault that fits has exactly one.
+    """
     text = (root / fault.file).read_text(encoding="utf-8")
     function = fault.place.partition(":")[2]
     spans = [(0, len(text))]
@@ -75,7 +77,8 @@ def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
 
 
 def _in_python(text: str) -> Iterator[tuple[str, int, int]]:
-    """Returns the names of all functions and classes, with their first and last positions."""
+    """Yields the qualified name, the start and the end of every function and class of a Python
+    text."""
     lines = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
@@ -91,7 +94,7 @@ def _in_python(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _in_hlsl(text: str) -> Iterator[tuple[str, int, int]]:
-    """Returns the names of all functions, with their first and last positions."""
+    """Yields the name, the start and the end of every function of an HLSL text."""
     for found in _HLSL_FUNCTION.finditer(text):
         depth, end = 1, found.end()
         while depth and end < len(text):
@@ -102,7 +105,8 @@ def _in_hlsl(text: str) -> Iterator[tuple[str, int, int]]:
 
 @contextmanager
 def planted(fault: Fault, root: Path) -> Iterator[None]:
-    """Puts the fault into the tree for the length of a block."""
+    """A context manager that replaces the fault's tokens in its file and restores the file at
+    the end."""
     file = root / fault.file
     before, stamp = file.read_text(encoding="utf-8"), file.stat().st_mtime
     ((start, end),) = places(fault, root)
@@ -117,7 +121,10 @@ def planted(fault: Fault, root: Path) -> Iterator[None]:
 
 
 def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
-    """Runs tests in that tree; returns the exit code, the failed tests and the last lines."""
+    """Runs pytest in a tree; returns its exit code, the failed tests and the end of its output.
+
+    The exit code is -1 after ``SECONDS``.
+    """
     try:
         done = subprocess.run(
             [*_PYTEST, *tests], cwd=root, capture_output=True, text=True, timeout=SECONDS
@@ -128,7 +135,11 @@ def run(tests: Sequence[str], root: Path) -> tuple[int, list[str], str]:
 
 
 def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
-    """Plants the fault, runs its tests and returns whether they notice it."""
+    """Plants the fault, runs its tests, and returns the outcome: the failed test, or why it
+    survives.
+
+    ``tests`` replaces the tests that the fault names.
+    """
     start = time.monotonic()
     if (count := len(places(fault, root))) != 1:
         return FaultOutcome(fault, 0.0, why=f"its tokens stand {count} times in {fault.place}")
@@ -143,7 +154,7 @@ def judge(fault: Fault, root: Path, tests: Sequence[str] = ()) -> FaultOutcome:
 
 @contextmanager
 def copies(count: int) -> Iterator[SimpleQueue[Path]]:
-    """Yields a queue of ``count`` copies of the tree to plant faults in."""
+    """A context manager that gives a queue of the paths of ``count`` copies of the tree."""
     free: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="cml-plant-") as folder:
         for i in range(count):
@@ -153,9 +164,10 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
 
 
 def campaign(faults: Sequence[Fault], jobs: int, tests: Sequence[str] = ()) -> list[FaultOutcome]:
-    """Plants each fault and returns whether its tests notice it.
+    """Plants each fault, prints a line for it, and returns the outcomes in the order of the faults.
 
-    A fault counts as surviving if the test that failed also fails without the fault.
+    ``jobs`` faults are judged at a time. A fault counts as surviving if the test that failed
+    also fails without the fault.
     """
     with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
 

@@ -47,7 +47,10 @@ RANDOM = 20
 
 @dataclass
 class Tally:
-    """The results of one operator on one backend; ``worst`` is a share of the tolerance."""
+    """The results of one operator on one backend: the calls and the descriptions of wrong ones.
+
+    ``worst`` is the largest error as a share of the tolerance.
+    """
 
     cases: int = 0
     worst: float = 0.0
@@ -55,14 +58,19 @@ class Tally:
 
 
 def calls_of(op: str, count: int) -> Iterator[SampleCall]:
-    """Returns the declared calls, then random ones that are the same in every run."""
+    """Yields an operator's declared calls, then ``count`` random ones that are the same in every
+    run."""
     yield from declared_calls(op)
     for seed in range(count):
         yield random_call(op, 1000 * seed + OPERATORS.index(op))
 
 
 def prove(op: str, count: int, backend: Any, folder: Path) -> Tally:
-    """Checks all calls of an operator."""
+    """Runs all calls of an operator on a backend and returns their results, compared with the
+    formulas.
+
+    ``count`` is the number of random calls. Every second call has its operands in files.
+    """
     tally = Tally()
     if op in GRAPH_LEVEL:
         for seed in range(count):
@@ -94,8 +102,11 @@ def shown(call: SampleCall) -> str:
 
 
 def graph_level(op: str, seed: int, folder: Path, backend: Any) -> list[tuple[Any, Any]]:
-    """Runs one of the four operators that make no node; returns pairs of results and expected
-    values."""
+    """Runs a random model of ``update``, ``constant``, ``variable`` or ``external``, which have no
+    node.
+
+    Returns pairs of a result and the expected value.
+    """
     rng = np.random.default_rng(seed)
     shape = rng.integers(seed % 5 > 0, 5, rng.integers(6))
     x = rng.uniform(-2, 2, shape).astype(np.float32)
@@ -116,7 +127,10 @@ def graph_level(op: str, seed: int, folder: Path, backend: Any) -> list[tuple[An
 
 
 def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str:
-    """Returns the text of ``docs/operators.md``."""
+    """Returns the text of ``docs/operators.md`` from the tallies by backend and operator.
+
+    ``names`` has the devices' names by backend.
+    """
     support = {row.name: row for row in operator_support()}
     totals = {b: sum(t.cases for t in of.values()) for b, of in tallies.items()}
     wrong = sum(len(t.wrong) for of in tallies.values() for t in of.values())
@@ -155,7 +169,7 @@ _HEADER = "| operator | what it computes | runs | calls | worst | rtol, atol |"
 
 
 def _letter(index: int) -> str:
-    """Returns a to z, then aa to az."""
+    """Returns the footnote letter of an index: a to z, then aa to az."""
     return "a" * (index // 26) + chr(ord("a") + index % 26)
 
 

@@ -1,4 +1,4 @@
-"""Tests that one budget bounds the memory and the work of a load in every reader."""
+"""Tests that one budget limits the memory and the work of loading, whatever the format."""
 
 import os
 import time
@@ -99,7 +99,10 @@ def test_nnef_that_takes_too_much_is_refused(body, said):
 
 
 def test_a_long_line_costs_no_more_than_a_short_one():
-    """Only the beginning of an operator's source line is kept for messages."""
+    """A model of 2000 operators on one line of 20 MB loads in less than 10 s.
+
+    Each operator keeps only the beginning of its source line for messages.
+    """
     body = "".join(f"r{i} = relu(x); " for i in range(2000))
     start = time.process_time()
     cml.load(nnef_of(f"{body} # {'a' * 20_000_000}\n"))

@@ -288,7 +288,11 @@ def test_a_bare_name_may_be_one_of_the_engine_s_files():
 
 
 def plan_of(lower=None, kernel=None, op="twice", nodes=1):
-    """Returns the plan of a chain of ``nodes`` nodes of ``op`` next to an unrelated node."""
+    """Registers the operator ``twice`` and returns the plan of a graph with a chain of ``op``.
+
+    The chain has ``nodes`` nodes and stands next to an unrelated ``neg``. ``kernel`` or ``lower``
+    replaces the operator's kernel.
+    """
     kernel = kernel or cml.Kernel(source=KERNEL, lower=lower)
     cml.register(spec(kernel=kernel))
     facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}

@@ -81,7 +81,7 @@ def test_an_expression_in_numpy(text, wanted):
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.fusable])
 def test_what_our_kernels_fuse_is_written_for_four_at_once(name):
-    """Every fusable operator has a ``float4`` expression, since scalar code is four times as
+    """Every fusable operator has an expression on ``float4``, since scalar code is four times as
     long."""
     formula = ROWS[name].formula
     assert formula.wide_expression("float4", ["k"] * len(formula.attrs)) is not None

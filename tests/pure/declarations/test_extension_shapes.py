@@ -1,4 +1,5 @@
-"""Tests that operators beyond NNEF refuse wrong shapes and name the expected and the given one."""
+"""Tests that operators beyond NNEF refuse wrong shapes with a message that states what is
+expected."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Exceptions of the functions of a game's operator name their type, line and operator."""
+"""Tests of exceptions in the functions of a game's operator: the error names type, line and
+operator."""
 
 import sys
 
@@ -58,7 +59,10 @@ def _helper_of_this_test(monkeypatch):
 
 
 def use(model, function):
-    """Does what first calls the function: loads, plans for a GPU, or runs on the CPU."""
+    """Loads the model and does what first calls the named function of its operator.
+
+    It runs the model on the CPU for ``cpu`` and ``prepare``, and plans it for a GPU for all others.
+    """
     graph = cml.load(model)
     if function in ("cpu", "prepare"):
         cml.Session(graph, "cpu").run({"x": np.ones((1, 4, 8, 8), np.float32)})

@@ -1,4 +1,5 @@
-"""Tests of kernel families: the order of variants, the default, the options, the declarations."""
+"""Tests of kernel families: the order of variants, the default, a node's options, and
+declarations."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ from cml_engine.ops.kernel_files import kernel_file
 
 @dataclass
 class Op:
-    """A stand-in for the lowering of a node: only its ``choose`` method."""
+    """A stand-in for the lowering of a node: ``choose`` takes an option from ``table`` and
+    records it."""
 
     table: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)

@@ -10,8 +10,10 @@ from cml_engine.ops.movement.strided_copy import Copy, Dim, box, strides
 
 
 def moves(copy, width=1):
-    """Returns the (source, target) index of every word that a copy of ``width``-word items
-    moves."""
+    """Returns a list of (source, target) indices, one for every word that the copy moves.
+
+    Each item of the copy has ``width`` words.
+    """
     pairs = []
     for at in product(*(range(d.extent) for d in copy.dims)):
         src = copy.src_offset + sum(i * d.src for i, d in zip(at, copy.dims, strict=True))

@@ -1,4 +1,4 @@
-"""Tests that passes read the declared traits of operators instead of comparing names."""
+"""Tests that passes treat an operator by its declared traits, not by its name."""
 
 import numpy as np
 import pytest

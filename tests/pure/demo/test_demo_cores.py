@@ -1,4 +1,4 @@
-"""Tests of the assignment of driver threads to cores, with folders like Linux's ``/proc`` tasks."""
+"""Tests that driver threads are assigned to cores, with folders like those of Linux's ``/proc``."""
 
 from demo_game.cores import assign_cores
 

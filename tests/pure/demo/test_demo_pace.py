@@ -10,12 +10,13 @@ MOST = 11.7
 
 
 def machine(effort, fixed_ms, full_ms):
-    """Returns the milliseconds of a picture: a fixed part and a part proportional to the pixels."""
+    """Returns the milliseconds of a frame: ``fixed_ms`` plus ``full_ms`` times the share of
+    pixels."""
     return fixed_ms + full_ms * effort.pixels
 
 
 def settle(pace, fixed_ms, full_ms, frames=3000):
-    """Returns the effort of each of ``frames`` frames on a simulated machine."""
+    """Runs the pace on a simulated machine with noise; returns the effort of each frame."""
     used = []
     for frame in range(frames):
         used.append(pace.effort)

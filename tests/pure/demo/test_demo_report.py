@@ -1,4 +1,4 @@
-"""Tests of a run's report in plain words and of its film."""
+"""Tests of a run's report, as words and as tables, and of its film."""
 
 import numpy as np
 from PIL import Image

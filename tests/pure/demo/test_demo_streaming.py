@@ -1,4 +1,4 @@
-"""Tests with fake jobs of tiles that are requested, cancelled, shown complete and evicted."""
+"""Tests of tile streaming with fake jobs: requests, cancellation, complete tiles and eviction."""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ def test_bounds_hold_the_land():
 
 
 def covered(tiles, around, reach):
-    """Returns the number of tiles over each point of a grid around ``around``."""
+    """Returns the number of tiles over each point of a 41 x 41 grid around the point ``around``.
+
+    The grid reaches ``reach`` metres to each side.
+    """
     steps = np.linspace(-reach, reach, 41)
     count = np.zeros((41, 41), int)
     for tile in tiles:

@@ -1,4 +1,5 @@
-"""Tests of the integer world's noise against Python's integers, at the ends of its input range."""
+"""Tests that the integer world's noise equals a reference in Python's integers, also at
+extremes."""
 
 import random
 
@@ -28,7 +29,8 @@ def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level):
 
 
 def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
-    """The sums fit into 32 bits even for extreme gradients that no hash gives together."""
+    """The reference, which checks every sum, accepts extreme gradients that no hash gives
+    together."""
     for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
         turned = iter(range(1 << 30))
         monkeypatch.setattr(

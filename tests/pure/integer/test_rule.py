@@ -1,4 +1,5 @@
-"""Tests that integer inference is bit-identical in Python, in 32-bit arithmetic and in NumPy."""
+"""Tests that Python, 32-bit arithmetic and NumPy give bit-identical results of integer
+inference."""
 
 from fractions import Fraction
 
@@ -35,14 +36,17 @@ def fits(total, by):
 
 
 def as_arrays(total, by, low, high):
-    """Requantizes in NumPy; the sum comes in two parts that a float32 holds exactly."""
+    """Returns a sum requantized in NumPy, as an integer.
+
+    The sum is passed in two parts that a float32 holds exactly.
+    """
     upper, lower = np.float32(total >> 8), np.float32(total & 255)
     found = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
     return int(found)
 
 
 def exactly(total, by, low, high):
-    """Requantizes with rational numbers, as docs/integer.md defines it."""
+    """Returns a sum requantized with rational numbers, as docs/integer.md defines it."""
     value = Fraction(total * by.mantissa, 2**by.exponent) + Fraction(1, 2)
     return max(low, min(high, value.numerator // value.denominator))
 
@@ -128,7 +132,8 @@ def test_words_of_real_numbers():
 
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data):
-    """Partial sums stay below 2^24 for any inputs, any order of addition, and byte parts."""
+    """Partial sums stay below 2^24 for any inputs, any order of addition, and sums split into
+    bytes."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
     words = data.draw(st.sampled_from([Range(-127, 127), Range(0, 255), Range(-32767, 32767)]))
@@ -189,7 +194,8 @@ def flushed(values):
 
 
 def flushing_words(x, inverse):
-    """Computes ``arrays.words_of`` with the inputs and results of every step flushed to zero."""
+    """Returns ``arrays.words_of(x, …)`` on a device that replaces denormals by zero in every
+    step."""
     steps = flushed(flushed(x) * flushed(inverse))
     below = np.floor(steps)
     return np.where(flushed(steps - below) >= 0.5, below + 1, below).clip(-127, 127)
@@ -223,7 +229,7 @@ def test_contraction_cannot_matter(seed):
 
 @given(st.integers(0, 2**20), st.integers(-40, 40))
 def test_denormals_cannot_matter(seed, power):
-    """Flushed denormals change no result for scales from 2^-40 to 2^40.
+    """Replacing denormals by zero changes no result for scales from 2^-40 to 2^40.
 
     A denormal is negligible next to half a quantization step of these scales.
     """
@@ -237,7 +243,10 @@ def test_denormals_cannot_matter(seed, power):
 
 
 def test_denormals_of_other_scales_would_matter():
-    """The test above can fail: flushed denormals change results of scales out of range."""
+    """Replacing denormals by zero changes results for scales out of range.
+
+    This shows that ``test_denormals_cannot_matter`` can fail.
+    """
     x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
     assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0
     assert arrays.numbers_of(np.ones(1), np.float32(2.0**-127)) > 0

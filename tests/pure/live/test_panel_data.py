@@ -1,4 +1,4 @@
-"""Tests of the host panel's data, without drawing."""
+"""Tests of the data that the host panel shows, without drawing it."""
 
 import pytest
 

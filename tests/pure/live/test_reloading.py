@@ -1,4 +1,4 @@
-"""Tests of operator files that are loaded again, and of the API version that they state."""
+"""Tests of reloading files of operators, and of the API version that they state."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""Tests that the comparator rejects wrong answers of many kinds."""
+"""Tests that ``compare`` rejects wrong results of many kinds and accepts right ones."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Tests of a plan's decisions: their author and reason, and the caller's overrides."""
+"""Tests that a plan's decisions state who made them and why, and that a caller can override
+them."""
 
 import json
 from dataclasses import asdict, fields

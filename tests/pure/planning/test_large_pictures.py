@@ -1,4 +1,4 @@
-"""Networks on pictures from QVGA to 8K are planned for devices of every binding size.
+"""Tests that networks on pictures from QVGA to 8K are planned for devices of every binding size.
 
 No device is needed to plan. A network is refused only if a tensor is larger than the device's
 largest buffer, and the message states both sizes.

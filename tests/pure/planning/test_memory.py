@@ -1,4 +1,4 @@
-"""Tests of free lists, memory accounting and memory maps, without a GPU."""
+"""Tests of free lists, memory statistics and memory maps, without a GPU."""
 
 import json
 
@@ -31,7 +31,10 @@ HEAP = 2048
 
 
 def check(ranges, taken):
-    """Asserts that taken and free ranges cover the heap without overlap or adjacent free ranges."""
+    """Asserts that a free list has exactly the ``taken`` ranges and that all its totals are right.
+
+    Taken and free ranges cover the heap without gaps, overlaps or adjacent free ranges.
+    """
     assert dict(ranges.taken) == taken
     pieces = [(*r, "taken") for r in ranges.taken] + [(*r, "free") for r in ranges.free_ranges]
     end, last = 0, ""

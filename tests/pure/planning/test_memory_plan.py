@@ -1,4 +1,4 @@
-"""Tests that tensors alive at the same time never overlap, and that the arena is small."""
+"""Tests that tensors that are alive at the same time never overlap, and that the arena is small."""
 
 import random
 
@@ -44,7 +44,7 @@ def test_lower_bound_is_the_fullest_step():
 
 
 def test_a_u_net_stays_within_five_percent():
-    """The arena of a U-Net with skip connections is within 5 % of the lower bound."""
+    """The arena of a U-Net with skip connections is at most 5 % larger than the lower bound."""
     sizes = [64 << 20 >> (2 * level) for level in range(5)]
     tensors, step = [], 0
     ends = 2 * len(sizes)
@@ -60,10 +60,10 @@ def test_a_u_net_stays_within_five_percent():
 
 
 def test_convolutions_of_three_steps_take_no_more_than_their_largest():
-    """The arena of a chain of Winograd convolutions holds at most two scratch tensors.
+    """The arena of a chain of Winograd convolutions is as large as two scratch tensors.
 
     Each layer transforms x to v, multiplies v to m, and transforms m to y. At most v and m are
-    alive.
+    alive at once.
     """
     tensors, step = [Lifetime("x0", 1024, 0, 1)], 1
     for layer in range(16):
@@ -76,9 +76,10 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
 
 
 def test_what_lives_long_among_others_is_found_a_place_for():
-    """The arena of the demo's colour network, with long-lived tensors, is within 2 % of the bound.
+    """The arena of the demo's texture network is at most 2 % larger than the bound, in any tensor
+    order.
 
-    Each entry is (size in units of 16 bytes, first step, last step).
+    Some of its tensors live long. Each entry is (size in units of 16 bytes, first step, last step).
     """
     lives = [
         (2304, -1, 1), (2304, -1, 5), (9216, -1, 4), (1, -1, 2), (8836, 0, 16), (1156, 1, 6),

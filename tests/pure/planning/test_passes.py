@@ -29,7 +29,11 @@ def node(op, inputs, outputs, **attrs):
 
 
 def conv_chain(tail=()):
-    """Returns x -> conv -> relu -> conv -> y with 8 channels, followed by the nodes of ``tail``."""
+    """Returns the graph x -> conv -> prelu -> conv with 8 channels, followed by the nodes of
+    ``tail``.
+
+    The results of its last node are the outputs.
+    """
     rng = np.random.default_rng(0)
     constants = {
         "w1": rng.standard_normal((8, 3, 3, 3)).astype(np.float32),
@@ -55,7 +59,10 @@ def run(graph, seed=0):
 
 
 def test_nodes_are_one_only_where_their_attributes_are():
-    """Two nodes with the same operator and input are merged only if their attributes are equal."""
+    """Nodes with the same operator and input are merged only if their attributes are equal.
+
+    The results stay the same.
+    """
     net = Net(1, 4, 3, 5)
     sums = [net(f"sum_reduce(x, axes={axes})") for axes in ([2], [3], [2])]
     graph = net.graph(net(f"mul(mul({sums[0]}, {sums[1]}), {sums[2]})"))
@@ -78,7 +85,7 @@ def test_what_only_an_update_needs_stays():
 
 
 def test_two_transposes_are_one_in_their_order():
-    """Two transposes are merged in the right order; their permutations do not commute."""
+    """Two transposes become one with the product of their permutations in the right order."""
     net = Net(2, 3, 4, 5)
     h = net("transpose(transpose(x, axes=[1, 2, 0]), axes=[0, 2, 3, 1])")
     graph, inputs = net.graph(h), net.input()

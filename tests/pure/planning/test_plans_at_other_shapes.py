@@ -1,4 +1,4 @@
-"""Tests of plans of one network at several shapes, which share the weights that they would pack."""
+"""Tests of plans of one network at several shapes, which share their packed weights."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def wide(size):
 
 
 def products(rows):
-    """Returns a graph of a product with a constant matrix and a linear layer."""
+    """Returns a graph of two products with constant matrices, the second one transposed."""
     net = Net(1, rows, 64)
     h = net("matmul(x, random(1, 64, 48))")
     return net.graph(net(f"matmul({h}, random(1, 40, 48), transposeB=True)"))

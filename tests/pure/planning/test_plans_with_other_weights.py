@@ -1,4 +1,5 @@
-"""Tests that a plan refilled with other weights equals a new plan; other changes are refused."""
+"""Tests that a plan refilled with other weights equals a new plan, and that other changes give
+None."""
 
 from dataclasses import replace
 
@@ -19,7 +20,8 @@ load_families()
 
 
 def changed(graph, seed, of=()):
-    """Returns the graph with new values for ``of``, or for about half of its constants."""
+    """Returns the graph with other values of the constants in ``of``, or of about half of all
+    constants."""
     rng = np.random.default_rng(seed)
     constants = dict(graph.constants)
     for name in of or [name for name in constants if rng.random() < 0.5]:
@@ -28,7 +30,10 @@ def changed(graph, seed, of=()):
 
 
 def refilled_plan(graph, other, storage="float"):
-    """Returns the plan of ``other`` refilled from that of ``graph``, and its direct plan."""
+    """Returns two plans of ``other``: that of ``graph`` refilled with its weights, and a new one.
+
+    The first is None if it cannot be refilled.
+    """
     limits = Limits(subgroup_size=32)
     before, after = optimize(graph), optimize(other)
     sibling = Sibling(before, plan_of(before, limits, storage))

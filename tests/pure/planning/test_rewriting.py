@@ -1,4 +1,5 @@
-"""Tests of the rewriting passes: graphs that each one changes, and graphs that it must keep."""
+"""Tests of the passes that rewrite graphs: graphs that each one changes, and graphs that it must
+keep."""
 
 import re
 
@@ -206,7 +207,10 @@ def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
 
 
 def tree(net, depth):
-    """Returns the root of a binary tree of ``sub`` nodes whose leaves are different tensors."""
+    """Adds a binary tree of ``sub`` nodes to ``net`` and returns the name of its root.
+
+    Its leaves are different tensors.
+    """
     if depth == 0:
         return net("exp(random(2, 3))")
     return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
@@ -377,7 +381,8 @@ TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def channels_last(between):
-    """Returns conv, transpose to channels last, ``between(net, h)``, transpose back, conv."""
+    """Returns the ``Net`` and the graph of conv, transpose to channels last, ``between(net,
+    h)``, transpose back and conv."""
     net = Net(2, 3, 6, 5)
     h = net(f"transpose(conv(x, 4), axes={TO_LAST})")
     h = net.op("transpose", between(net, h), axes=TO_FIRST)

@@ -12,11 +12,11 @@ from cml_engine.ir.graph import Fact, Graph
 
 
 class Program:
-    """The stand-in for a backend's program."""
+    """An empty stand-in for a backend's program."""
 
 
 class Made:
-    """The stand-in for a session."""
+    """A stand-in for a session, with the compiled network and the cache that made it."""
 
     def __init__(self, compiled, cache):
         self.compiled, self.cache = compiled, cache
@@ -36,7 +36,8 @@ def cache_of(most):
 
 
 def asked(cache, size):
-    """Returns the cached session of inputs x of length ``size`` and y of twice that length."""
+    """Returns what the cache has for an input x of length ``size``; it compiles a graph if
+    necessary."""
     return cache.get({"x": (size,)}, lambda: graph(x=(size,), y=(2 * size,)))
 
 

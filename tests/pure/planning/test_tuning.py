@@ -1,4 +1,4 @@
-"""Tests without a GPU of kernel variant tables and of the paired benchmarks that fill them."""
+"""Tests of kernel variant tables and of the paired benchmarks that fill them, without a GPU."""
 
 import json
 import random
@@ -25,9 +25,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def decide(true_ms, *, default="a", rounds=9, noise=0.0, seed=0):
-    """Returns the finished trial of options with these true times, and its number of measurements.
+    """Runs a trial of options to its end; returns the trial and its number of measured pairs.
 
-    Each measurement has lognormal noise.
+    ``true_ms`` has the true times by option. Each measurement has lognormal noise.
     """
     generator = random.Random(seed)
     trial = Trial(default, tuple(true_ms), rounds)
@@ -52,7 +52,8 @@ def test_a_slower_option_is_given_up_early():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_option_wins_by_luck(seed):
-    """The default wins over ten equally fast options that are measured with 10 % noise."""
+    """The default wins over ten other options that are equally fast and measured with 10 %
+    noise."""
     trial, _ = decide(dict.fromkeys("abcdefghijk", 1.0), rounds=9, noise=0.1, seed=seed)
     assert trial.winner == "a"
 

@@ -1,4 +1,4 @@
-"""Tests of tensors that are views of parts of another tensor."""
+"""Tests of tensors that are views: parts of the memory of another tensor."""
 
 from dataclasses import replace
 
@@ -26,7 +26,8 @@ def found(graph, alignment=32):
 
 
 def items_of(graph, layouts):
-    """Returns the size and the first and last using node of every computed tensor."""
+    """Returns the size and the first and last use of every tensor that is no constant, inputs
+    included."""
     lives = dict.fromkeys(graph.inputs, (-1, -1))
     for i, node in enumerate(graph.nodes):
         for name in (*node.reads, *node.outputs):
@@ -46,7 +47,7 @@ def steps(graph, **options):
 
 
 def joined(*shape, axis, extra=0):
-    """Returns a graph that joins exp(x) and neg(x), with ``extra`` more readers of exp(x)."""
+    """Returns a graph with a concat of exp(x) and neg(x), and ``extra`` other readers of exp(x)."""
     net = Net(*shape)
     a, b = net("exp(x)"), net("neg(x)")
     out = net(f"mean_reduce(concat({a}, {b}, axis={axis}), axes=[0])")
@@ -66,7 +67,10 @@ def test_a_concat_is_written_by_its_producers(extra):
 
 
 def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
-    """A tensor joined to a reshape of itself is copied, since it has one offset only."""
+    """Both parts are copied if a concat reads a tensor and a reshape of the same tensor.
+
+    A tensor has one offset only. The third part of the concat is still written in place.
+    """
     net = Net(1, 8, 3, 4)
     a = net("exp(x)")
     same = net(f"reshape(reshape({a}, shape=[8, 12]), shape=[1, 8, 3, 4])")
@@ -178,7 +182,10 @@ def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
 
 
 def test_views_that_would_keep_more_memory_alive_are_not_taken():
-    """A small part of a large tensor that is used much later is copied instead of viewed."""
+    """A small part of a large tensor that is read much later does not become a view.
+
+    The view would keep the large tensor alive.
+    """
     net = Net(1, 64, 8, 8)
     small, large = net.split(net("exp(x)"), 1, [1, 15])
     h = net(f"conv({large}, random(256, 60, 1, 1), random())")
@@ -191,7 +198,10 @@ def test_views_that_would_keep_more_memory_alive_are_not_taken():
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("size", [(), (64, 32)])
 def test_views_never_make_the_arena_larger(block, size):
-    """Views never enlarge the arena, even in wide networks, whose convs use scratch tensors."""
+    """Views never enlarge the arena or its lower bound, and the arena is within 5 % of the bound.
+
+    Wide networks are tested too, because their convs use scratch tensors.
+    """
     net = BLOCKS[block](*size)
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
     (one, _), (other, _) = steps(graph), steps(graph, views=False)
@@ -202,7 +212,8 @@ def test_views_never_make_the_arena_larger(block, size):
 
 
 def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
-    """Views are dropped if the placed arena becomes larger, even if its lower bound does not."""
+    """The plan has no views if the arena becomes larger with them, although its lower bound does
+    not."""
     graph = joined(1, 8, 3, 4, axis=1)
     sizes = iter([1000, 2000])
 

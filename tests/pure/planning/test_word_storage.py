@@ -1,4 +1,4 @@
-"""Tests of the number of bits in which integer networks store maps and filters."""
+"""Tests of the number of bits in which integer networks store feature maps and filters."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,10 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def chain(*hows, weights=8):
-    """Returns a chain of convs of eight channels, one for each set of options in ``hows``."""
+    """Returns a graph of 1x1 convs of eight channels, one for each quantization in ``hows``.
+
+    The filters have ``weights`` bits.
+    """
     net, rng = IntegerNet(), np.random.default_rng(0)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)
@@ -59,7 +62,11 @@ def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
 
 
 def test_what_is_added_to_an_output_lies_in_blocks():
-    """An upsampled map of three channels that is added to an output is stored in packed blocks."""
+    """All tensors are stored in packed blocks of channels if an upsampled map is added to an
+    output.
+
+    The map has three channels; the addition is fused into the conv.
+    """
     net = IntegerNet()
     small, large = (net.input(n, (1, 3, s, s), 0.25, signed=False) for n, s in (("s", 4), ("l", 8)))
     one = net.weight("one", np.eye(3).reshape(3, 3, 1, 1), 0.5)
@@ -85,7 +92,10 @@ def test_parts_of_any_channels_are_joined_in_blocks():
 
 
 def test_the_multipliers_of_channels_lie_behind_the_bias():
-    """A conv's multipliers share a constant with its bias, which saves an aligned slot."""
+    """A conv's multipliers follow its bias in one constant, each padded to a multiple of four.
+
+    One constant saves an aligned slot.
+    """
     net, rng = IntegerNet(), np.random.default_rng(2)
     t = net.input("x", (1, 8, 6, 6), 0.25)
     scales = [[[[0.0625 * (4 + i)]]] for i in range(6)]
@@ -112,7 +122,8 @@ def test_the_arena_is_a_quarter():
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_pixel_shuffle_is_one_operator_of_packed_maps(rounded):
-    """Reshape, transpose and reshape become a pixel shuffle, except if the transpose rounds."""
+    """Reshape, transpose and reshape become a pixel shuffle of packed maps, unless the transpose
+    rounds."""
     net, rng = IntegerNet(), np.random.default_rng(1)
     t = net.input("x", (1, 3, 6, 6), 0.25)
     zero = net.weight("zero", 0.0, None)

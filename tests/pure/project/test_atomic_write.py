@@ -1,4 +1,4 @@
-"""Tests that files are written completely or not at all."""
+"""Tests that ``write_atomically`` writes a file completely or not at all."""
 
 import errno
 import os
@@ -106,7 +106,8 @@ def test_modes_are_those_of_any_file_or_of_the_file_before(tmp_path):
 
 @posix
 def test_a_file_that_must_not_be_written_is_left(tmp_path, monkeypatch):
-    """A read-only file is not replaced, although its folder would allow the replacement."""
+    """A read-only file is not replaced, although its folder would allow that; PermissionError
+    names it."""
     file = tmp_path / "file"
     file.write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root has access to every file

@@ -1,4 +1,4 @@
-"""Tests of the benchmark's arithmetic: ratios by round and significant differences."""
+"""Tests of the benchmarks' arithmetic: ratios within each round, and significant differences."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,10 @@ def result(key, *turns, device="x"):
 
 
 def test_ratio_is_taken_within_each_round():
-    """The ratio is taken per round, so a round that is slow for both does not count."""
+    """The ratio of two engines is that of their times in the same round.
+
+    A round that is slow for both does not change it.
+    """
     slow = result("ours-gpu", [2.0], [200.0], [300.0])
     fast = result("ncnn-vulkan", [1.0], [100.0], [100.0])
     assert slow.ratio_to(fast) == 2.0

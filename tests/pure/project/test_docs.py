@@ -59,7 +59,8 @@ def test_every_folder_of_tests_is_explained():
 
 
 def test_documented_servers_listen_on_one_address():
-    """Documented servers, which have no authentication, listen on 127.0.0.1 only."""
+    """Commands of servers in documents and sources bind to 127.0.0.1, since they have no
+    authentication."""
     sources = [*DOCUMENTS, *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
     lines = [line for p in sources for line in p.read_text(encoding="utf-8").splitlines()]
     bound = {

@@ -1,4 +1,4 @@
-"""Tests of the import rules, which keep everything but the backends testable without a GPU."""
+"""Tests of the import rules, which keep everything but the GPU backend testable without a GPU."""
 
 import ast
 import functools
@@ -22,7 +22,10 @@ WGPU_PLACES = (Path("cml_engine/gpu"), Path("demo_game"))
 
 
 def modules_after(*statements):
-    """Returns the top-level modules that a fresh Python has loaded after each of the statements."""
+    """Runs the statements in order in a new Python process.
+
+    Returns the set of top-level modules that were loaded after each statement, by statement.
+    """
     code = "import json, sys\nfound = {}\n"
     for statement in statements:
         code += f"{statement}\nfound[{statement!r}] = [n.split('.')[0] for n in sys.modules]\n"
@@ -35,9 +38,9 @@ def modules_after(*statements):
 
 
 def imported(source):
-    """Yields every module that the source imports, at any depth, with its line number.
+    """Yields the name and the line of every module that a source text imports, in functions too.
 
-    Imports under ``TYPE_CHECKING`` are left out.
+    Imports under ``TYPE_CHECKING`` and relative imports are left out.
     """
     pending = [ast.parse(source)]
     while pending:
@@ -57,7 +60,10 @@ def imports_of(path):
 
 
 def offenders(folder, forbidden, allowed=()):
-    """Returns a ``file:line`` message for every forbidden import outside ``allowed``."""
+    """Returns a message for every import of a ``forbidden`` module in a folder's files.
+
+    Files in ``allowed`` are not checked. A message is like ``file:line imports name``.
+    """
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         place = path.relative_to(ROOT)
@@ -116,13 +122,16 @@ def test_dependencies_run_one_way():
 
 
 def test_graph_and_plan_know_no_gpu():
-    """The packages from parsing to planning need no device and do not import the GPU backend."""
+    """The packages before ``gpu`` in the order do not import ``cml_engine.gpu`` or ``runtime``."""
     for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
         assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
 
 
 def test_packages_import_only_packages_before_them():
-    """No package imports a package that the table in docs/architecture.md lists after it."""
+    """No package of the engine imports one that comes later in ``PACKAGE_ORDER``.
+
+    The table in docs/architecture.md has the same order.
+    """
     for index, part in enumerate(PACKAGE_ORDER):
         later = tuple(f"cml_engine.{name}" for name in PACKAGE_ORDER[index + 1 :])
         assert offenders(f"cml_engine/{part}", later) == []
@@ -137,7 +146,7 @@ def test_the_engine_has_at_most_fourteen_entries():
 
 
 def test_the_game_uses_public_names_only():
-    """The demo game imports public modules only, so that any game can do the same."""
+    """The demo game imports only public modules of the engine and of the scheduler."""
     modules = "distributed cooked io.atomic_write runtime.live.reloader ir.memory nnef"
     modules += " errors.arguments tools.panel tools.panel.drawing tools.panel.palette"
     modules += " compiler.integer.digest"
@@ -156,7 +165,11 @@ OURS = {*PACKAGES, "benchmarks", "examples", "tests"}
 
 
 def test_the_type_checker_needs_nothing_that_an_extra_installs():
-    """Mypy's overrides list every package that the dev extra does not install."""
+    """Mypy's overrides list every foreign package that the checked files import and that has no
+    types.
+
+    Mypy therefore needs no package that only an extra installs.
+    """
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     known = {name.removesuffix(".*") for rule in mypy["overrides"] for name in rule["module"]}
     foreign = {
@@ -177,9 +190,9 @@ WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
 
 
 def module_graph(folder, package):
-    """Returns the modules of the package that each module imports, at any depth.
+    """Returns, for each module of a package, the set of the package's modules that it imports.
 
-    Imports under ``TYPE_CHECKING`` count too.
+    Imports in functions and under ``TYPE_CHECKING`` count too.
     """
     sources = {}
     for path in sorted(folder.rglob("*.py")):
@@ -193,7 +206,10 @@ def module_graph(folder, package):
 
 
 def named_modules(path, module, is_package, known):
-    """Yields the modules in ``known`` that the file imports, or from which it imports a name."""
+    """Yields the modules in ``known`` that a file imports or from which it imports a name.
+
+    ``module`` is the file's own name, to which relative imports refer.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -206,7 +222,7 @@ def named_modules(path, module, is_package, known):
 
 
 def circles(graph):
-    """Returns the import cycles: sorted lists of modules that import each other."""
+    """Returns the import cycles of a graph of modules: for each, a sorted list of its modules."""
 
     def reached(start):
         found = set()
@@ -250,7 +266,8 @@ def test_a_circle_is_found_wherever_it_hides(tmp_path):
 
 
 def classes_of(*folders):
-    """Returns the files that define each public class name of a folder."""
+    """Returns the names of the files that define each public class in the folders, by class
+    name."""
     found = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

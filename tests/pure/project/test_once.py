@@ -1,4 +1,4 @@
-"""Tests of ``Once``, a value that a process creates once and threads share."""
+"""Tests of ``Once``, which creates a value once per process and shares it between threads."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Tests that docs/onnx_operators.md lists the operators that the importer has."""
+"""Tests that docs/onnx_operators.md lists the operators of the importer and of the exporter."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The figures of the documents are drawn from reports as the commands write them."""
+"""Tests that the documents' figures can be drawn from reports as the commands write them."""
 
 import json
 

@@ -27,7 +27,10 @@ def programs():
 
 
 def used(source):
-    """Yields ``(module, name)`` for every name of the engine that the source imports or reads."""
+    """Yields ``(module, name)`` for every name of the engine or scheduler that a source text uses.
+
+    The name is "" for an imported module.
+    """
     tree = ast.parse(source)
     modules = {}
     for node in ast.walk(tree):
@@ -53,7 +56,7 @@ def used(source):
 
 
 def private(source):
-    """Returns the names of the engine that the source uses and that are not public."""
+    """Returns the names of the engine that a source text uses although they are not public."""
     dunders = ("__version__", "__file__")
     return [
         f"{module}.{name}".rstrip(".")
@@ -63,7 +66,7 @@ def private(source):
 
 
 def public_callables(module):
-    """Yields the classes and functions that a module exports, and their public methods."""
+    """Yields the classes, functions and public methods of a module as ``module:name`` texts."""
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):

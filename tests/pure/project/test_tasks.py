@@ -1,4 +1,4 @@
-"""Tests of ``tasks.py``: its cached state and its messages about missing tools."""
+"""Tests of ``tasks.py``: the state that it caches, and its messages about missing tools."""
 
 import subprocess
 import sys
@@ -10,7 +10,11 @@ import tasks
 
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
-    """Makes ``tasks`` use an empty environment and returns the list of recorded commands."""
+    """Makes ``tasks`` use an empty virtual environment; returns a list of the commands that it
+    calls.
+
+    The commands are recorded and not run.
+    """
     calls = []
     monkeypatch.setattr(tasks, "VENV", tmp_path)
     monkeypatch.setattr(tasks, "PYTHON", tmp_path / "python")
@@ -67,7 +71,7 @@ def test_unknown_command_names_those_there_are(capsys):
 
 
 def test_needs_nothing_installed():
-    """``tasks.py help`` runs without environment variables and site-packages (``-I -S``)."""
+    """``tasks.py help`` lists every command in a Python without site-packages (``-I -S``)."""
     command = [sys.executable, "-I", "-S", str(tasks.ROOT / "tasks.py"), "help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for name, task in tasks.COMMANDS.items():
