@@ -1,4 +1,4 @@
-"""The presets of a machine: picture and level of detail."""
+"""Chooses the preset of a machine: the picture's quality and the world's level of detail."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ DETAIL = {
 
 
 def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings, str]:
-    """The preset for this device or the one that was asked for, the game's settings, and a line
-    that says what was chosen and why."""
+    """Returns the quality, the game's settings, and a line that says what was chosen and why.
+
+    The preset is the one in the options, or the device's for ``auto``.
+    """
     automatic = options.quality == "auto"
     quality, settings = make_settings(options, choose_quality(gpu) if automatic else None)
     detail = settings.detail
@@ -39,8 +41,10 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
 def make_settings(
     options: argparse.Namespace, preset: Quality | None = None
 ) -> tuple[Quality, Settings]:
-    """The quality, and the game's settings: of the preset, else of the one that was asked for, else
-    of a software driver's."""
+    """Returns the quality and the game's settings from the command line's options.
+
+    ``preset`` replaces the quality in the options; without it ``auto`` means a software driver's.
+    """
     asked = "software" if options.quality == "auto" else options.quality
     quality = preset or PRESETS[asked]
     if options.size:

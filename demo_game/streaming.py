@@ -1,4 +1,5 @@
-"""Tiles come and go: asked for by rank, made by the agents, shown when whole, dropped when far."""
+"""Streams tiles: requests them by urgency, shows the finished ones, and drops the least recently
+used."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ FADE_S = 0.6
 
 @dataclass(slots=True)
 class TileSlot:
-    """A tile whose data lie in a slot of the renderer's textures.
+    """A tile's slot in the renderer's textures.
 
     ``since_s`` is the time of its first drawing, infinity until then. It may be later than the
     tile's arrival, because siblings are drawn together.
@@ -41,7 +42,7 @@ class TileSlot:
 
 @dataclass
 class Counts:
-    """Counts of tiles and jobs since the start."""
+    """Counts of tiles and jobs since the start, and the tiles' latencies."""
 
     asked: int = 0
     finished: int = 0
@@ -53,7 +54,7 @@ class Counts:
 
 
 class Pool(Protocol):
-    """The interface of the renderer's tile pool."""
+    """The interface of the renderer's tile pool that streaming needs."""
 
     def acquire(self) -> int | None:
         """Returns a free slot, or None."""
@@ -62,7 +63,7 @@ class Pool(Protocol):
         """Frees the slot."""
 
     def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
-        """Writes a draft into the slot."""
+        """Writes a draft's arrays into the slot."""
 
     def fill(
         self,
@@ -79,10 +80,7 @@ class Pool(Protocol):
 
 
 class Streaming:
-    """Requests tiles from the networks, and keeps the finished ones in the renderer's slots.
-
-    ``pool`` is the renderer's (``acquire``, ``release``, ``fill``).
-    """
+    """Requests tiles from a tile source, and keeps the finished ones in the renderer's slots."""
 
     def __init__(
         self, agents: TileSource, scheduler: FrameScheduler, pool: Pool, seed: int
@@ -105,17 +103,18 @@ class Streaming:
         self._looks = 0
 
     def ready(self, tile: TileId) -> bool:
-        """Returns True if the tile can be drawn."""
+        """Returns True if the networks' tile (not only its draft) can be drawn."""
         return tile in self.shown
 
     def drawn(self, tile: TileId) -> TileSlot | None:
-        """Returns the tile or its draft; None if there is neither."""
+        """Returns the slot of the tile or of its draft; None if there is neither."""
         return self.shown.get(tile) or self.drafts.get(tile)
 
     def draw(self, tiles: Collection[TileId], now_s: float) -> None:
-        """Notes that tiles are drawn, and keeps them and their ancestors in their slots.
+        """Marks the tiles as drawn and as used, together with their ancestors, so that they keep
+        their slots.
 
-        A tile that was not drawn before begins with its parent's shape.
+        A tile that was not drawn before begins to fade in.
         """
         self._looks += 1
         for tile in tiles:
@@ -128,7 +127,7 @@ class Streaming:
                 shown.last_used = self._looks
 
     def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
-        """Writes drafts of the tiles into free slots, until the networks' tiles come."""
+        """Writes drafts of the tiles into free slots, as long as there are any."""
         for made in drafts(tiles, self.seed):
             slot = self.pool.acquire()
             if slot is None:
@@ -138,7 +137,8 @@ class Streaming:
             self.changes += 1
 
     def renew(self) -> None:
-        """Demotes all tiles to drafts, so that the networks generate them again."""
+        """Cancels unfinished tiles and turns all finished ones into drafts, so that they are
+        generated again."""
         self.cancel_all()
         self.drafts |= self.shown
         self.shown.clear()
@@ -158,19 +158,19 @@ class Streaming:
 
     @property
     def summary(self) -> str:
-        """The numbers of finished and unfinished tiles, as text."""
+        """A line with the numbers of finished and unfinished tiles."""
         return f"{len(self.shown)} tiles there, {len(self.making)} being made"
 
     def describe(self) -> str:
-        """Describes, one line per tile, what the unfinished tiles wait for."""
+        """Returns the summary and a line per unfinished tile that says what it waits for."""
         lines = [f"tile {tile}: {_waits_for(made)}" for tile, made in self.making.items()]
         return "\n".join([self.summary, *lines])
 
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
-        """Cancels jobs of tiles that are no longer needed and requests the most urgent ones.
+        """Cancels tiles that are no longer needed, and requests the most urgent needed ones.
 
-        Tiles ``in_view`` come before others, as long as there is room for their work. Call it
-        before the scheduler's ``encode``.
+        Tiles ``in_view`` come before others. Requests stop when there is enough unfinished work.
+        Call it before the scheduler's ``encode``.
         """
         self._drop_unwanted(selection)
         # some may have come since the look around
@@ -187,7 +187,7 @@ class Streaming:
 
     @property
     def _busy(self) -> bool:
-        """Returns True if there is enough unfinished work for the coming frames."""
+        """True if there is enough unfinished work for the coming frames."""
         if len(self.making) >= IN_FLIGHT:
             return True
         last = self.scheduler.last_report
@@ -202,7 +202,7 @@ class Streaming:
         self.counts.asked += 1
 
     def _drop_unwanted(self, selection: Selection) -> None:
-        """Cancels tiles that are not wanted any more and less than half done."""
+        """Cancels tiles that are no longer wanted and less than half done."""
         for tile, made in list(self.making.items()):
             if tile not in selection.wanted and made.progress < 0.5:
                 made.cancel()
@@ -212,7 +212,8 @@ class Streaming:
     def collect(self, encoder: Any, now_s: float) -> int:
         """Encodes the copies of finished tiles into their slots; returns the number of tiles.
 
-        A tile is copied whole. Call :meth:`submitted` after the encoder's submit.
+        A tile is copied whole. A failed tile is cancelled and its message put into ``error``. Call
+        :meth:`submitted` after the encoder's submit.
         """
         filled = 0
         for tile, made in list(self.making.items()):
@@ -244,14 +245,16 @@ class Streaming:
         return True
 
     def submitted(self) -> None:
-        """Releases the sources of the copies, whose encoder was submitted."""
+        """Hands over the tiles whose copies were submitted, so that their outputs can be read
+        and released."""
         while self._copied:
             self.hand_over(self._copied.pop(0))
 
     def _slot(self, tile: TileId) -> int | None:
-        """Returns a slot for the tile: its draft's, a free one, or the least recently used one.
+        """Returns a slot for the tile: its draft's, a free one, another draft's, or the least
+        recently used.
 
-        None if all slots are in use now.
+        None if all slots are in use now. The slot's former tile or draft is forgotten.
         """
         if tile in self.drafts:
             return self.drafts.pop(tile).slot
@@ -266,7 +269,11 @@ class Streaming:
         return self.shown.pop(oldest).slot
 
     def fade(self, tile: TileId, now_s: float) -> float:
-        """Returns 1 for a tile in its parent's shape (its first frame), 0 for one in its own."""
+        """Returns the tile's fade: 1 in its parent's shape (its first frame), falling to 0 in its
+        own.
+
+        1 if the tile is not drawn.
+        """
         drawn = self.drawn(tile)
         if drawn is None or drawn.since_s == math.inf:
             return 1.0
@@ -296,7 +303,8 @@ def _waits_for(made: MadeTile) -> str:
 
 
 def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:
-    """Returns the sort key: coarse tiles first, as they cover holes, then near ones in view."""
+    """Returns the sort key of a request: coarse tiles first, as they cover holes, then near ones
+    in view."""
     weight = 1.0 if in_view else OUT_OF_SIGHT
     return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
 

@@ -87,7 +87,7 @@ def _join_region_option(words: Sequence[str]) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     """Bakes the region, prints the report and writes a map of the region; returns 0.
 
-    Raises an error after the map if units are missing.
+    Raises :class:`cml.InputError` after the map if tiles were set aside.
     """
     need_extra()
     from demo_game.bake.picture import write_picture

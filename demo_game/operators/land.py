@@ -1,4 +1,4 @@
-"""The noise that a tile starts from, at the grids of ``demo_game/world/tile.py``.
+"""The operators for the noise that a tile starts from, at the grids of ``demo_game/world/tile.py``.
 
 Every operator takes ``tile``, integers ``[1, 4]``: the number of the tile's first cell (x and z),
 its level, and the world's seed. The operators are ``demo_game/world/noise.py`` on the GPU; its
@@ -51,7 +51,8 @@ def _cost(octaves: int) -> Callable[..., cml.Cost]:
 
 
 def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
-    """Cells x and z of a square grid, the level, and the seed."""
+    """Returns the cell numbers x and z of a square grid on a tile (int32 (count, count) each),
+    the level and the seed."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
     z, x = np.meshgrid(steps + np.int32(first_z), steps + np.int32(first_x), indexing="ij")
@@ -59,7 +60,8 @@ def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Arr
 
 
 def split_into_channels(fine: Array, side: int) -> Array:
-    """A grid as ``side`` x ``side`` samples in the channels of each coarse one."""
+    """Returns a square grid as (1, side * side, n, n): the ``side`` x ``side`` samples of each
+    block become channels."""
     count = fine.shape[0] // side
     blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
     return np.ascontiguousarray(blocks.reshape(1, side * side, count, count))

@@ -47,7 +47,7 @@ def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
 
 
 def _shift(grid: Array, dx: int, dz: int) -> Array:
-    """Returns the fine samples' values ``dx`` and ``dz`` cells away."""
+    """Returns the values that lie ``dx`` and ``dz`` cells beside the fine samples, (FINE, FINE)."""
     z, x = _START + dz, _START + dx
     found: Array = grid[z : z + FINE, x : x + FINE]
     return found
@@ -78,7 +78,8 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
 
 
 def _between(surface: Array, x: float, z: float) -> Array:
-    """Returns the surface moved by fractions of a cell, by linear interpolation."""
+    """Returns the surface's values at ``x`` and ``z`` cells (fractions too) beside the fine
+    samples."""
     low_x, low_z = int(np.floor(x)), int(np.floor(z))
     fx, fz = np.float32(x - low_x), np.float32(z - low_z)
     a, b = _shift(surface, low_x, low_z), _shift(surface, low_x + 1, low_z)
@@ -94,7 +95,8 @@ def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fa
 
 
 def _make_hills(seed: int, height: float) -> Array:
-    """Smooth random land."""
+    """Returns smooth random heights (1, 1, WIDE, WIDE) of standard deviation ``height``, as a
+    test case."""
     rng = np.random.default_rng(seed)
     rough = rng.standard_normal((WIDE, WIDE))
     for axis in (0, 1):
@@ -105,7 +107,10 @@ def _make_hills(seed: int, height: float) -> Array:
 
 
 def relight(surface: cml.Graph, light: Light) -> cml.Graph:
-    """Returns the network with the sun's direction of ``light`` in its ``shading`` operators."""
+    """Returns the network with the sun's direction of ``light`` in its ``shading`` operators.
+
+    The given graph stays unchanged.
+    """
     nodes = tuple(
         replace(node, attrs=cml.Attrs(node.attrs, sun=light.sun)) if node.op == "shading" else node
         for node in surface.nodes

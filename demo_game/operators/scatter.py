@@ -1,11 +1,11 @@
-"""``scatter(density, height, tile)``: trees, bushes and rocks where the population agent wants
-them.
+"""``scatter(density, height, tile)``: places trees, bushes and rocks by the population network's
+densities.
 
-``CANDIDATES`` x ``CANDIDATES`` places on a jittered grid over the tile (never its apron: two tiles
-never place the same), each hashed by its number in the world. Results: ``instances`` [1, 1, 1024,
-4], those that stand in front of the zeros: x and z in cells, y in metres, and a whole number below
-2^24 (kind in bits 0-1, size in 2-7, turn in 8-15, tint in 16-23); ``draw``, the arguments of an
-indirect draw.
+Candidates are ``CANDIDATES`` x ``CANDIDATES`` points of a jittered grid over the tile without its
+apron, so two tiles never place the same plant. Each is hashed by its number in the world. Results:
+``instances`` [1, 1, 1024, 4] has the placed ones first and zeros behind them, each as x and z in
+cells, y in metres, and an integer below 2^24 (kind in bits 0-1, size in 2-7, turn in 8-15, tint in
+16-23). ``draw`` has the arguments of an indirect draw.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact
 
 
 def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
-    """The candidates' places on their grid (x and z), and two hashes of each."""
+    """Returns the grid positions of a tile's candidates, (n, 2) x and z, and two hashes (n) of
+    each."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
     h = hash_lattice(

@@ -1,4 +1,5 @@
-"""``pack_bytes(channels)``: four channels as the texels of an ``rgba8unorm`` texture."""
+"""The operator ``pack_bytes(channels)``: packs four channels into texels of an ``rgba8unorm``
+texture."""
 
 from __future__ import annotations
 

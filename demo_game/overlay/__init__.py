@@ -1,1 +1,1 @@
-"""The overlay that shows what the game's frames cost and why, drawn with imgui-bundle."""
+"""The overlay, drawn with imgui-bundle: what the game's frames cost, and the player's controls."""

@@ -1,4 +1,4 @@
-"""Draws the triangles of imgui in one pass of the host's encoder."""
+"""Draws imgui's triangles on wgpu, in one render pass of the host's encoder."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _FIRST_BYTES = 1 << 18
 
 
 class Backend:
-    """Draws imgui's triangles. imgui's context must be current whenever it is called.
+    """Draws imgui's triangles with wgpu. imgui's context must be current whenever it is called.
 
     ``target_format`` is the format of the views that :meth:`draw` is given, ``scale`` is pixels
-    per point. A GPU object is created only when there is more to draw than ever before, or a new
-    glyph.
+    per point. A GPU object is created only for a new glyph, or when there is more to draw than ever
+    before.
     """
 
     def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
@@ -66,7 +66,7 @@ class Backend:
         draw_data: Any,
         timestamp_writes: dict[str, Any] | None = None,
     ) -> None:
-        """Appends one pass that draws over the picture in ``target_view``."""
+        """Encodes one pass that draws imgui's ``draw_data`` over the picture in ``target_view``."""
         for texture in draw_data.textures:
             if texture.status != imgui.ImTextureStatus.ok:
                 self._update_texture(texture)
@@ -177,7 +177,7 @@ class Backend:
 
 
 class _Growing:
-    """A buffer that is replaced by a larger one when needed, and the bytes to upload."""
+    """A GPU buffer with a copy of its bytes in memory; a larger one replaces it when needed."""
 
     def __init__(self, gpu: cml.Gpu, usage: int) -> None:
         self._gpu, self._usage = gpu, usage | wgpu.BufferUsage.COPY_DST
@@ -189,7 +189,7 @@ class _Growing:
 
     @property
     def range(self) -> tuple[Any, int, int]:
-        """Returns the buffer, and offset and size in bytes."""
+        """The buffer, the offset in bytes, and the size in bytes."""
         return self._made.buffer, self._made.offset, self._bytes.nbytes
 
     def close(self) -> None:
@@ -197,7 +197,8 @@ class _Growing:
         self._made.free()
 
     def write(self, vectors: list[Any], item_bytes: int) -> None:
-        """Writes imgui's vectors one after the other, from the start of the buffer."""
+        """Uploads imgui's vectors one after the other to the start of the buffer, and grows it
+        if needed."""
         total = sum(vector.size() for vector in vectors) * item_bytes
         if total > self._bytes.nbytes:
             self._made.free()

@@ -1,4 +1,4 @@
-"""The section with the player's controls and a line about the game."""
+"""The overlay's section with the player's controls and a line about the game."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAST_BUDGET_MS = 0.25
 
 
 class ControlsSection(PanelSection):
-    """Widgets that write to the game's controls."""
+    """A section of the panel whose widgets write to the game's controls."""
 
     title = "controls"
     column = "right"
@@ -39,7 +39,8 @@ class ControlsSection(PanelSection):
         self._game = game
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws budget, mode, policy, agents, camera and trace."""
+        """Draws the widgets for budget, mode, policy, networks, camera and trace, and the game's
+        notice."""
         controls = self._game.controls
         imgui.push_item_width(-1)
         self._budget(controls)

@@ -1,4 +1,4 @@
-"""The overlay: an imgui context, its input, two columns of the engine's panel, one pass."""
+"""The overlay: an imgui context, its input, and the engine's panel, drawn in one pass."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _KEYS = {
 
 
 def check_panels(titles: Sequence[str]) -> None:
-    """Raises :class:`InputError` if the overlay has no panel of one of these titles."""
+    """Raises :class:`InputError` if a title names no panel of the overlay."""
     check_titles(titles, (*SECTIONS, ControlsSection))
 
 
 class Overlay:
     """Panels over the game's picture.
 
-    Nothing is created on the GPU by a frame that shows nothing new.
+    A frame that shows nothing new creates nothing on the GPU.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Overlay:
 
     @property
     def covered(self) -> float:
-        """The share of the picture that the windows covered in the last frame."""
+        """The share of the picture that the windows covered in the last frame, 0 to 1."""
         size = imgui.get_io().display_size
         area = sum(width * height for _, _, width, height in self.rectangles.values())
         return float(area / (size.x * size.y))
@@ -144,7 +144,7 @@ class Overlay:
         *,
         timestamp_writes: dict[str, Any] | None = None,
     ) -> None:
-        """Appends one pass that draws the windows over ``target_view``.
+        """Encodes one pass that draws the windows over ``target_view``.
 
         ``dt_s`` is the time since the last frame. The player's changes are written to the game's
         controls.

@@ -28,14 +28,15 @@ _ROOMY = (1200.0, 690.0)
 
 
 def font_size(width: float, height: float) -> float:
-    """Returns the height of the font for a window of this size, in points."""
+    """Returns the font's height for a window of this size, all in points."""
     if width < _ROOMY[0] or height < _ROOMY[1]:
         return 12.0
     return float(max(14, round(height / 72)))
 
 
 def load_font() -> None:
-    """Loads Roboto, which comes with imgui-bundle, or imgui's font if it is missing."""
+    """Adds Roboto, which comes with imgui-bundle, to imgui's fonts; imgui's own font if it is
+    missing."""
     fonts = imgui.get_io().fonts
     # lines drawn from the font's texture would need a filtering sampler
     fonts.flags |= imgui.ImFontAtlasFlags_.no_baked_lines.value

@@ -1,4 +1,4 @@
-"""The note at the start: what the demo does, and the button that shows the difference."""
+"""The note at the start: it explains the demo, and a button shows the game without slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _WIDTH_EM = 42.0
 
 
 def draw(controls: Controls) -> tuple[float, float, float, float]:
-    """Draws the note at the lower edge; returns its x, y, width and height in points."""
+    """Draws the note at the lower edge; returns its x, y, width and height in points.
+
+    Its buttons write to ``controls``.
+    """
     size = imgui.get_io().display_size
     width = min(_WIDTH_EM * imgui.get_font_size(), size.x - 12)
     middle = ImVec2(0.5 * size.x, size.y - 6)

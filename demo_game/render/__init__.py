@@ -1,1 +1,2 @@
-"""The game's picture: terrain from the agents' textures, plants, sea and sky, on wgpu in HLSL."""
+"""Draws the game's picture with wgpu and HLSL: terrain from the networks' textures, plants, sea,
+sky."""

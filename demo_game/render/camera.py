@@ -1,5 +1,5 @@
-"""The eye: everything is drawn relative to it, so that nothing loses precision far from the
-origin of the world."""
+"""The camera. Everything is drawn relative to it, so nothing loses precision far from the
+world's origin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Camera:
-    """A place in metres (x east, y up, z south) and a direction in radians: ``yaw`` 0 looks north
-    (-z) and grows to the east, ``pitch`` grows upwards. ``fov`` is the vertical angle of view,
-    ``aspect`` width over height; ``far`` is the distance in metres where nothing more is seen."""
+    """A camera: position in metres (x east, y up, z south) and direction of view in radians.
+
+    ``yaw`` 0 looks north (-z) and grows to the east, ``pitch`` grows upwards. ``fov`` is the
+    vertical angle of view, ``aspect`` is width over height, ``far`` is the distance in metres
+    beyond which nothing is drawn.
+    """
 
     position: Point
     yaw: float
@@ -30,7 +33,7 @@ class Camera:
 
     @cached_property
     def axes(self) -> Array:
-        """Rows: right, up and forward, of length 1."""
+        """The camera's right, up and forward vectors of length 1, as rows of a 3 x 3 matrix."""
         sin_y, cos_y = math.sin(self.yaw), math.cos(self.yaw)
         sin_p, cos_p = math.sin(self.pitch), math.cos(self.pitch)
         return np.array(
@@ -43,8 +46,11 @@ class Camera:
 
     @cached_property
     def view_projection(self) -> Array:
-        """4 x 4: a position relative to the camera, as a column, to clip space. Depth is 1 at
-        ``near`` and 0 at infinity (reversed: a float has its precision where it is needed)."""
+        """The 4 x 4 matrix from a position relative to the camera (a column) to clip space.
+
+        Depth is 1 at ``near`` and 0 at infinity: reversed depth has its precision where it is
+        needed.
+        """
         right, up, forward = self.axes
         scale = 1.0 / math.tan(self.fov / 2)
         matrix = np.zeros((4, 4))
@@ -55,8 +61,11 @@ class Camera:
         return matrix
 
     def rays(self, width: int, height: int) -> Array:
-        """3 x 3: the ray through pixel (x, y), counted from the upper left, is
-        ``rows[0] + x * rows[1] + y * rows[2]``; its part along the view has length 1."""
+        """Returns a 3 x 3 matrix of the rays through the pixels of a picture.
+
+        The ray through pixel (x, y), counted from the upper left, is ``rows[0] + x * rows[1] + y
+        * rows[2]``. Its component along the direction of view is 1.
+        """
         right, up, forward = self.axes
         tall = math.tan(self.fov / 2)
         wide = tall * self.aspect
@@ -66,18 +75,21 @@ class Camera:
 
     @cached_property
     def _planes(self) -> Array:
-        """Normals of the planes left, right, below and above, pointing inwards: ``[4, 3]``."""
+        """The normals of the view's left, right, lower and upper planes, pointing inwards: ``[4,
+        3]``."""
         x, y, _, w = self.view_projection[:, :3]
         return np.array([w + x, w - x, w + y, w - y])
 
     def sees(self, low: Point, high: Point) -> bool:
-        """Returns True if any part of a box between two corners (metres) may be in view."""
+        """Returns True if any part of the box between two corners (in metres) may be in view."""
         centre, half = np.add(low, high) / 2, np.subtract(high, low) / 2
         return bool(self.sees_boxes(centre[None], half[None])[0])
 
     def sees_boxes(self, centre: Array, half: Array) -> Array:
-        """:meth:`sees` of many boxes at once: centres and half their sides ``[n, 3]``, the answers
-        ``[n]``."""
+        """Returns a bool array ``[n]``: True for each box that may be in view.
+
+        ``centre`` and ``half`` are the boxes' centres and half their sides in metres, ``[n, 3]``.
+        """
         planes, from_eye = self._planes, centre - self.position
         # the corner that lies furthest along each normal
         furthest = from_eye @ planes.T + half @ np.abs(planes).T

@@ -1,4 +1,5 @@
-"""The tiles as the renderer draws them, updated only when tiles come and go."""
+"""Keeps the tiles in the form that the renderer takes, and updates them only when tiles come or
+go."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from demo_game.world.tile import TileId
 
 
 class DrawnTiles:
-    """Tiles as the renderer takes them."""
+    """Makes a :class:`VisibleTile` of each tile to draw, and caches those that do not change."""
 
     def __init__(self, streaming: Streaming) -> None:
         self._streaming = streaming
@@ -27,7 +28,8 @@ class DrawnTiles:
     def list_visible(
         self, tiles: Iterable[TileId], selection: Selection, detail: Detail, now_s: float
     ) -> list[VisibleTile]:
-        """Returns these tiles, without those whose slot another tile has taken since."""
+        """Returns the tiles as the renderer draws them; leaves out tiles whose slot another tile
+        has taken."""
         at = self._streaming.changes, id(selection), detail
         if self._settled_at != at:
             self._settled_at = at
@@ -54,8 +56,12 @@ class DrawnTiles:
         return found
 
     def _edges(self, tile: TileId, now_s: float) -> tuple[int, bool]:
-        """Returns how far each edge and corner takes the parent's shape, so that it meets a
-        neighbour that is still coarser or just fading in; and whether a neighbour is fading."""
+        """Returns weights, four bits for each edge and corner, and True if a neighbour is fading
+        in.
+
+        A weight says how far the edge or corner takes the parent's shape, so that it meets a
+        neighbour that is coarser or fading in.
+        """
         edges, fading = 0, False
         for index, (dx, dz) in enumerate(NEIGHBOURS):
             other = TileId(tile.level, tile.x + dx, tile.z + dz)
@@ -68,7 +74,8 @@ class DrawnTiles:
         return edges, fading
 
     def _is_coarse(self, tile: TileId) -> bool:
-        """Returns True if a tile that is coarser than it should be is drawn in this place."""
+        """Returns True if an ancestor of the tile, coarser than it should be, is drawn in its
+        place."""
         level, x, z = tile
         above = range(level + 1, self._highest + 1)
         return any((up, x >> up - level, z >> up - level) in self._coarse for up in above)

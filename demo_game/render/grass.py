@@ -1,4 +1,4 @@
-"""Grass near the eye: a square of tufts that moves with it, drawn once for each tile below."""
+"""Grass near the camera: a square of tufts that moves with it, drawn once for each tile below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_grass(tile: TileId, away: float) -> bool:
 
 
 def draw_grass(render: Any, tiles: Any, rows: Iterable[int]) -> None:
-    """Draw what grows on these rows of the buffer of tiles."""
+    """Draws the grass of the tiles in these rows of the tile buffer, into a render pass."""
     across = int(2 * GRASS_M * _DENSITY)
     for row in rows:
         at = tiles.offset + row * TILE_BYTES

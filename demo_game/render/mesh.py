@@ -1,4 +1,4 @@
-"""The grid that every tile is drawn with."""
+"""The vertices and triangles of the grid that every tile is drawn with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TILE_BYTES = 48
 
 
 def find_coarser_step(step: int) -> int:
-    """The next step of which a mesh can be made; the coarsest is its own."""
+    """Returns the next larger step of which a mesh can be made; the same step if there is none."""
     return next((more for more in range(step + 1, 8) if (CELLS // 2) % more == 0), step)
 
 
 def grid(step: int) -> tuple[Array, Array]:
-    """Vertices (n, 8) of bytes and triangles (m, 3) of 16-bit indices.
+    """Returns a tile's vertices, uint8 (n, 8), and triangles, 16-bit indices (m, 3).
 
-    A vertex is its cell ``x, z``, how many cells it hangs down where it is the lower end of a skirt
-    (else 0), 0, and the two cells of
-    the coarser level, counted from the tile's quadrant, whose mean height it moves to: that level
-    has every other vertex, and what lies between is on the edges or diagonals of its triangles.
+    The bytes of a vertex are: its cell ``x, z``; the cells that it hangs down if it is the lower
+    end of a skirt (else 0); 0; and two cells ``x, z`` of the coarser level, counted from the
+    tile's quadrant. The vertex moves to the mean height of these two cells. The coarser level
+    has every other vertex, and those between lie on edges or diagonals of its triangles.
     """
     if (CELLS // 2) % step:
         raise ValueError(f"mesh step: wanted a divisor of {CELLS // 2}, got {step}")
@@ -44,7 +44,8 @@ def grid(step: int) -> tuple[Array, Array]:
 
 
 def _edge_vertices(count: int) -> Array:
-    """The edge's vertices (x, z), once around, closed."""
+    """Returns the grid coordinates (x, z) of the vertices on the edge, once around; the last is
+    the first."""
     k, last = np.arange(count - 1), np.full(count - 1, count - 1)
     zero = np.zeros_like(k)
     sides = [(k, zero), (last, k), (last - k, last), (zero, last - k)]
@@ -53,7 +54,8 @@ def _edge_vertices(count: int) -> Array:
 
 
 def _squares(count: int) -> Array:
-    """Two triangles for each square, all divided along the same diagonal, (0, 0) to (1, 1)."""
+    """Returns two triangles for each square of the grid, all divided along the diagonal (0, 0)
+    to (1, 1)."""
     k = np.arange(count - 1)
     a = (k[:, None] * count + k).ravel()
     b, c, d = a + 1, a + count, a + count + 1
@@ -61,7 +63,8 @@ def _squares(count: int) -> Array:
 
 
 def _skirts(ring: Array, count: int) -> Array:
-    """A strip that hangs down from the edge and hides what a neighbour leaves open."""
+    """Returns the triangles of a strip that hangs down from the edge and hides gaps to
+    neighbours."""
     upper = ring[:, 1] * count + ring[:, 0]
     lower = count * count + np.arange(len(ring))
     first = np.stack([upper[:-1], upper[1:], lower[1:]], 1)

@@ -24,8 +24,11 @@ _ROOM = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``scale`` of the target's sides in which the picture is drawn, whether tiles have the
-    ``fine`` mesh, and the share of the distance to which plants are drawn."""
+    """One step of drawing effort.
+
+    ``scale`` of the target's sides is drawn. ``fine`` selects the fine mesh of tiles. ``plants``
+    is the share of the preset's distance to which plants are drawn.
+    """
 
     scale: float
     fine: bool = True
@@ -50,7 +53,10 @@ EFFORTS = (
 
 
 class DrawingPace:
-    """Chooses the effort. ``most_ms`` is what a frame may take without its networks."""
+    """Chooses the effort of pictures so that a frame without networks takes at most ``most_ms``.
+
+    ``first`` is the index of the first effort in :data:`EFFORTS`.
+    """
 
     def __init__(self, most_ms: float, first: int = 0) -> None:
         if not 0 <= first < len(EFFORTS):
@@ -68,7 +74,8 @@ class DrawingPace:
         return EFFORTS[self._at]
 
     def add_time(self, ms: float) -> None:
-        """Takes a frame's time without networks, and changes the effort if the times demand it."""
+        """Records a frame's time without networks, and raises or lowers the effort if the times
+        demand it."""
         if not (math.isfinite(ms) and ms > 0):
             return
         self._times.append(ms)
@@ -86,7 +93,10 @@ class DrawingPace:
             self._room = 0
 
     def _next_cost_ratio(self) -> float:
-        """The next effort's time as a multiple of the present one's, at most."""
+        """Returns an upper bound of the next higher effort's time, relative to the present one's.
+
+        Infinite if there is no higher effort.
+        """
         if self._at == 0:
             return math.inf
         return EFFORTS[self._at - 1].pixels / self.effort.pixels

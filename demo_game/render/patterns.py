@@ -1,4 +1,4 @@
-"""A texture that repeats without a seam, for what is too fine for tiles: waves, clouds, grain."""
+"""A texture that repeats without a seam, for details finer than tiles: waves, clouds and grain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LEVELS = 9
 
 
 def patterns() -> Array:
-    """(256, 256, 4) in [0, 1]: slope of waves in x and z, clouds, grain."""
+    """Returns the texture's values (256, 256, 4) in [0, 1]: slope of waves in x and z, clouds,
+    grain."""
     random = np.random.default_rng(1)
     waves = _noise(random, 0.2, 12, 90)
     east = np.roll(waves, -1, 1) - np.roll(waves, 1, 1)
@@ -28,8 +29,11 @@ def patterns() -> Array:
 
 
 def _noise(random: np.random.Generator, fall: float, low: float, high: float) -> Array:
-    """(256, 256) of mean 0 and deviation 1, its waves between ``low`` and ``high`` to the side,
-    their amplitudes falling with the frequency to the power ``fall``."""
+    """Returns periodic noise (256, 256) of mean 0 and standard deviation 1.
+
+    It has between ``low`` and ``high`` waves per side; their power falls with the frequency to the
+    power ``fall``.
+    """
     frequency = np.fft.fftfreq(SIDE, 1 / SIDE)
     radius = np.hypot(frequency[:, None], frequency[None, :])
     weight = np.where((radius >= low) & (radius <= high), np.maximum(radius, 1) ** -(fall + 0.5), 0)
@@ -40,7 +44,7 @@ def _noise(random: np.random.Generator, fall: float, low: float, high: float) ->
 
 
 def create_patterns(gpu: cml.Gpu) -> wgpu.GPUTexture:
-    """The texture with all its mip levels."""
+    """Creates the texture with all its mip levels and uploads the patterns."""
     texture = gpu.memory.create_texture(
         size=(SIDE, SIDE, 1),
         format="rgba8unorm",

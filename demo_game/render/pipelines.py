@@ -74,8 +74,10 @@ _OVER = {
 
 
 class Pipelines:
-    """Pipelines for one target format and one quality. ``builders`` make them, in the order in
-    which a picture needs them."""
+    """The render pipelines for one target format and one quality.
+
+    ``builders`` compile them on threads, in the order in which a picture needs them.
+    """
 
     def __init__(
         self,
@@ -146,45 +148,49 @@ class Pipelines:
 
     @property
     def ready(self) -> bool:
-        """Returns True if a picture can be drawn without waiting; plants are ready later than
-        the land."""
+        """True if the pipelines of land, sky and sea are built, so that a picture needs no waiting.
+
+        The plants' pipeline is ready later.
+        """
         return all(made.done() for made in (self._terrain, self._sky, self._sea))
 
     @property
     def terrain(self) -> wgpu.GPURenderPipeline:
-        """The ground; waits until it is built, as the others do."""
+        """The pipeline of the ground; waits until it is built."""
         return self._terrain.result()
 
     @property
     def enlarge(self) -> wgpu.GPURenderPipeline | None:
-        """For pictures that are smaller than their target; None while it is being built."""
+        """The pipeline that enlarges a smaller picture to its target; None while it is being
+        built."""
         return self._enlarge.result() if self._enlarge.done() else None
 
     @property
     def mirrored(self) -> wgpu.GPURenderPipeline | None:
-        """The ground as the sea shows it; None where it does not, or is not built yet."""
+        """The pipeline of the ground in the sea's reflection; None without reflections or while
+        it is built."""
         made = self._mirrored
         return made.result() if made is not None and made.done() else None
 
     @property
     def grass(self) -> wgpu.GPURenderPipeline | None:
-        """Blades near the eye; None where there are none, or they are not built yet."""
+        """The pipeline of the grass; None if the quality has none or while it is being built."""
         made = self._grass
         return made.result() if made is not None and made.done() else None
 
     @property
     def plants(self) -> wgpu.GPURenderPipeline:
-        """The pipeline of the plants."""
+        """The pipeline of the plants; waits until it is built."""
         return self._plants.result()
 
     @property
     def sky(self) -> wgpu.GPURenderPipeline:
-        """The pipeline of the sky."""
+        """The pipeline of the sky; waits until it is built."""
         return self._sky.result()
 
     @property
     def sea(self) -> wgpu.GPURenderPipeline:
-        """The water over it."""
+        """The pipeline of the sea; waits until it is built."""
         return self._sea.result()
 
     def _build(

@@ -1,4 +1,5 @@
-"""The plants on the tiles: instances in a slot per tile, and how each slot is drawn."""
+"""The plants' GPU memory, with a slot of instances per tile, and the commands that fill and draw
+it."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ _COMPUTE = wgpu.ShaderStage.COMPUTE
 
 
 class Plants:
-    """Room for the plants of as many tiles as there are slots. What :meth:`fill` copies in is
-    packed on the GPU, once, to what the vertex shader needs (``prepare.hlsl``), by a pipeline that
-    ``builders`` make meanwhile."""
+    """GPU memory for the plants of one tile per slot.
+
+    Instances that :meth:`fill` copies are packed once on the GPU (``prepare.hlsl``) for the vertex
+    shader. ``builders`` compile the pipeline for this on a thread.
+    """
 
     def __init__(
         self,
@@ -100,8 +103,11 @@ class Plants:
         )
 
     def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:
-        """Copy a tile's instances and their number into a slot, and prepare them; the slot's
-        heights and shading have been copied before."""
+        """Encodes the copy of a tile's instances and their number into a slot, and the pass that
+        packs them.
+
+        The slot's heights and shading must have been copied before.
+        """
         to = self.instances.offset + slot * TILE_PLANTS_BYTES
         encoder.copy_buffer_to_buffer(
             instances.buffer, instances.offset, self.instances.buffer, to, TILE_PLANTS_BYTES
@@ -115,7 +121,7 @@ class Plants:
         compute.end()
 
     def draw(self, render: Any, slot: int) -> None:
-        """Draw a slot's plants: vertex buffers 0 and 1 are set here."""
+        """Draws the plants of a slot into a render pass; sets the vertex buffers 0 and 1."""
         at = self.instances.offset + slot * TILE_PLANTS_BYTES
         render.set_vertex_buffer(0, self.shapes.buffer, self.shapes.offset, self.shapes.nbytes)
         render.set_vertex_buffer(1, self.instances.buffer, at, TILE_PLANTS_BYTES)

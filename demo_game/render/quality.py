@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quality:
-    """``mesh_step`` cells are a side of a terrain square (1, 2, 4 or 7: a divisor of half a tile).
-    ``slots`` tiles have room. Plants are drawn to ``plants_m`` metres with ``plant_vertices``
-    vertices each (12 or 36). ``rich`` shaders blend with the coarser level's texels and add grain
-    and highlights; ``samples`` (1 or 4) of each pixel smooth the edges."""
+    """A preset of the picture's quality.
+
+    ``mesh_step`` cells are a side of a terrain square (1, 2, 4 or 7: a divisor of half a tile).
+    ``slots`` is the number of tiles that fit in memory. Plants are drawn to ``plants_m`` metres
+    with ``plant_vertices`` vertices each (12 or 36). ``rich`` shaders blend with the coarser
+    level's texels and add grain and highlights. ``samples`` (1 or 4) per pixel smooth the edges.
+    """
 
     name: str
     width: int
@@ -41,6 +44,6 @@ PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}
 
 
 def choose(gpu: cml.Gpu) -> Quality:
-    """Returns the preset that this device can draw beside other work."""
+    """Returns the preset for the type of the device: software driver, integrated GPU or other."""
     kind = str(gpu.info.get("adapter_type"))
     return {"CPU": SOFTWARE, "IntegratedGPU": LOW}.get(kind, HIGH)

@@ -1,4 +1,4 @@
-"""The land as the sea shows it: drawn once more, upside down, at half the size."""
+"""The sea's reflection: the land drawn once more, upside down, at half the size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from demo_game.render.targets import Targets
 
 
 class Reflection:
-    """A picture of the mirrored land, empty where sky is reflected, and the sea's bindings."""
+    """The texture of the mirrored land, zero where the sky is reflected, and its bind group for
+    the sea."""
 
     def __init__(self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: Any) -> None:
         self._device, self._pipelines, self._sampler = gpu.device, pipelines, sampler
@@ -18,7 +19,7 @@ class Reflection:
         self.group: Any = None
 
     def make(self, size: tuple[int, int]) -> None:
-        """Creates the textures and the bind group for pictures of that size."""
+        """Creates the textures, of half the sides of ``size``, and the bind group."""
         width, height = (max(1, (side + 1) // 2) for side in size)
         self._targets.make((width, height), smaller=True)
         self.group = self._device.create_bind_group(
@@ -30,7 +31,8 @@ class Reflection:
         )
 
     def begin(self, encoder: Any, timestamp_writes: Any) -> Any:
-        """Begins the pass that draws the reflection, with an empty (all zero) picture."""
+        """Begins the render pass that draws the reflection, cleared to zero, and returns the
+        pass."""
         return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a frame: one pass over terrain, plants, sky and sea."""
+"""Draws the picture of a frame: one pass over terrain, plants, sky and sea."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ EDGE_STEPS = 15
 
 @dataclass(frozen=True, slots=True)
 class VisibleTile:
-    """A tile to draw. Its vertices move to the parent's surface between ``near_m`` and ``far_m``
-    metres from the camera; ``fade`` (0 to 1) moves them there at any distance, for a tile that
-    has just come. ``edges`` moves them along the edges and corners in :data:`NEIGHBOURS`, each by
-    0 to :data:`EDGE_STEPS` in four bits. ``parent_slot`` is its own slot where no parent is there:
-    then nothing moves.
+    """A tile to draw.
 
-    ``row`` is what the shader gets, but for the place, which is the world's: x and z, metres per
-    cell, fade; where the move begins, 1 / its length, the quadrant's corner in the parent's cells.
+    Its vertices move to the parent's surface between ``near_m`` and ``far_m`` metres from the
+    camera. ``fade`` (0 to 1) moves them there at any distance, for a tile that has just come.
+    ``edges`` moves those on the edges and corners of :data:`NEIGHBOURS`, each by 0 to
+    :data:`EDGE_STEPS` in four bits. If ``parent_slot`` equals ``slot`` there is no parent, and
+    nothing moves.
+
+    ``row`` has the numbers for the shader, with a position in the world and not relative to the
+    camera: x and z, metres per cell, fade; where the move begins, 1 / its length, and the
+    quadrant's corner in the parent's cells.
     """
 
     tile: TileId
@@ -67,7 +70,7 @@ class VisibleTile:
 
 @dataclass(frozen=True, slots=True)
 class DrawStats:
-    """The tiles, terrain triangles and planted tiles that a frame drew."""
+    """The numbers of tiles, terrain triangles and tiles with plants that a frame drew."""
 
     tiles: int
     triangles: int
@@ -76,7 +79,7 @@ class DrawStats:
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """A grid on the device; ``count`` is the number of its indices."""
+    """A tile's grid in GPU buffers; ``count`` is the number of its indices."""
 
     vertices: Any
     indices: Any
@@ -84,9 +87,11 @@ class _Mesh:
 
 
 class Renderer:
-    """Draws a frame into the host's encoder. ``target_format`` is that of the views that
-    :meth:`draw` is given; whether it converts to sRGB itself is heeded. All memory is taken from
-    ``gpu.memory``. There are fewer slots than ``quality`` says where the device has fewer layers.
+    """Encodes the drawing of a frame into the host's encoder.
+
+    ``target_format`` is the format of the views that :meth:`draw` is given; for formats that do
+    not convert to sRGB, the shaders do it. All memory is taken from ``gpu.memory``. If the
+    device's texture arrays have fewer layers than ``quality.slots``, there are fewer slots.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Renderer:
 
     @property
     def ready(self) -> bool:
-        """Returns True if :meth:`draw` would begin at once instead of waiting for pipelines."""
+        """True if :meth:`draw` can begin at once, without waiting for pipelines."""
         return self._pipelines.ready
 
     def _make_bind_groups(self) -> None:
@@ -148,7 +153,7 @@ class Renderer:
         )
 
     def resize(self, width: int, height: int) -> None:
-        """Changes the size of the target, in pixels."""
+        """Changes the size of the target, in pixels, and creates textures of the new size."""
         self.width, self.height = width, height
         self._make_targets()
 
@@ -181,13 +186,13 @@ class Renderer:
 
     @property
     def inner_size(self) -> tuple[int, int]:
-        """The width and height in pixels of the picture that is drawn, before it is enlarged to the
-        target's."""
+        """The width and height in pixels of the picture that is drawn, before it is enlarged to
+        the target."""
         scale = self._effort.scale
         return max(1, round(scale * self.width)), max(1, round(scale * self.height))
 
     def close(self) -> None:
-        """Frees all memory; the renderer draws nothing any more."""
+        """Frees all memory; the renderer must not be used afterwards."""
         self.tiles.close()
         self._targets.close()
         if self._reflection is not None:
@@ -198,7 +203,7 @@ class Renderer:
             held.free()
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
-        """Returns a camera for this target."""
+        """Returns a camera with the target's aspect and the preset's distance of view."""
         far = self.quality.view_m * 1.2
         return Camera(position, yaw, pitch, far=far, aspect=self.width / self.height)
 
@@ -211,7 +216,8 @@ class Renderer:
         time_s: float,
         timed: Callable[[], Any] = lambda: None,
     ) -> DrawStats:
-        """Encodes the passes that draw the whole picture to ``target_view``.
+        """Encodes the passes that draw the whole picture to ``target_view``; returns counts of what
+        they draw.
 
         There is one pass, one more if the picture is drawn smaller and enlarged, and one for the
         sea's reflection. ``visible`` are the tiles in view and in the reflection, at most as many
@@ -247,7 +253,7 @@ class Renderer:
         return DrawStats(len(nearest), len(nearest) * self._drawn_mesh.count // 3, planted)
 
     def _fill(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> None:
-        """Encodes the pass that enlarges the picture to the target."""
+        """Encodes the pass that enlarges the smaller picture to the target."""
         timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
         enlarge = encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
@@ -284,7 +290,7 @@ class Renderer:
         render.draw_indexed(mesh.count, count)
 
     def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
-        """Draws the plants of each tile that is near enough; returns the number of such tiles."""
+        """Draws the plants of each tile that is near enough; returns the number of these tiles."""
         pool, tiles = self.tiles, self._tile_buffer
         planted, furthest = 0, self._effort.plants * self.quality.plants_m
         for i, (away, visible) in enumerate(nearest):
@@ -312,7 +318,8 @@ class Renderer:
     def _write_tiles(
         self, camera: Camera, visible: Sequence[VisibleTile]
     ) -> list[tuple[float, VisibleTile]]:
-        """The tiles as the shader gets them, nearest first, and how many metres away each is."""
+        """Uploads the tiles for the shader, nearest first; returns (metres away, tile) pairs in
+        this order."""
         if not visible:
             return []
         rows = np.array([tile.row for tile in visible])

@@ -1,4 +1,4 @@
-"""The shapes of plants: a few triangles each."""
+"""The vertices of the plants' shapes, a few triangles each."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ Array = np.ndarray[Any, Any]
 
 
 def shapes(vertices: int) -> Array:
-    """(vertices, 6) float32: of each vertex x, y, z in a tree, and in a bush or rock. Radius and
-    height are 1, the ground is at y = 0. ``vertices`` is 12 or 36."""
+    """Returns the vertices of the plants, float32 (vertices, 6): x, y, z in a tree, then in a bush
+    or rock.
+
+    Radius and height are 1, the ground is at y = 0. ``vertices`` is 12 or 36.
+    """
     tree = _fir(layers=vertices // 12, sides=4)
     clump = _double_pyramid(sides=vertices // 6) if vertices >= 18 else _fir(layers=1, sides=4)
     return np.concatenate([tree, clump], 1).astype(np.float32)
 
 
 def _fir(layers: int, sides: int) -> Array:
-    """Pyramids, one above the other, the lowest the widest."""
+    """Returns the triangle corners (n, 3) of pyramids one above the other, the lowest the
+    widest."""
     corners = []
     for layer in range(layers):
         share = layer / layers
@@ -36,7 +40,8 @@ def _fir(layers: int, sides: int) -> Array:
 
 
 def _double_pyramid(sides: int) -> Array:
-    """A tip above, one below, and a ring between that is not quite level."""
+    """Returns the triangle corners (n, 3) of a shape with a tip above, a tip below, and an
+    uneven ring between."""
     corners = []
     for side in range(sides):
         for tip in (0.0, 1.0):

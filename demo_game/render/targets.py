@@ -1,5 +1,5 @@
-"""The textures that a picture is drawn to before it reaches the host's: depth, samples, a
-smaller picture."""
+"""The textures that a picture is drawn to before the host's target: depth, samples, a smaller
+picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ OWNER = "picture"
 
 
 def target_format(gpu: cml.Gpu, preferred: str) -> str:
-    """Returns the format to draw to if the host prefers ``preferred``.
+    """Returns the format of the target if the host prefers ``preferred``: the same, or without
+    ``-srgb``.
 
     A software driver encodes sRGB for each pixel and for four texels of each sample, so there the
     shaders encode it.
@@ -23,7 +24,7 @@ def target_format(gpu: cml.Gpu, preferred: str) -> str:
 
 
 class Targets:
-    """Textures of the size that is drawn, made anew where it changes."""
+    """The textures of the size that is drawn; :meth:`make` replaces them."""
 
     def __init__(self, gpu: cml.Gpu, form: str, samples: int) -> None:
         self._gpu, self._format, self._samples = gpu, form, samples
@@ -31,10 +32,10 @@ class Targets:
         self._views: list[Any] = []
 
     def make(self, size: tuple[int, int], smaller: bool) -> None:
-        """Creates the textures for pictures of that size.
+        """Frees the present textures and creates those for pictures of that size.
 
-        ``smaller`` says that they are smaller than the target: then :attr:`smaller` is drawn to
-        instead.
+        ``smaller`` says that they are smaller than the target: then there is a texture
+        :attr:`smaller` to draw to.
         """
         self.close()
         formats = [DEPTH_FORMAT, *([self._format] if self._samples > 1 else [])]
@@ -56,11 +57,12 @@ class Targets:
 
     @property
     def smaller(self) -> Any:
-        """The smaller picture."""
+        """The view of the smaller picture; only if :meth:`make` was called with ``smaller``."""
         return self._views[-1]
 
     def begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
-        """Begins the pass that draws the whole picture to a view."""
+        """Begins the render pass that clears a view and draws the picture to it; returns the
+        pass."""
         colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
         if self._samples > 1:
             colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
@@ -77,7 +79,7 @@ class Targets:
         )
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Destroys the textures."""
         for texture in self._textures:
             texture.destroy()
         self._textures.clear()

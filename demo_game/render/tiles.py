@@ -1,4 +1,5 @@
-"""The pool of drawable tiles: a layer of three texture arrays each, and the plants."""
+"""The GPU memory of drawable tiles: a layer in each of three texture arrays per tile, and the
+plants."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ _ARRAYS = {
 
 
 class TilePool:
-    """``slots`` tiles. :meth:`acquire` gives a slot, :meth:`fill` copies a tile's tensors into it
-    within the frame, :meth:`release` gives it back. Which tile has to go is the caller's
-    business."""
+    """A pool of ``slots`` slots, each with the textures and plants of one tile.
+
+    :meth:`acquire` returns a slot, :meth:`fill` copies a tile's tensors into it within the
+    frame, and :meth:`release` frees it. The caller decides which tile has to go.
+    """
 
     def __init__(self, gpu: cml.Gpu, quality: Quality, builders: Executor) -> None:
         slots = self.slots = quality.slots
@@ -52,11 +55,11 @@ class TilePool:
         return len(self._free)
 
     def acquire(self) -> int | None:
-        """Returns a slot; None if all are used."""
+        """Takes a free slot and returns its number; None if all are used."""
         return self._free.pop() if self._free else None
 
     def release(self, slot: int) -> None:
-        """Frees the slot; its tile is not drawn any more."""
+        """Frees the slot; raises :class:`cml.InputError` if it was not acquired."""
         if not 0 <= slot < self.slots or slot in self._free:
             raise cml.InputError(f"slot {slot} is released, but was not acquired")
         self._planted.discard(slot)
@@ -77,10 +80,12 @@ class TilePool:
         instances: Any = None,
         draw: Any = None,
     ) -> None:
-        """Copy a tile's tensors, as ``job.tensor(name)`` gives them, into a slot: ``height``
-        (1, 1, 64, 64) metres, ``shading`` (1, 1, 64, 64) and ``texels`` (1, 1, n, n) packed
-        bytes, ``instances`` (1, 1, 1024, 4) and ``draw`` (1, 4) where the tile has plants.
-        :class:`cml_engine.InputError` where one has another size."""
+        """Encodes copies of a tile's tensors, as ``job.tensor(name)`` returns them, into a slot.
+
+        ``height`` is (1, 1, 64, 64) in metres, ``shading`` (1, 1, 64, 64) and ``texels`` (1, 1,
+        n, n) are packed bytes. A tile with plants has ``instances`` (1, 1, 1024, 4) and ``draw``
+        (1, 4). Raises :class:`cml_engine.InputError` if a tensor has another size.
+        """
         for name, tensor in (("height", height), ("shading", shading), ("texels", texels)):
             side = self._sides[name]
             _check(name, tensor, 4 * side * side)
@@ -102,8 +107,10 @@ class TilePool:
             self._planted.add(slot)
 
     def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
-        """Put a tile that was made in NumPy into a slot: ``height`` (64, 64) metres, ``shading``
-        and ``colours`` (64, 64, 4) bytes. It has no plants."""
+        """Uploads a tile that was made in NumPy into a slot; it has no plants.
+
+        ``height`` is (64, 64) in metres, ``shading`` and ``colours`` are (64, 64, 4) bytes.
+        """
         factor = self._sides["texels"] // len(colours)
         texels = colours.repeat(factor, 0).repeat(factor, 1)
         for name, data in (("height", height), ("shading", shading), ("texels", texels)):

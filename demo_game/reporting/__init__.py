@@ -1,1 +1,1 @@
-"""Measurements of the game's own frames, and reports of them."""
+"""Measures the game's frames, hashes its world, and reports both."""

@@ -1,5 +1,8 @@
-"""A hash of the world that was made: the same for any budget, policy and frame rate; of the integer
-world the same on every machine."""
+"""Hashes the world that a game computed.
+
+The hash is the same for any budget, policy and frame rate. For the integer world it is the same on
+every machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _WORDS = 256
 
 
 def digest_of(tensors: Iterable[Array]) -> str:
-    """Returns a tile's digest, which covers these tensors in their order."""
+    """Returns the SHA-256 of the tensors' bytes, in their order, as hexadecimal text."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(tensor.tobytes())
@@ -30,29 +33,30 @@ def digest_of(tensors: Iterable[Array]) -> str:
 
 
 def words_of(tensor: Array) -> Array:
-    """Returns a tensor of the integer world's tile as integers."""
+    """Returns a tensor of an integer world's tile as int32; floats are scaled to the integers
+    they hold."""
     if tensor.dtype.kind != "f":
         return tensor.astype("<i4")
     return (tensor * np.float32(_WORDS)).astype("<i4")
 
 
 def tile_digest(chain: Chain, tile: TileId, read: Callable[[str], Array]) -> str:
-    """Returns the digest of a whole tile; ``read`` returns a tensor of it by name."""
+    """Returns the digest of a whole tile; ``read`` returns a tensor of the tile by name."""
     tensors = [read(name) for name in chain.list_digest_tensors(tile)]
     return digest_of(map(words_of, tensors) if chain.exact else tensors)
 
 
 @lru_cache(maxsize=4)
 def rules_of(chain: Chain) -> tuple[str, ...]:
-    """Returns what determines the integer world besides its seed: versions and the networks'
-    digests, one per line."""
+    """Returns lines that determine the integer world besides its seed: versions and networks'
+    digests."""
     made = (name for name in chain.graphs if name not in DRAWN)
     models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(made))
     return (f"integer rule {RULE_VERSION}", f"world {WORLD_VERSION}", *models)
 
 
 def world_hash(chain: Chain, seed: int, digests: Mapping[TileId, str]) -> str:
-    """Returns one hash of the tiles' digests.
+    """Returns one hash of the tiles' digests, which does not depend on their order.
 
     For the integer world it is the whole SHA-256, which covers the rules and the seed too.
     """
@@ -65,7 +69,7 @@ def world_hash(chain: Chain, seed: int, digests: Mapping[TileId, str]) -> str:
 
 
 class Digests:
-    """Reads finished tiles back, over the frames that it takes, and hashes them."""
+    """Reads finished tiles back from the GPU over several frames, and hashes them."""
 
     def __init__(self, chain: Chain, seed: int) -> None:
         self.of: dict[TileId, str] = {}
@@ -77,7 +81,7 @@ class Digests:
         self._reading.append(made)
 
     def poll(self) -> None:
-        """Hashes the tiles that have arrived; call it once a frame."""
+        """Hashes the tiles whose tensors have arrived, and releases them; call it once a frame."""
         for made in list(self._reading):
             if self._read(made):
                 made.release()
@@ -96,9 +100,9 @@ class Digests:
 
     @property
     def pending(self) -> bool:
-        """Returns True if a readback has not arrived yet."""
+        """True if a queued tile has not been hashed yet."""
         return bool(self._reading)
 
     def world(self, tiles: Iterable[TileId]) -> str:
-        """Returns one hash of these tiles; raises :class:`KeyError` if one was never computed."""
+        """Returns one hash of these tiles; raises :class:`KeyError` if one was never hashed."""
         return world_hash(self._chain, self._seed, {tile: self.of[tile] for tile in tiles})

@@ -1,4 +1,4 @@
-"""A short film of a flight, as an animated GIF that any browser shows."""
+"""Writes a short film of a flight as an animated GIF."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH, _COLOURS = 400, 128
 
 
 def write_film(path: Path, pictures: Iterable[Array]) -> None:
-    """The pictures (h, w, 3) of bytes, made smaller."""
+    """Writes pictures, uint8 (height, width, 3), as the frames of a smaller animated GIF."""
     frames = [_frame(Image.fromarray(picture)) for picture in pictures]
 
     def save(file: Any) -> None:

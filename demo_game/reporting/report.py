@@ -10,15 +10,17 @@ from cml_engine.tools.panel import percentile
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """P50, P95, P99 and the largest, rounded to microseconds."""
+    """Returns ``p50``, ``p95``, ``p99`` and ``max`` of the values, rounded to three decimals."""
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return {name: round(percentile(values, share), 3) for name, share in shares.items()}
 
 
 @dataclass
 class RunReport:
-    """One headless run. Times in ms unless a name says otherwise; ``None`` is what the device
-    could not measure."""
+    """The report of one headless run.
+
+    Times are in ms unless a name says otherwise; ``None`` is what the device could not measure.
+    """
 
     mode: str
     device: str
@@ -56,15 +58,15 @@ class RunReport:
 
     @property
     def over_share(self) -> float:
-        """Frames beyond the target, 0 to 1."""
+        """The share of frames that took longer than the target, 0 to 1."""
         return self.frames_over / self.frames if self.frames else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
+        """Returns all fields and ``frames_over_share`` as a dict for JSON."""
         return {**asdict(self), "frames_over_share": round(self.over_share, 4)}
 
     def row(self) -> str:
-        """A line of :func:`table`."""
+        """Returns the run's line in :func:`table`."""
         ms = self.frame_ms
         used = "-" if self.budget_used is None else f"{100 * self.budget_used:.0f} %"
         over_budget = "-" if self.frames_over_budget is None else str(self.frames_over_budget)
@@ -84,7 +86,7 @@ HEADER = (
 
 
 def table(runs: Sequence[RunReport]) -> str:
-    """The runs beside each other; "over" is the share of frames beyond the target."""
+    """Returns a text table with a line per run; "over" is the share of frames beyond the target."""
     return "\n".join([HEADER, *(run.row() for run in runs)])
 
 
@@ -98,7 +100,10 @@ WORDS = {
 
 
 def plain_table(runs: Sequence[RunReport]) -> str:
-    """The runs in words: what was made, and what it cost the frames."""
+    """Returns a text table for players: tiles made, latency and late frames of each run.
+
+    If there are runs without networks, sliced and unsliced, a sentence compares them.
+    """
     target = runs[0].target_ms
     head = f"{'':38s} {'tiles made':>10s} {'seen after':>11s} {'late frames':>12s} {'longest':>9s}"
     lines = [f"{runs[0].frames} frames of one flight, each to take {target:.1f} ms:", head]
@@ -120,7 +125,8 @@ def plain_table(runs: Sequence[RunReport]) -> str:
 
 
 def by_owner(holdings: Mapping[tuple[str, str], Any]) -> dict[str, int]:
-    """Bytes by owner, of an allocator's ``stats().holdings``."""
+    """Returns the bytes of memory by owner, largest first, of an allocator's
+    ``stats().holdings``."""
     owners: dict[str, int] = {}
     for (owner, _), holding in holdings.items():
         owners[owner] = owners.get(owner, 0) + holding.nbytes

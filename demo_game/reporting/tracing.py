@@ -1,4 +1,4 @@
-"""A recording of the game's frames for Perfetto, begun and ended from the overlay."""
+"""Records the game's frames as a trace for Perfetto; the overlay starts and stops it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _MOST = 3600
 
 
 class Tracing:
-    """Collects what frames did while ``controls.recording`` is on, and writes it when it goes
-    off; ``controls.trace_path`` then says where."""
+    """Collects the frames' reports while ``controls.recording`` is on, and writes a trace when it
+    goes off.
+
+    The trace's path is then in ``controls.trace_path``.
+    """
 
     def __init__(self, game: Game) -> None:
         self._game = game
@@ -28,7 +31,8 @@ class Tracing:
             self.stop()
 
     def add(self) -> None:
-        """Records the last frame's report while the recording is on."""
+        """Records the last frame's report while the recording is on; switches it off after a
+        minute of frames."""
         report = self._game.log.last_report
         if not self._game.controls.recording or report is None:
             return
@@ -39,7 +43,7 @@ class Tracing:
             self._game.controls.recording = False
 
     def stop(self) -> None:
-        """Writes the trace of the recorded frames."""
+        """Writes the trace of the recorded frames to ``out/``; does nothing if there are none."""
         if not self._reports:
             return
         OUT.mkdir(exist_ok=True)

@@ -13,8 +13,10 @@ from demo_game.world.tile import TileId
 
 
 def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
-    """Returns the tiles that are drawn from a pose once all are generated; at most ``most`` are
-    needed for it."""
+    """Returns the tiles that are drawn from a pose when all tiles are generated.
+
+    The detail is reduced until drawing needs at most ``most`` tiles.
+    """
     detail = fit_detail(pose.position, seed, detail, most)
     return select(pose.position, seed, detail, lambda tile: True).draw
 
@@ -25,7 +27,10 @@ def world_on_cpu(
     tiles: Iterable[TileId],
     said: Callable[[str], object] = lambda text: None,
 ) -> str:
-    """The hash of these tiles, made by NumPy."""
+    """Computes the tiles with NumPy and returns the hash of their world.
+
+    ``said`` is called with the progress after every 32 tiles.
+    """
     maker, wanted, found = TileMaker(chain, "cpu"), list(tiles), {}
     for tile in wanted:
         made = maker.make(tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN])
@@ -36,7 +41,7 @@ def world_on_cpu(
 
 
 def compare_worlds(worlds: Mapping[str, str]) -> tuple[str, bool]:
-    """Returns a text about the worlds' hashes and whether they are equal."""
+    """Returns a text about the worlds' hashes (by run), and True if all hashes are equal."""
     if len(set(worlds.values())) == 1:
         return f"world {next(iter(worlds.values()))} ({', '.join(worlds)})", True
     lines = [f"  {name:20s} {world}" for name, world in worlds.items()]

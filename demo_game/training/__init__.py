@@ -1,4 +1,4 @@
-"""Training of the demo game's three agents.
+"""Trains the demo game's three networks.
 
-Simulations make the data, and networks learn to do the same in one pass.
+Simulations make the data, and the networks learn to do the same in one pass.
 """

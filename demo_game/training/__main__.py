@@ -49,7 +49,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def limit_course(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
-    """The course with as many steps as fit in the time."""
+    """Returns the course with as many steps as fit in ``minutes``, at least 100.
+
+    ``timed`` returns the seconds of a course; it is called with a short one. Without a limit the
+    course stays as it is.
+    """
     if minutes is None:
         return course
     few = replace(course, steps=30)
@@ -60,7 +64,8 @@ def limit_course(course: Course, minutes: float | None, timed: Callable[[Course]
 def train_agent(
     name: str, make: Maker, course: Course, seed: int, console: Console
 ) -> tuple[Agent, int]:
-    """The agent, and the number of squares that it has seen."""
+    """Trains the network of that name and prints its progress; returns it and the number of
+    squares used."""
     losses: list[float] = []
     for progress in train(name, make, course, seed):
         losses.append(progress.loss)

@@ -1,9 +1,9 @@
-"""The operators around the integer agents: whole numbers from the seed to a tile.
+"""The operators of the integer world around its networks, in integers from the seed to the tile.
 
-``land`` is what tiles begin as (``demo_game/world/exact_noise.py`` on the GPU), ``ground`` what the
-upres agent's result becomes and what the other agents are told of it, ``scatter`` the instances.
-What they hand to a network is a float32 that holds a word times a power of two, which is exact; so
-is what they take of one.
+``land`` computes the noise that tiles start from (``demo_game/world/exact_noise.py`` on the GPU).
+``ground`` turns the upres network's result into heights and computes the other networks' features.
+``scatter`` makes the instances. A network's inputs and outputs are float32 tensors that hold
+integers times a power of two, which is exact.
 """
 
 from demo_game.operators.exact import ground, land, scatter

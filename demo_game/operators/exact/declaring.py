@@ -1,4 +1,4 @@
-"""The declaration that operators of the integer world share."""
+"""The helper with which operators of the integer world are registered."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def declare(
     threads: int = 0,
     group: int = 64,
 ) -> cml.OpSpec:
-    """Register an operator of tensors that are all of one shape, whose results are equal to the
-    bit everywhere. ``operations`` is what it costs for each number of its first result."""
+    """Registers an operator with fixed shapes whose results are bit-identical on every device;
+    returns its specification.
+
+    ``takes`` and ``gives`` are the facts of its inputs and outputs. ``operations`` is its cost
+    per element of the first output.
+    """
 
     def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:
         for (operand, wanted), got in zip(takes.items(), facts, strict=True):

@@ -1,8 +1,9 @@
-"""Operators between the agents of the integer world.
+"""The operators between the upres network and the other networks of the integer world.
 
-``exact_ground`` interpolates the coarse heights by a cubic through four samples in each direction
-and adds the upres agent's residual. ``exact_features`` makes the slopes and the sixteen features of
-each sample that ``demo_game/training/networks.py`` has as a network's fixed beginning (``near``).
+``exact_ground`` interpolates the coarse heights by a cubic through four samples in each
+direction and adds the upres network's residual. ``exact_features`` computes the slopes and
+sixteen features of each sample, which the float networks compute themselves (``near`` in
+``demo_game/training/networks.py``).
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> li
 
 
 def _words(values: Array) -> Array:
-    """Returns values clipped to -127 to 127, divided by 128, as the agents read them."""
+    """Returns float32 values clipped to -127 to 127 and divided by 128, as the networks read
+    them."""
     return np.asarray(values.clip(-127, 127) / np.float32(128), np.float32)
 
 

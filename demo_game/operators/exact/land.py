@@ -53,7 +53,11 @@ def _detail(attrs: cml.Attrs, tile: Array) -> Array:
 
 
 def subtract_height(heights: Array, ways: list[tuple[int, int]]) -> Array:
-    """Neighbours' heights less one's own, (N, h - 2, w - 2), of heights (h, w)."""
+    """Returns the differences of ``len(ways)`` neighbours to each inner height, int64 (n, h - 2, w
+    - 2).
+
+    ``ways`` are the neighbours' offsets (z, x) in the grid of heights (h, w).
+    """
     inner = [slice(1 + dz, heights.shape[0] - 1 + dz) for dz in (-1, 0, 1)]
     here = heights[inner[1], inner[1]].astype(np.int64)
     return np.stack([heights[inner[1 + dz], inner[1 + dx]] - here for dz, dx in ways])
@@ -91,7 +95,8 @@ declare(
 
 
 def make_steep_heights(count: int, seed: int) -> Array:
-    """Returns random heights from the whole range, steeper than any land, as a test case."""
+    """Returns a test case: random heights int32 (1, 1, count, count) from the whole range,
+    steeper than any land."""
     end, rng = exact_noise.HEIGHT_END, np.random.default_rng(seed)
     found = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
     found[..., :2, :] = [[-end], [end]]

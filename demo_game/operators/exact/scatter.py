@@ -1,6 +1,8 @@
-"""Trees, bushes and rocks where the integer population agent wants them: ``../scatter.py`` in whole
-numbers. ``plants`` are the instances themselves: x and z in 4096ths of a cell, y in 1024ths of a
-metre, and the same word; ``instances`` and ``draw`` are what is drawn of them.
+"""Places trees, bushes and rocks by the integer population network's densities, in integers.
+
+It is ``../scatter.py`` for the integer world. ``plants`` are the instances in integers: x and z in
+4096ths of a cell, y in 1024ths of a metre, and the word of kind, size, turn and tint. ``instances``
+and ``draw`` are what the renderer draws.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def _cpu(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[A
 
 
 def _interpolate(grid: Array, at: Array) -> Array:
-    """Interpolates linearly between four samples; ``at`` counts 4096ths of a cell."""
+    """Returns the grid's values at points, by linear interpolation between four samples.
+
+    ``at`` (n, 2) has x and z in 4096ths of a cell.
+    """
     (x, z), (fx, fz) = ((at >> 12) + FINE_APRON).T, (at & 4095).T
     north = grid[z, x] + multiply_shift(grid[z, x + 1] - grid[z, x], fx, 12)
     south = grid[z + 1, x] + multiply_shift(grid[z + 1, x + 1] - grid[z + 1, x], fx, 12)
