@@ -41,7 +41,8 @@ class AblationReport:
     def of(
         cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
     ) -> AblationReport:
-        """Builds a report from ``times`` in ms, ``[runs, (with, without)]``."""
+        """Returns a report with the medians and extremes of ``times`` in ms, ``[runs, (with,
+        without)]``."""
         both = np.asarray(times, np.float64)
         medians = np.median(both, axis=0)
         low, high = both.min(axis=0), both.max(axis=0)
@@ -61,7 +62,7 @@ class AblationReport:
 
     @property
     def share(self) -> float:
-        """The operator's share of the whole time, in percent."""
+        """The operator's share of the network's time: ``gain_ms`` in percent of ``with_ms``."""
         return 100 * self.gain_ms / self.with_ms if self.with_ms else 0.0
 
     def __str__(self) -> str:
@@ -85,7 +86,7 @@ class AblationReport:
         return json.dumps({**asdict(self), "share": self.share}, indent=2)
 
     def csv(self) -> str:
-        """One row with a header."""
+        """The report as a CSV header and one row."""
         fields = ("operator", "count", "with_ms", "without_ms", "gain_ms", "share")
         return ",".join(fields) + "\n" + ",".join(str(getattr(self, f)) for f in fields)
 
@@ -107,9 +108,10 @@ def check_operator(graph: Graph, operator: str) -> None:
 
 
 def time_interleaved(runs: int, *timers: Callable[[], Any]) -> list[list[float]]:
-    """Returns the milliseconds of each timer in each run, ``[runs, timers]``, after a warm-up.
+    """Calls timers in alternating order and returns their milliseconds, ``[runs, timers]``.
 
-    The order of the timers alternates from run to run.
+    A timer is a function that measures one run and returns its milliseconds. Each is called once
+    before as a warm-up.
 
     Examples
     --------

@@ -41,9 +41,10 @@ class StorageError:
 def storage_errors(
     graph: Graph, layouts: Mapping[str, str], inputs: Mapping[str, Array]
 ) -> Iterator[StorageError]:
-    """Yields the storage error of every scalar result in execution order.
+    """Yields the error of 16-bit storage of every scalar result, in execution order.
 
-    Stops at the first operator that has no CPU function.
+    The network runs twice in NumPy, with and without rounding (module text). Stops at the first
+    operator that has no CPU function.
     """
     exact: dict[str, Array] = {**graph.constants, **inputs}
     stored = dict(exact)
@@ -69,7 +70,10 @@ def storage_errors(
 def run_stored(
     node: Node, graph: Graph, layouts: Mapping[str, str], values: Mapping[str, Array]
 ) -> list[Array]:
-    """Runs a node on stored operands and returns its results rounded as they are stored."""
+    """Runs a node on operands as stored and returns its results rounded as they are stored.
+
+    ``layouts`` says which tensors are stored in 16 bits. Weights in 16 bits are rounded before.
+    """
     weights = rounded_weights(node, graph, layouts)
     arrays = [round_to_half(values[n]) if n in weights else values[n] for n in node.reads]
     results = []
@@ -102,9 +106,11 @@ def storage_error(node: Node, name: str, wanted: Array, got: Array) -> StorageEr
 def stored_tolerance(
     node: Node, tolerance: Tolerance, layouts: Mapping[str, str], in_steps: bool
 ) -> Tolerance:
-    """Returns the tolerance of a device's results against those of :func:`run_stored`.
+    """Returns ``tolerance``, widened for results that are stored in 16 bits.
 
-    ``in_steps`` is True if the node's weights are rounded to steps, as Winograd's are.
+    The results are compared with :func:`run_stored`. The tolerance does not change if they are
+    stored in 32 bits or must be exact. ``in_steps`` is True if the node's weights are rounded to
+    steps, as Winograd's are.
     """
     if not any(layouts.get(name) == C4H for name in node.outputs) and not in_steps:
         return tolerance

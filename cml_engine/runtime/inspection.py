@@ -27,7 +27,7 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class TensorStatistics:
-    """Statistics of a tensor.
+    """The extremes and the mean of a tensor, and its numbers of NaN, infinities and zeros.
 
     ``low``, ``high`` and ``mean`` cover the finite values; they are None if there are none.
     """
@@ -71,7 +71,8 @@ class NotFinite(CmlError):
 
 
 class StopAtNan:
-    """A watch that raises :class:`NotFinite` at the first result that is not finite.
+    """A watch for a run, called per node, that raises :class:`NotFinite` at the first NaN or
+    infinity.
 
     It retains results until the last operator that reads them has run, so that the message can
     show the operands.
@@ -115,7 +116,8 @@ class StopAtNan:
 
 
 def _at(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
-    """Returns the operand's value that an element-wise operator read for the result at ``at``.
+    """Returns the operand's element that an element-wise operator read for the result's element
+    ``at``.
 
     Returns None if the operator is not element-wise.
     """
@@ -131,10 +133,11 @@ INDEX = "index.json"
 
 
 class Dump:
-    """A watch that writes every tensor whose name matches one of the patterns ``only``.
+    """A watch for a run, called per node, that writes the tensors whose names match a pattern to
+    files.
 
     The folder receives an ``.npy`` file per tensor, a picture if the tensor's shape allows one,
-    and an index at the end.
+    and an index at the end. ``only`` has the patterns; without them every tensor is written.
     """
 
     def __init__(
@@ -158,13 +161,13 @@ class Dump:
                 self._add(node, name, array)
 
     def fixed(self, constants: Mapping[str, Array]) -> None:
-        """Writes the tensors that were computed when the model was loaded."""
+        """Writes the matching tensors of nodes that were computed when the model was loaded."""
         for node in self._graph.nodes:
             if all(name in constants for name in node.outputs):
                 self(node, [constants[name] for name in node.outputs])
 
     def close(self) -> Path:
-        """Writes the index and returns its path."""
+        """Writes the index, which lists all written tensors, and returns its path."""
         return self._folder.write_manifest({"model": self._graph.name, "tensors": self._rows})
 
     def __len__(self) -> int:
@@ -222,7 +225,10 @@ class PassReport:
 
 
 def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
-    """Runs the graph as written and as optimized, in NumPy, and compares the tensors of both."""
+    """Runs the graph as written and as optimized, in NumPy, and reports if their tensors agree.
+
+    If they do not, the report names the first pass after which a tensor differs.
+    """
     written = infer_facts(graph)
     values = {**written.constants, **inputs}
     for node in written.nodes:
@@ -254,7 +260,11 @@ def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str,
 def _checks(
     written: Graph, graph: Graph, values: Mapping[str, Array]
 ) -> Iterator[tuple[Node, Comparison]]:
-    """Yields the comparison of every tensor that both graphs compute."""
+    """Yields a comparison for every tensor that both graphs compute, with the node that computes
+    it.
+
+    Every node of ``graph`` reads the values of ``written``, so errors do not accumulate.
+    """
     makers = {name: node for node in written.nodes for name in node.outputs}
     known: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
     for name in graph.constants:
@@ -289,7 +299,11 @@ def _more(node: Node, arrays: list[Array]) -> Array | float:
 def _tolerance(
     makers: Mapping[str, Node], name: str, read: frozenset[str], node: Node
 ) -> Tolerance:
-    """Returns the summed tolerance of all operators between a node's operands and its result."""
+    """Returns the summed tolerance of the operators that compute ``name`` from the tensors
+    ``read``.
+
+    It includes the tolerance of ``node``, which replaces them.
+    """
     between: dict[str, Node] = {}
     pending = [name]
     while pending:

@@ -30,7 +30,10 @@ _BEYOND = 1.1
 
 @dataclass(frozen=True, slots=True)
 class BitCheck:
-    """The number of compared tensors, and a message about the first one that differs, if any."""
+    """The result of :func:`check_bits`: the number of compared tensors and the first difference.
+
+    ``first`` is a message about the first tensor that differs, or "".
+    """
 
     model: str
     device: str
@@ -53,11 +56,10 @@ class BitCheck:
 
 
 def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
-    """Runs an integer network on both backends and compares every tensor, including those before
-    rounding.
+    """Runs an integer network on the GPU and in NumPy and compares every tensor, bit by bit.
 
-    Then compares the outputs of a normal session, whose inputs are packed and whose memory is
-    reused.
+    The tensors before rounding are included. The outputs of a normal session, whose inputs are
+    packed and whose memory is reused, are compared too. Stops at the first difference.
     """
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
@@ -98,7 +100,7 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
 
 
 def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
-    """Describes the first difference of two tensors; "" if they are equal.
+    """Returns a description of the first difference of two tensors; "" if they are equal.
 
     Outputs are compared by their bits, other tensors by value because 0 has two encodings.
     """
@@ -115,7 +117,11 @@ def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
 
 
 def random_words(graph: Graph, seed: int) -> dict[str, Array]:
-    """Returns random inputs that cover the range of the network's words and exceed it by 10 %."""
+    """Returns random inputs by name that cover the range of the network's words and exceed it by 10
+    %.
+
+    An input without quantization gets random zeros and ones.
+    """
     generator = np.random.default_rng(seed)
     lines, made = read_quant_params(graph), {}
     for name in graph.inputs:

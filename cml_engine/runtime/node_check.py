@@ -38,7 +38,8 @@ from cml_engine.runtime.half_storage import (
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """The check of one operator: its worst output, or the reason why it was skipped."""
+    """The check of one operator: the comparison of its worst output, or the reason why it was
+    skipped."""
 
     node: Node
     comparison: Comparison | None
@@ -96,8 +97,10 @@ def check_nodes(
 
 
 def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
-    """Yields the error of every scalar output in 16-bit storage against 32 bits, both computed
-    by the GPU."""
+    """Yields the error of every scalar output that 16-bit storage causes on the GPU.
+
+    The GPU computes the network with storage in 32 and in 16 bits.
+    """
     full, half = (_outputs(graph, gpu, inputs, storage) for storage in get_args(Storage))
     for node in graph.nodes:
         for name in node.outputs:

@@ -11,14 +11,14 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array
 
 
 class NullProgram:
-    """A program that only logs its runs: ``log`` holds ``(step, first, count)``."""
+    """A program that computes nothing and logs its runs: ``log`` holds ``(step, first, count)``."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.log: list[tuple[int, int, int]] = []
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Logs every step as a whole and returns zeros of the outputs' shapes."""
+        """Logs every step as a whole and returns zeros of the outputs' shapes, by name."""
         self.run_ranges(inputs, [(step.index, 0, step.groups) for step in self.plan.steps])
         return {
             name: np.zeros(place.fact.shape, NUMPY_DTYPE[place.fact.dtype])

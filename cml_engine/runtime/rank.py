@@ -51,7 +51,8 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class OperatorShare:
-    """The share of one type of operator; ``ms`` is the median over runs of its total time."""
+    """The share of all operators of one type in a network's time; ``ms`` is the median of their
+    sum."""
 
     name: str
     percentage: float
@@ -64,8 +65,10 @@ class OperatorShare:
 
 @dataclass(frozen=True, slots=True)
 class RankNode:
-    """One operator of the network, with its ``title`` as in plans and its ``place`` as in
-    errors."""
+    """The time of one operator of the network.
+
+    ``title`` is its name in plans, ``place`` its position in messages.
+    """
 
     title: str
     place: str
@@ -78,7 +81,7 @@ class RankReport:
     """The times of a network's operators.
 
     ``total_ms`` is the median over runs of the summed times. ``rows`` lists the times by type of
-    operator, ``nodes`` those of single operators. Both are sorted from the slowest to the
+    operator, ``nodes`` the times of single operators. Both are sorted from the slowest to the
     fastest.
     """
 
@@ -96,7 +99,7 @@ class RankReport:
     def of(
         cls, model: str, device: str, clock: str, timed: Sequence[OpTime], times: Any
     ) -> RankReport:
-        """Builds a report from ``times`` in ms, ``[runs, len(timed)]``; ``timed`` may be empty."""
+        """Returns a report of ``times`` in ms, ``[runs, len(timed)]``; ``timed`` may be empty."""
         times = np.asarray(times, np.float64).reshape(len(times), len(timed))
         sums = times.sum(axis=1)
         total = float(np.median(sums)) if len(timed) else 0.0
@@ -174,7 +177,11 @@ def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> Operat
 def rank_cpu(
     graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
-    """Measures the wall-clock time of every node in NumPy."""
+    """Measures the wall-clock time of every node in NumPy and returns the report.
+
+    ``given`` names the inputs that each run provides while the others keep their values; None is
+    all.
+    """
     program = CpuProgram(graph, retain=given is not None)
     program.run(arrays)
     again = arrays if given is None else {name: arrays[name] for name in given}
@@ -188,7 +195,11 @@ def rank_cpu(
 def rank_gpu(
     program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
 ) -> RankReport:
-    """Measures the time of every step on the GPU."""
+    """Measures the time of every step on the GPU and returns the report.
+
+    ``given`` names the inputs that each run provides while the others keep their values; None is
+    all.
+    """
     plan = program.plan
     steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
     return gpu_report(program, time_gpu(program, arrays, runs, steps), steps)
@@ -205,7 +216,7 @@ def time_gpu(
 
 
 def gpu_report(program: GpuProgram, times: Array, steps: Sequence[int] | None = None) -> RankReport:
-    """Returns the report of times that :func:`time_gpu` measured."""
+    """Returns the report of ``times`` that :func:`time_gpu` measured for the same steps."""
     plan, gpu = program.plan, program.gpu
     operators = [OpTime.of_step(s) for s in plan.steps if steps is None or s.index in steps]
     clock = "timestamps" if gpu.has_timestamps else "wall clock"

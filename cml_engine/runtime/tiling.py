@@ -30,11 +30,11 @@ class Span:
 
 
 def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
-    """Returns tiles of one size that cover an axis.
+    """Returns the spans of overlapping tiles, all of one size, that cover an axis, in order.
 
     The first tile begins and the last one ends at the picture's own border, so borders are
     computed as without tiles. At every other end ``overlap`` pixels are discarded. Tiles begin
-    at multiples of ``align``.
+    at multiples of ``align``. If the axis is no longer than ``tile``, there is one tile.
     """
     EXTENT.check(tile, "tile")
     OVERLAP.check(overlap, "overlap")
@@ -70,10 +70,11 @@ class Tile:
 
 
 class Tiles:
-    """The tiles of one run. ``session`` is the network at the shape of a tile.
+    """The tiles of one run: iterating yields them, :attr:`outputs` collects their results.
 
-    The first input of rank 4 determines the picture's rows and columns. Every input of rank 4
-    with the same rows and columns is cut; the other inputs are passed whole to every tile.
+    ``session`` is the network at the shape of a tile. The first input of rank 4 determines the
+    picture's rows and columns. Every input of rank 4 with the same rows and columns is cut; the
+    other inputs are passed whole to every tile.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Tiles:
         return iter(self._tiles)
 
     def inputs(self, tile: Tile) -> dict[str, Array]:
-        """Returns the network's inputs for a tile."""
+        """Returns the network's inputs for a tile, by name: its part of every input that is cut."""
         rows, columns = slice(tile.rows.first, tile.rows.end), slice(*_read(tile.columns))
         return {
             name: np.ascontiguousarray(value[..., rows, columns]) if name in self._cut else value
@@ -127,7 +128,10 @@ class Tiles:
             self.outputs[name][..., to_rows, to_columns] = result[..., of_rows, of_columns]
 
     def _ratio(self, name: str, fact: Fact) -> tuple[Fraction, Fraction]:
-        """Returns the rows and columns of an output per row and column of the input."""
+        """Returns an output's rows per row of the picture, and its columns per column.
+
+        Raises :class:`InputError` if the output is not of rank 4.
+        """
         if fact.rank != 4:
             raise InputError(
                 f"output '{name}' is {fact}: tiles are put together of outputs [N, C, H, W] only"
@@ -150,7 +154,8 @@ def _read(span: Span) -> tuple[int, int]:
 
 
 def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
-    """Returns the slices of the kept range in the whole output and in the tile's output."""
+    """Returns the slices of a tile's kept range along one axis: in the whole output, in the
+    tile's own."""
     first, start, end = (
         _whole(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
     )

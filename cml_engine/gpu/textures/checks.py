@@ -14,9 +14,10 @@ _Usage = wgpu.TextureUsage
 def texture_format(
     gpu: Device, what: str, texture: wgpu.GPUTexture, *, written: bool
 ) -> TextureFormat:
-    """Returns the format of a texture that is read or ``written``.
+    """Returns the format of a host's texture that is to be read or ``written``.
 
-    Raises :class:`InputError` if the texture does not support that.
+    Raises :class:`InputError` if its device, format, usage, dimension or sample count do not
+    allow it. ``what`` begins the message.
     """
     if not isinstance(texture, wgpu.GPUTexture):
         raise InputError(f"{what}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
@@ -50,7 +51,7 @@ def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
 
 
 def level_size(what: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
-    """Returns width and height of a mip level.
+    """Returns the width and height in pixels of a mip level.
 
     Raises :class:`InputError` if the texture has no such layer or mip level.
     """

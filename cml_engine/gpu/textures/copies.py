@@ -27,7 +27,8 @@ _AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
 
 
 class TexturePacker:
-    """The packer that copies tensors into textures on one device.
+    """Copies tensors into textures on one device: a kernel packs rows of texels, which are then
+    copied.
 
     The packed rows are in memory that grows to the size of the largest texture. Copies can share
     it, because submitted work runs in order.
@@ -46,7 +47,7 @@ class TexturePacker:
         target: TextureTarget,
         writes: dict[str, Any] | None = None,
     ) -> StepCost:
-        """Appends the copy of the output ``name`` and returns its cost.
+        """Records the copy of the output ``name`` into the target texture and returns its cost.
 
         ``writes`` are the timestamp writes for the whole copy. Raises :class:`InputError` if the
         texture does not fit the tensor.
@@ -150,7 +151,7 @@ def _params(
 def _is_texels(
     form: TextureFormat, picture: Planes, tensor: GpuTensor, target: TextureTarget, row: int
 ) -> bool:
-    """Returns True if the tensor's elements equal the texture's rows without packing."""
+    """Returns True if the tensor's memory can be copied into the texture without packing."""
     same = form.encoding == "float32" and len(form.order) == picture.channels
     aligned = row % ROW_BYTES == 0 and tensor.offset % form.texel_bytes == 0
     return same and aligned and picture.interleaved and target.unchanged
@@ -179,9 +180,10 @@ def _copy(
 def _apart(
     writes: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Splits a pass's timestamp writes into those of its beginning and of its end.
+    """Splits a pass's timestamp writes into the writes of its beginning and of its end.
 
-    They go to two passes around the copy, because a copy cannot write timestamps.
+    They go to two passes around the copy, because a copy cannot write timestamps. The first is None
+    if only the end is written.
     """
     if writes is None:
         return None, None
@@ -191,6 +193,6 @@ def _apart(
 
 
 def _mark(encoder: wgpu.GPUCommandEncoder, writes: dict[str, Any] | None) -> None:
-    """Appends an empty pass that writes the timestamps."""
+    """Records an empty pass that writes the timestamps; does nothing if ``writes`` is None."""
     if writes is not None:
         encoder.begin_compute_pass(timestamp_writes=writes).end()

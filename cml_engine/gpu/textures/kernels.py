@@ -77,7 +77,10 @@ class _Bound:
 
 
 class TextureKernels:
-    """The pipelines, parameters and bind groups of one device, each created at its first use."""
+    """The pipelines, parameters and bind groups of one device's texture kernels.
+
+    Each is created at its first use.
+    """
 
     def __init__(self, gpu: Device) -> None:
         self._device, self._width = gpu.device, gpu.limits.max_groups_per_dimension
@@ -99,7 +102,8 @@ class TextureKernels:
 
     @property
     def ready(self) -> bool:
-        """True if the pipelines are built. An error of a background build is raised here once."""
+        """True if all the pipelines are built. An error of a background build is raised here
+        once."""
         building = self._building
         if len(self._pipelines) == len(_KERNELS) or building is None or not building.done():
             return len(self._pipelines) == len(_KERNELS)
@@ -158,7 +162,8 @@ class TextureKernels:
         part: tuple[int, int],
         offsets: Sequence[int] = (),
     ) -> None:
-        """Appends workgroups ``[first, end)``, given as ``part``.
+        """Records a dispatch of kernel ``name``: the workgroups ``[first, end)``, given as
+        ``part``.
 
         ``offsets`` are the dynamic offsets of the kernel's other bindings. At most
         :data:`_SLOTS` dispatches may be encoded between two submits.
@@ -206,9 +211,9 @@ def kernels_of(gpu: Device) -> TextureKernels:
 def step_cost(
     name: str, title: str, params: Params, words: float, at_once: bool = False
 ) -> StepCost:
-    """Returns the cost of a launch for the scheduler; ``words`` are read and written per pixel.
+    """Returns the cost of a dispatch for the scheduler; ``words`` are read and written per pixel.
 
-    With ``at_once`` the launch counts as one workgroup, so that it is never sliced.
+    With ``at_once`` the dispatch counts as one workgroup, so that it is never sliced.
     """
     groups = 1 if at_once else params.groups
     each = params.groups * GROUP / groups

@@ -1,4 +1,4 @@
-"""The load of a texture into a network's input, as a step before the network's own steps."""
+"""Dispatches that read a texture into a network's input before the network's own steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Target(Protocol):
 
 
 class TextureLoad:
-    """A load of a texture, checked before the network has memory.
+    """A dispatch that reads a texture into the input ``name``; created before the network has
+    memory.
 
-    Raises :class:`InputError` if texture and tensor do not fit.
+    The constructor raises :class:`InputError` if texture and tensor do not fit.
     """
 
     def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
@@ -63,7 +64,8 @@ class TextureLoad:
         self._bound: Any = None
 
     def bind(self, target: Target, binding: Binding) -> None:
-        """Binds the texture and the memory of the tensor."""
+        """Binds the texture to read and the memory of the tensor to write; builds missing
+        pipelines."""
         buffer, offset = target.place(binding)
         given, texture = self._given, self._given.texture
 
@@ -90,11 +92,11 @@ class TextureLoad:
             )
 
     def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Appends workgroups ``[first, first + count)`` of :attr:`cost`."""
+        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
         part = (0, self._params.groups) if self._given.at_once else (first, first + count)
         kernels = kernels_of(self._gpu)
         kernels.dispatch(compute, "load", self._bound, self._params, part)
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Appends all workgroups."""
+        """Records all workgroups of the dispatch into a compute pass."""
         self.encode_range(compute, 0, self.cost.groups)

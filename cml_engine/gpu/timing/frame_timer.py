@@ -49,16 +49,16 @@ class FrameTimer:
 
     @property
     def untimed_frames(self) -> int:
-        """The number of frames that were not timed.
-
-        Too many frames were in flight, or the frame had too many passes.
-        """
+        """The number of frames that were not timed: too many in flight, or too many passes in
+        the frame."""
         return self._ring.dropped if self._ring else 0
 
     def writes(self, name: str) -> dict[str, Any] | None:
-        """Returns ``timestamp_writes`` for a render or compute pass; None if the pass is not timed.
+        """Returns ``timestamp_writes`` for the next pass named ``name``; None if the pass is not
+        timed.
 
-        Raises :class:`InputError` if the timer does not have the name.
+        Each call reserves timestamps, so the pass must be encoded. Raises :class:`InputError` if
+        the timer does not have the name.
         """
         if check_text(name, "a pass") not in self.names:
             raise InputError(f"no pass {name!r} in this timer: it has {', '.join(self.names)}")
@@ -78,7 +78,8 @@ class FrameTimer:
 
     @device_errors()
     def resolve(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Appends the readback of the frame's timestamps, after its last timed pass."""
+        """Records the copy of the frame's timestamps for the readback, after its last timed
+        pass."""
         if self._ring is not None and self._slot is not None:
             self._ring.resolve(encoder, self._slot)
             self._resolved = True
@@ -117,7 +118,7 @@ class FrameTimer:
         return self.frame - 1
 
     def _skip(self) -> None:
-        """Leaves this frame untimed."""
+        """Drops the frame's timestamps because it has too many passes, and counts it as untimed."""
         assert self._ring is not None
         self._ring.abandon(self.frame)
         self._ring.dropped += 1

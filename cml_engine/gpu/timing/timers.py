@@ -20,7 +20,7 @@ Encode = Callable[[wgpu.GPUComputePassEncoder, int], None]
 
 
 class PassTimer:
-    """A timer of single steps, with one pass for each. ``source`` names its clock."""
+    """Measures the GPU time of single steps, each in its own pass. ``source`` names its clock."""
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
@@ -28,7 +28,10 @@ class PassTimer:
         self._queries: wgpu.GPUQuerySet | None = None
 
     def time(self, steps: Sequence[int], encode: Encode) -> list[float]:
-        """Returns the milliseconds of each step, in order."""
+        """Submits the steps and returns the milliseconds of each, in order; blocks.
+
+        ``encode(compute pass, step)`` records a step.
+        """
         if not self._gpu.has_timestamps:
             with self._memory(4, wgpu.BufferUsage.COPY_SRC) as marker:
                 return [self._wall(step, encode, marker) for step in steps]

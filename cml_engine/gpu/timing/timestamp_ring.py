@@ -57,7 +57,7 @@ class FrameSlot:
 
     @property
     def frame(self) -> int:
-        """The latest frame of the slot."""
+        """The number of the slot's latest frame."""
         return self.receipts[-1][0]
 
 
@@ -151,12 +151,14 @@ class TimestampRing:
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
     def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Writes a timestamp before the first of the chained passes, if the driver needs it."""
+        """Records an empty pass with a timestamp before the first chained pass, if the driver
+        needs it."""
         if self._leads:
             encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Appends the readback of the frame's timestamps, if any, and of its receipt."""
+        """Records the copies of the frame's timestamps, if any, and of its receipt into the
+        slot."""
         buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
             first = slot.index * self._each * self.passes
@@ -170,7 +172,7 @@ class TimestampRing:
         encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, target, 4)
 
     def start_mapping(self, frame: int) -> bool:
-        """Requests the slots that are old enough at the end of ``frame``.
+        """Starts mapping the slots that are at least ``AGE`` frames old at the end of ``frame``.
 
         Returns True if any slot is in flight, so that the device must be polled.
         """
@@ -183,7 +185,9 @@ class TimestampRing:
     def collect(self) -> Iterator[tuple[FrameSlot, list[float]]]:
         """Yields the slots whose timings have arrived, oldest first, with milliseconds per pass.
 
-        Raises :class:`DeviceError` if the device is lost.
+        Slots without timed passes and frames that never ran are omitted; the latter are stored
+        for :meth:`take_unsubmitted`. A slot is reused after its iteration. Raises
+        :class:`DeviceError` if the device is lost.
         """
         while self._busy and self._busy[0].readback.arrived:
             slot = self._busy.pop(0)
@@ -197,7 +201,7 @@ class TimestampRing:
                 self._give_back(slot)
 
     def _never_ran(self, slot: FrameSlot, data: bytes) -> list[int]:
-        """Returns the frames of the slot whose receipts are missing."""
+        """Returns the numbers of the slot's frames whose receipts are missing from ``data``."""
         came = struct.unpack_from(f"={len(slot.receipts)}I", data, self._receipt_at)
         pairs = zip(slot.receipts, came, strict=True)
         return [frame for (frame, number), here in pairs if here != number]
@@ -220,18 +224,18 @@ class TimestampRing:
                 self._give_back(slot)
 
     def take_unsubmitted(self) -> list[int]:
-        """Returns the frames that were ended but never ran, and clears the list."""
+        """Returns the numbers of the frames that were ended but never ran, and clears the list."""
         found, self._unsubmitted = self._unsubmitted, []
         return found
 
     def close(self) -> None:
-        """Closes the latest slot, so that its readback does not wait for more frames."""
+        """Closes the latest slot to further frames, so that its readback does not wait for them."""
         if self._busy:
             self._busy[-1].open = False
 
     @property
     def oldest(self) -> float:
-        """The first frame for which it is unknown if it ran; infinity if there is none."""
+        """The first frame of which it is not known if it ran; infinity if there is none."""
         return self._busy[0].receipts[0][0] if self._busy else math.inf
 
     @property
@@ -240,5 +244,6 @@ class TimestampRing:
         return sum(slot.readback.is_mapping for slot in self._busy)
 
     def check(self) -> None:
-        """Raises :class:`DeviceError` if the device is lost."""
+        """Raises :class:`DeviceError` if the device is lost, which a small write to the ring's
+        memory shows."""
         self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)

@@ -31,9 +31,10 @@ def refill_plan(
     options: PlanOptions,
     overrides: Overrides = NO_OVERRIDES,
 ) -> Plan | None:
-    """Returns the plan of ``before`` with the weights of ``graph``.
+    """Returns the plan of ``before`` with the weights of ``graph``, or None if the plan does not
+    fit.
 
-    Returns None if more than the values of constants differs, or if a changed value affects a
+    It does not fit if more than the values of constants differs, or if a changed value affects a
     kernel's parameters. Only nodes that read a changed value are lowered, to verify that their
     steps stay the same.
     """
@@ -104,7 +105,7 @@ def _is_step(one: Step, other: Step) -> bool:
 
 
 def _scratch_bindings(steps: Sequence[Step]) -> dict[str, Binding]:
-    """Returns the binding that covers a whole tensor, for each tensor of the steps."""
+    """Returns a binding that covers the whole tensor, by name, for each tensor of the steps."""
     found: dict[str, Binding] = {}
     for step in steps:
         for b in step.bindings:
@@ -115,7 +116,10 @@ def _scratch_bindings(steps: Sequence[Step]) -> dict[str, Binding]:
 
 
 def _fill(placed: Placed, values: Mapping[str, Array]) -> dict[str, tuple[int, Array]] | None:
-    """Returns the same offsets with new values; None if a dtype or shape differs."""
+    """Returns placed constants, ``{name: (offset, array)}``, with the new ``values`` where given.
+
+    Returns None if a dtype or shape differs.
+    """
     found = {}
     for name, (offset, array) in placed.items():
         value = values.get(name, array)

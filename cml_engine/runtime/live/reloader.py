@@ -79,7 +79,11 @@ class Reloader:
             self._make()
 
     def poll(self) -> Replacement | None:
-        """Checks the files, if it is time; returns the replacement if one has begun."""
+        """Checks some of the files, if it is time, and begins a replacement after a change.
+
+        Returns the replacement in the frame in which it begins, else None. Also advances an earlier
+        replacement and updates :attr:`said`.
+        """
         frame_gate.begin_frame()
         self._follow()
         found = self._changed_stamps()
@@ -122,7 +126,7 @@ class Reloader:
             self.session.take_replacement()
 
     def _changed_stamps(self) -> _Stamps | None:
-        """Returns the stamps of all files once they are complete; None before.
+        """Returns the time and size of every watched file once all are read; None before.
 
         Each frame reads the stamps of a few files.
         """

@@ -31,10 +31,10 @@ class PendingProgram(Protocol):
 
 
 class Replacement:
-    """A network that is being compiled and prepared to replace a session's network.
+    """A network that a thread compiles and that is then prepared to replace a session's network.
 
-    :attr:`state` may be read at any time. If it is ``"failed"``, :attr:`error` holds the reason
-    and the session keeps its old network.
+    Creating it starts the thread. :attr:`state` may be read at any time. If it is ``"failed"``,
+    :attr:`error` holds the reason and the session keeps its old network.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Replacement:
                 self.compiled, self.state = None, "failed"
 
     def supersede(self) -> None:
-        """Discards this replacement in favour of a later one."""
+        """Discards this replacement in favour of a later one, unless it is done or has failed."""
         with self._changing:
             if self.state in ("compiling", "preparing"):
                 self.compiled, self.state = None, "superseded"
@@ -95,8 +95,10 @@ class Replacement:
         return program is None or program.prepared
 
     def advance(self, budget_ms: float) -> None:
-        """Uploads weights and builds pipelines for about ``budget_ms``; never waits and never
-        raises."""
+        """Prepares the compiled network for about ``budget_ms``: uploads weights, builds pipelines.
+
+        Never waits and never raises: an error sets :attr:`error`.
+        """
         frame_gate.begin_frame()
         self.advanced += 1
         program = self._program_of(self.compiled) if self.state == "preparing" else None
@@ -107,7 +109,8 @@ class Replacement:
                 self.fail(error)
 
     def finish(self) -> None:
-        """Blocks until the replacement is ready or has failed; for tools."""
+        """Blocks until the replacement is ready or has failed; for tools. Does not raise its
+        error."""
         frame_gate.reset()
         self._made.wait()
         program = self._program_of(self.compiled) if self.state == "preparing" else None
@@ -129,7 +132,7 @@ def _lower_priority() -> None:
 
 
 class _Yielding:
-    """Shortens the interpreter's switch interval while any thread compiles."""
+    """Shortens the interpreter's switch interval while at least one thread compiles a network."""
 
     def __init__(self) -> None:
         self.lock, self.threads, self.usual_s = Lock(), 0, 0.0
@@ -154,8 +157,10 @@ _yielding = _Yielding()
 
 
 def check_interface(old: Graph, new: Graph) -> None:
-    """Raises :class:`InputError` if the new network's inputs or outputs differ from the old
-    one's."""
+    """Raises :class:`InputError` if the inputs or outputs of two networks differ.
+
+    Their names, shapes and types must be equal.
+    """
     for what, names, others in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),

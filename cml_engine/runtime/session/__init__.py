@@ -1,4 +1,4 @@
-"""Sessions: graphs that are compiled for one backend and run many times."""
+"""Sessions, which compile a graph for one backend and run it many times, and their options."""
 
 from cml_engine.runtime.session.compile_graph import make_plan
 from cml_engine.runtime.session.inputs import check_inputs, random_inputs

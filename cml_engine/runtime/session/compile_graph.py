@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Program(Protocol):
-    """The interface of a backend's compiled network."""
+    """The interface of a network compiled for a backend: ``GpuProgram`` or ``CpuProgram``."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
     def reset(self) -> None: ...
@@ -45,7 +45,7 @@ class Program(Protocol):
 
 
 def as_gpu_program(program: Any) -> GpuProgram:
-    """Casts the program of a GPU session to :class:`GpuProgram`."""
+    """Returns the program of a GPU session typed as :class:`GpuProgram`; checks nothing."""
     return program  # type: ignore[no-any-return]
 
 
@@ -58,9 +58,10 @@ def compile_graph(
     before: Compiled[Program] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Compiled[Program]:
-    """Compiles a graph for its backend.
+    """Optimizes and plans a graph for ``gpu`` (None is the CPU) and returns it with its program.
 
     A graph that replaces ``before`` and differs only in its weights reuses the plan of ``before``.
+    Raises :class:`InputError` for an integer network with 16-bit storage.
     """
     if graph.integer and options.storage != "float":
         raise InputError(
@@ -93,7 +94,7 @@ def compile_graph(
 
 
 def _specs(graph: Graph) -> dict[str, OpSpec]:
-    """Returns the current registrations of the graph's operators."""
+    """Returns the current registrations of the graph's operators, by name."""
     ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
     return {op: lookup(op) for op in ops if is_registered(op)}
 
@@ -109,7 +110,10 @@ def _refill_plan(
 
 
 def _optimize(graph: Graph, options: CompileOptions) -> Graph:
-    """Runs the passes on a graph, preserving the tensors that the options keep."""
+    """Returns the graph after the passes, with the tensors that ``options.keep`` names.
+
+    Raises :class:`InputError` if it names an unknown tensor.
+    """
     outputs = set(graph.outputs)
     computed = (name for node in graph.nodes for name in node.outputs)
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
@@ -122,9 +126,10 @@ def _optimize(graph: Graph, options: CompileOptions) -> Graph:
 def make_recompiler(
     first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
 ) -> Callable[[Graph], Compiled[Program]]:
-    """Returns a function that compiles the network of ``first`` at other shapes.
+    """Returns a function that compiles a graph: the network of ``first`` at other shapes.
 
-    The function holds no reference to the first program, whose arena is freed with its session.
+    The function shares constants with ``first`` and its plan where possible. It holds no
+    reference to the first program, whose arena is freed with its session.
     """
     before = first.graph
     if gpu is None or first.plan is None:
@@ -160,7 +165,7 @@ def make_plan(
     sibling: Sibling | None = None,
     written: Graph | None = None,
 ) -> Plan:
-    """Returns the plan that a GPU session runs.
+    """Returns the plan of an optimized graph for a GPU session; a cooked graph brings its own.
 
     With a ``sibling``, the plan reuses as much of the sibling's as possible. ``written`` is the
     graph before the passes; decisions of the caller may use its tensor names.

@@ -19,7 +19,11 @@ def with_defaults(
     kept: frozenset[str],
     inputs: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Returns the inputs with arrays for sliders that are missing or given as plain numbers."""
+    """Returns the inputs with arrays for sliders that are missing or given as plain numbers.
+
+    A missing slider gets its default, unless it is in ``kept``: the inputs that keep their last
+    value.
+    """
     if not sliders or not isinstance(inputs, Mapping):
         return inputs
     numbers = {
@@ -44,7 +48,7 @@ def check_inputs(
     given: Mapping[str, Array],
     known: frozenset[str] = frozenset(),
 ) -> dict[str, Array]:
-    """Returns the given arrays converted to the network's dtypes.
+    """Returns the given arrays by name, converted to the network's dtypes.
 
     Raises :class:`InputError` if an array does not fit, if a name is unknown, or if an input is
     missing that is not in ``known``.
@@ -63,7 +67,7 @@ def check_inputs(
 
 
 def as_array(name: str, given: Any) -> Array:
-    """Converts an input to an array; raises :class:`InputError` if it holds no numbers."""
+    """Returns an input as a NumPy array; raises :class:`InputError` if it holds no numbers."""
     try:
         array = np.asarray(given)
     except Exception:  # NumPy calls the object's own methods, which may raise anything
@@ -99,7 +103,7 @@ def _checked(name: str, fact: Fact, given: Array) -> Array:
 
 
 def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
-    """Returns random inputs for measurements.
+    """Returns a random array for each input, by name, for measurements.
 
     Scalars are uniform in [0, 1); integers and logicals are 0 or 1.
     """
@@ -114,5 +118,5 @@ def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
 
 
 def listed(facts: Mapping[str, Fact]) -> str:
-    """Formats tensors with their types and shapes for messages."""
+    """Returns a text that lists tensors with their types and shapes, for messages."""
     return ", ".join(f"{name}: {fact}" for name, fact in facts.items()) or "(none)"

@@ -142,7 +142,10 @@ class Session:
 
     @property
     def program(self) -> Program:
-        """The backend's program of the network, for tools and the scheduler."""
+        """The backend's program of the network, for tools and the scheduler.
+
+        Reading it switches to a replacement network that is ready.
+        """
         self._take_coming()
         return self._program
 
@@ -261,8 +264,7 @@ class Session:
         return run_watched(as_gpu_program(self._program), self.graph, taken, watch)
 
     def tensor(self, name: str) -> Any:
-        """Returns an output, or a tensor of ``CompileOptions(keep=…)``, with its value from the
-        last run.
+        """Returns an output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it.
 
         On the CPU this is a NumPy array. On a GPU it is a tensor in the session's memory, which
         ``read()`` copies and the next run overwrites. Raises :class:`InputError` if the tensor
@@ -278,10 +280,10 @@ class Session:
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
-        """Returns the inputs converted to the network's dtypes.
+        """Returns the inputs by name, converted to the network's dtypes.
 
         Inputs named in ``skip`` must exist but are not converted. Missing sliders get their
-        defaults.
+        defaults. Raises :class:`InputError` if an input does not fit or is missing.
         """
         inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
         if not skip:
@@ -314,7 +316,8 @@ class Session:
         runs: int = 10,
         given: Sequence[str] | None = None,
     ) -> RankReport:
-        """Measures the time per operator over ``runs`` runs, after a warm-up run.
+        """Measures the time per operator over ``runs`` runs, after a warm-up run, and returns a
+        report.
 
         Without ``inputs``, random ones are used. In a session that retains its inputs, ``given``
         names the inputs that each run provides; only operators that depend on them are timed.
@@ -340,10 +343,11 @@ class Session:
     def rank_without(
         self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
     ) -> AblationReport:
-        """Measures the end-to-end cost of the operator of that name; on a GPU only.
+        """Measures the end-to-end cost of the operator of that name and returns a report; on a GPU
+        only.
 
-        Alternates ``runs`` whole runs of the network with as many in which the operator does
-        nothing.
+        Whole runs of the network alternate with runs in which the operator does nothing,
+        ``runs`` of each.
         """
         if self.gpu is None:
             raise InputError(
@@ -359,10 +363,10 @@ class Session:
         return AblationReport.of(self.graph, operator, self.gpu.name, clock, times)
 
     def timer(self, inputs: Mapping[str, Array] | None = None) -> Callable[[], float]:
-        """Returns a function that runs the whole network once, exclusively, and returns its
-        milliseconds.
+        """Returns a function that runs the whole network once and returns the milliseconds.
 
-        On a GPU this is the time of the computation without upload and readback.
+        It has exclusive use of the session and reads ``inputs``, by default random ones. On a
+        GPU the time is that of the computation without upload and readback.
         """
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
@@ -387,7 +391,11 @@ class Session:
 
 
 def _take_inputs(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked inputs of a run."""
+    """Returns the inputs of a run by name: checked arrays, and textures and GPU tensors as they
+    are.
+
+    Raises :class:`InputError` if an input is on a GPU and the session runs on the CPU.
+    """
     there = isinstance(inputs, Mapping)
     present = {name for name, value in inputs.items() if on_device(value)} if there else ()
     if present and session.gpu is None:
@@ -420,7 +428,7 @@ def _session_of(
 
 
 def _choose(backend: Gpu | str) -> Gpu | None:
-    """Returns the GPU to use, or None for the CPU."""
+    """Returns the GPU to use, or None for the CPU; ``"auto"`` warns if it falls back to the CPU."""
     if (
         not isinstance(backend, str | type)
         and hasattr(backend, "limits")

@@ -1,4 +1,4 @@
-"""Splits a plan's choices into networks of one node, one plan for every option."""
+"""The choices of a plan as small networks of one node each, with one plan for every option."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrialNode:
 
     @property
     def key(self) -> str:
-        """See :class:`Choice`."""
+        """The key under which tables store the choice; see :class:`Choice`."""
         return self.choice.key
 
     def plans(self, limits: Limits) -> dict[str, Plan]:
@@ -94,27 +94,27 @@ class Bench:
         ]  # fmt: skip
 
     def plans(self, candidate: TrialNode) -> dict[str, Plan]:
-        """See :meth:`TrialNode.plans`; may be called from any thread."""
+        """Returns the plans of :meth:`TrialNode.plans` by option; may be called from any thread."""
         return candidate.plans(self.gpu.limits)
 
     def trial(self, candidate: TrialNode, plans: Mapping[str, Plan], rounds: int) -> Trial:
-        """Returns a new trial of these plans' options."""
+        """Returns a new trial that compares the options of these plans in ``rounds`` rounds."""
         return Trial(candidate.choice.default, tuple(plans), rounds)
 
     def program(self, plan: Plan, *, deferred: bool = False) -> GpuProgram:
-        """Returns a program that runs the plan."""
+        """Returns a new program of the plan on the session's GPU."""
         from cml_engine.gpu.program.program import GpuProgram
 
         return GpuProgram(plan, self.gpu, deferred=deferred)
 
     def inputs(self, plan: Plan) -> dict[str, Array]:
-        """Returns random inputs for the plan."""
+        """Returns a random array for each input of the plan, by name."""
         from cml_engine.runtime.session import random_inputs
 
         return random_inputs({name: place.fact for name, place in plan.inputs.items()})
 
     def record(self, candidate: TrialNode, trial: Trial) -> Record | None:
-        """Returns the result of a finished trial; None if nothing could be timed."""
+        """Returns the table's entry for a finished trial; None if no option could be timed."""
         ms = trial.ms()
         if not ms:
             return None
@@ -124,13 +124,15 @@ class Bench:
         return Record(candidate.key, trial.default, chosen, ms, ratio, trial.rounds, source)
 
     def save(self, records: list[Record]) -> Path:
-        """Writes the records to the device's table and returns its path."""
+        """Writes the records to the device's table of variants and returns the table's path."""
         return tables.save(self.device, records)
 
 
 def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
-    """Returns the plan's choices with two or more options that the caller did not decide, in
-    order."""
+    """Returns one trial node per distinct choice of the plan, in the plan's order.
+
+    Choices with a single option, and choices that the caller decided, are left out.
+    """
     nodes = {node.title: node for node in graph.nodes}
     users: dict[str, dict[str, Choice]] = {}
     for choice in plan.choices:

@@ -1,4 +1,4 @@
-"""The report of ``cml tune``."""
+"""The report of ``cml tune``: the measured choices and the effect on the whole network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredChoice:
-    """A choice, its paired benchmarks and their result (None if nothing could be timed)."""
+    """A choice with its trial and the resulting table entry, None if no option could be timed."""
 
     candidate: TrialNode
     trial: Trial
     record: Record | None
 
     def lines(self) -> list[str]:
-        """Returns the key and then the options, from the fastest to the slowest."""
+        """Returns lines of text: the key, the options from the fastest to the slowest, the
+        excluded ones."""
         candidate, trial = self.candidate, self.trial
         nodes = f"{candidate.count} node{'s' if candidate.count != 1 else ''}"
         rows = [f"{candidate.key}  ({nodes}, {candidate.choice.node})"]

@@ -21,7 +21,7 @@ _FEW, _HOPELESS = 3, 1.05
 
 @dataclass
 class PairedTimes:
-    """The milliseconds of an option and of the default in each round."""
+    """The milliseconds of an option and of the default, as pairs, one pair per round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
@@ -75,7 +75,8 @@ class Trial:
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def next(self) -> tuple[str, str] | None:
-        """Returns the pair to time now, in this order; None when the trial is over."""
+        """Returns the names of the two options to time now, in this order; None when the trial
+        is over."""
         option, paired = self._current()
         if option is None:
             return None
@@ -83,7 +84,7 @@ class Trial:
         return pair[::-1] if len(paired.rounds) % 2 else pair
 
     def record(self, ms: Mapping[str, float]) -> None:
-        """Records the times of the pair that :meth:`next` returned.
+        """Records the ms of the pair that :meth:`next` returned, by option.
 
         An option's first times are a warm-up and are ignored, as are times that are not positive.
         """
@@ -111,14 +112,18 @@ class Trial:
         return leader if leader is not None and self.final.won else self.default
 
     def ratio(self, option: str) -> float:
-        """Returns the option's time divided by the default's; for the winner, from its second
-        benchmark."""
+        """Returns the option's time divided by the default's, the median over rounds; 1 if not
+        timed.
+
+        For the winner it comes from the second benchmark.
+        """
         if option == self.winner and option != self.default:
             return self.final.ratio
         return self.pairs[option].ratio if option in self.pairs else 1.0
 
     def ms(self) -> dict[str, float]:
-        """Returns the time in ms of the default and of every timed option.
+        """Returns the time in ms of the default and of every timed option, by name; {} before any
+        time.
 
         The default's time is its median over all rounds. An option's time is that median times
         the option's ratio, because rounds of different options saw different machine load.
@@ -144,6 +149,7 @@ class Trial:
         return paired.lost or len(paired.rounds) >= self.rounds
 
     def _leader(self) -> str | None:
-        """Returns the option with the best ratio among those that won their first benchmark."""
+        """Returns the option with the best ratio among those that won their first benchmark, or
+        None."""
         won = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
         return min(won, key=lambda name: self.pairs[name].ratio, default=None)

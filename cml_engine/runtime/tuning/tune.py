@@ -1,4 +1,4 @@
-"""Measures every option of a session's choices at once, on an otherwise idle device."""
+"""The function ``tune``, which measures every option of a session's choices on an idle device."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def tune(
     """Times every option of the session's plan against the default and writes the device's table.
 
     Each option is timed ``rounds`` times. Then the whole network is timed by the engine's rules
-    and by the table, in alternation. With ``dry_run`` the table is not written. New sessions use
-    the table; this one does not change.
+    and by the table, in alternation. Returns a report of all times. With ``dry_run`` the table
+    is not written. New sessions use the table; this one does not change.
 
     Blocks; in a running game use ``scheduler.Tuning``. Raises :class:`InputError` if the session
     has no GPU.
@@ -79,7 +79,8 @@ def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
 
 
 class _Stopwatch:
-    """Times the options of one candidate; the device holds the default and one other at a time."""
+    """Times the options of one candidate; keeps the programs of the default and of one other
+    option."""
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
         from cml_engine.gpu.timing.timers import PassTimer
@@ -90,7 +91,7 @@ class _Stopwatch:
         self._repeats = 0
 
     def ms(self, option: str) -> float:
-        """Returns the node's time in milliseconds with that option."""
+        """Runs the node with that option several times and returns the milliseconds of one run."""
         program = self._program(option)
         if not self._repeats:
             self._run(program, 1)
@@ -120,7 +121,8 @@ class _Stopwatch:
 def _whole_network(
     session: Session, records: Mapping[str, tables.Record], rounds: int
 ) -> list[list[float]]:
-    """Returns the milliseconds of alternating runs by the rules and by the table.
+    """Returns the milliseconds of alternating runs of the network, ``[rounds, (by rules, by
+    table)]``.
 
     Returns an empty list if both select the same kernels.
     """
