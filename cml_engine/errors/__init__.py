@@ -35,7 +35,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A position in a model's text. ``line`` and ``column`` count from 1; 0 means unknown.
+    """A position in a model's text: file, line, column, and the text of the line.
+
+    ``line`` and ``column`` count from 1; 0 means unknown.
 
     Examples
     --------
@@ -79,7 +81,10 @@ class CmlError(Exception):
         super().__init__(message)
 
     def locate(self, title: str, source: Source | None) -> None:
-        """Adds the operator and its position in the model, unless the error has a position."""
+        """Puts the operator's ``title`` before the message and sets the error's ``source``.
+
+        Does nothing if the error has a source.
+        """
         if self.source is None:
             if title not in self.message:
                 self.message = f"{title}: {self.message}"
@@ -99,7 +104,7 @@ class CmlError(Exception):
 
 @contextmanager
 def located(source: Source | None) -> Iterator[None]:
-    """Sets the source of errors raised in the block that have none."""
+    """Sets the source of each :class:`CmlError` that is raised in the block and has none."""
     try:
         yield
     except CmlError as error:
@@ -194,7 +199,7 @@ class NeedsConstant(UnsupportedOp):
 
 
 class RangeError(ModelError):
-    """Raised if the sums of an integer network cannot be proven to fit into 32 bits.
+    """Raised if the sums of an integer network cannot be proven to fit into 32-bit integers.
 
     Examples
     --------
@@ -267,8 +272,8 @@ class DeviceError(CmlError):
 
 
 class OutOfGpuMemory(DeviceError):
-    """Raised if the memory budget or the GPU's memory is exhausted; the message lists all
-    owners.
+    """Raised if the memory budget or the GPU's memory is exhausted; the message lists all owners of
+    memory.
 
     Examples
     --------

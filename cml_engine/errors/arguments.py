@@ -1,8 +1,9 @@
 """Checks of arguments: number ranges, allowed words, types and names.
 
-The command line, which parses text, and Python functions, which receive values, use the same
-checks. Numbers are never NaN or infinite: NaN is not ordered, and an infinite count never ends a
-loop.
+Each ``check_…`` function returns the valid value and raises :class:`InputError` for any other.
+``what`` is the argument's name, with which the message begins. The command line, which parses text,
+and Python functions, which receive values, use the same checks. Numbers are never NaN or infinite:
+NaN is not ordered, and an infinite count never ends a loop.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class NumberRange(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> float:
-        """Parses a number; raises :class:`InputError` that states the range if the text is
-        invalid."""
+        """Returns the number that a text states; raises :class:`InputError` that states the
+        range."""
 
     def __call__(self, text: str) -> float:
         try:
@@ -76,8 +77,10 @@ class IntegerRange(NumberRange):
             raise self._wanted(text) from None
 
     def check(self, value: Any, what: str = "") -> int:
-        """Returns ``value`` if it is in the range; an error message begins with the argument
-        ``what``."""
+        """Returns ``value`` as an int; raises :class:`InputError` if it is no integer in the range.
+
+        The error message begins with ``what``, the argument's name.
+        """
         try:
             number = operator.index(value)
         except TypeError:
@@ -92,7 +95,7 @@ class IntegerRange(NumberRange):
 
 @dataclass(frozen=True)
 class FloatRange(NumberRange):
-    """Finite numbers from ``low`` to ``high``, in a ``unit``.
+    """Finite numbers from ``low`` to ``high``; ``unit`` is named in messages.
 
     Examples
     --------
@@ -111,8 +114,10 @@ class FloatRange(NumberRange):
             raise self._wanted(text) from None
 
     def check(self, value: Any, what: str = "") -> float:
-        """Returns ``value`` if it is in the range; an error message begins with the argument
-        ``what``."""
+        """Returns ``value`` as a float; raises :class:`InputError` if it is no number in the range.
+
+        The error message begins with ``what``, the argument's name.
+        """
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
@@ -127,7 +132,7 @@ class FloatRange(NumberRange):
 
 
 def check_choice(words: Sequence[str], value: object, what: str) -> str:
-    """Returns ``value`` if it is one of the words.
+    """Returns ``value`` if it is one of the words; otherwise raises :class:`InputError`.
 
     Examples
     --------
@@ -140,7 +145,7 @@ def check_choice(words: Sequence[str], value: object, what: str) -> str:
 
 
 def check_flag(value: object, what: str) -> bool:
-    """Returns ``value`` if it is True or False.
+    """Returns ``value`` if it is True or False; otherwise raises :class:`InputError`.
 
     Examples
     --------
@@ -153,7 +158,7 @@ def check_flag(value: object, what: str) -> bool:
 
 
 def check_instance(kind: type[T], value: object, what: str) -> T:
-    """Returns ``value`` if it is an instance of the class.
+    """Returns ``value`` if it is an instance of ``kind``; otherwise raises :class:`InputError`.
 
     Examples
     --------
@@ -166,30 +171,35 @@ def check_instance(kind: type[T], value: object, what: str) -> T:
 
 
 def check_callable(value: F, what: str) -> F:
-    """Returns ``value`` if it can be called."""
+    """Returns ``value`` if it can be called; otherwise raises :class:`InputError`."""
     if not callable(value):
         raise _wanted("a function", repr(value), what)
     return value
 
 
 def check_text(value: object, what: str) -> str:
-    """Returns ``value`` if it is a string."""
+    """Returns ``value`` if it is a string; otherwise raises :class:`InputError`."""
     if not isinstance(value, str):
         raise _wanted("a text", repr(value), what)
     return value
 
 
 def check_input_mapping(value: Any) -> Mapping[str, Any]:
-    """Returns ``value`` if it is a dictionary whose keys are strings."""
+    """Returns ``value`` if it is a mapping whose keys are strings; otherwise raises
+    :class:`InputError`.
+
+    The values are not checked.
+    """
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise _wanted("a dictionary of arrays by name, {'image': array}", repr(value), "inputs")
     return value
 
 
 def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[str]:
-    """Returns ``value`` as a set if it is a collection and each item is one of ``words``.
+    """Returns ``value`` as a frozenset if it is a collection and each item is one of ``words``.
 
-    The error message lists the allowed words, the most similar first.
+    Otherwise raises :class:`InputError`. The message lists the allowed words, the most similar
+    first.
 
     Examples
     --------
@@ -206,21 +216,26 @@ def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[s
 
 
 def check_name_list(value: object, what: str) -> tuple[str, ...]:
-    """Returns ``value`` if it is a tuple or list of names."""
+    """Returns ``value`` as a tuple if it is a tuple or list of strings; otherwise raises
+    :class:`InputError`."""
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
     return tuple(value)
 
 
 def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
-    """Returns ``value`` if it is a non-empty tuple or list of names."""
+    """Returns ``value`` as a tuple if it is a non-empty tuple or list of strings.
+
+    Otherwise raises :class:`InputError`.
+    """
     if not check_name_list(value, what):
         raise _wanted("at least one name", repr(value), what)
     return tuple(value)
 
 
 def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
-    """Returns ``value`` if it is a dictionary of strings by name."""
+    """Returns ``value`` if it is a mapping from strings to strings; otherwise raises
+    :class:`InputError`."""
     if not isinstance(value, Mapping) or not all(
         isinstance(part, str) for pair in value.items() for part in pair
     ):
@@ -231,7 +246,8 @@ def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
 def check_known_names(
     given: Iterable[str], known: Collection[str], lacking: str, what: str
 ) -> None:
-    """Raises :class:`InputError` if a name is not known, with the most similar known names.
+    """Raises :class:`InputError` if a name in ``given`` is not in ``known``; suggests similar
+    names.
 
     ``lacking`` is the part of the message that states what is missing.
     """
@@ -244,7 +260,10 @@ def check_known_names(
 
 
 def check_shapes(given: Any) -> dict[str, tuple[int, ...]]:
-    """Returns shapes by input name as tuples of integers."""
+    """Returns a caller's shapes by input name, each as a tuple of integers.
+
+    Raises :class:`InputError` if it is no mapping from strings to shapes.
+    """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise _wanted("a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes")
     return {name: _shape(name, shape) for name, shape in given.items()}
@@ -263,9 +282,10 @@ ONLY_INPUT = ""
 def resolve_shapes(
     shapes: Mapping[str, tuple[int, ...]], inputs: Mapping[str, object], model: str
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes by the names of the model's ``inputs``.
+    """Returns the shapes by input name; a shape without a name goes to the model's only input.
 
-    A shape without a name is that of the only input.
+    Raises :class:`InputError` if a name is not in ``inputs``, or if the model has several inputs
+    and a shape has no name.
     """
     found = dict(shapes)
     if (only := found.pop(ONLY_INPUT, None)) is not None and ONLY_INPUT not in inputs:
@@ -293,7 +313,7 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
 
 
 def _quoted(value: object) -> Any:
-    """Quotes a string, to distinguish '7' from 7 in messages."""
+    """Returns a string in quotes, to distinguish '7' from 7 in messages; other values unchanged."""
     return repr(value) if isinstance(value, str) else value
 
 
@@ -302,7 +322,8 @@ def _wanted(wanted: str, got: object, what: str) -> InputError:
 
 
 def shortened(value: object) -> str:
-    """Returns the text of a value for a message, of at most 40 characters and one line."""
+    """Returns a value as one line for a message; a text of more than 40 characters is cut with
+    "…"."""
     shown = " ".join(str(value).split())
     return shown if len(shown) <= 40 else f"{shown[:40]}…"
 

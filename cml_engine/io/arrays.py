@@ -31,10 +31,11 @@ File = str | Path | NamedFile
 
 
 def read(file: File, name: str, fact: Fact) -> Array:
-    """Reads the tensor ``name`` from a file.
+    """Reads the tensor ``name`` from a file as an array that fits ``fact``.
 
     The shape is checked against ``fact`` before any memory is allocated. A ``.npz`` must hold an
-    array of that name, or a single array. For pictures see :mod:`cml_engine.io.pictures`.
+    array of that name, or a single array. The file's ``scale`` and ``shift`` are applied to floats.
+    For pictures see :mod:`cml_engine.io.pictures`.
 
     Examples
     --------
@@ -49,8 +50,10 @@ def read(file: File, name: str, fact: Fact) -> Array:
 
 
 def read_any(file: File, name: str) -> Array:
-    """Reads the tensor ``name``, of any shape and numeric type, from a ``.npy`` or ``.npz``
-    file."""
+    """Returns the array ``name`` of a ``.npy`` or ``.npz`` file, of any shape and numeric type.
+
+    The caller has no :class:`Fact` to check it against: it is the value of a constant.
+    """
     found = _find_file(file, name)
     if found.suffix not in _READERS:
         raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
@@ -59,11 +62,11 @@ def read_any(file: File, name: str) -> Array:
 
 
 def shape_of(file: File, name: str, known: Known) -> Shape | None:
-    """Returns the shape that a file gives to an input.
+    """Returns the shape that a file gives to the input ``name``, read from the file's header.
 
-    ``known`` lists the extents that the model fixes. Returns None if a picture leaves the shape
-    open: a picture has rows and columns, but the number of channels is the caller's choice.
-    Raises :class:`InputError` if the shape contradicts ``known``.
+    ``known`` lists the extents that the model fixes, with None for open ones. Returns None if a
+    picture leaves the shape open: a picture has rows and columns, but the number of channels is the
+    caller's choice. Raises :class:`InputError` if the shape contradicts ``known``.
 
     Examples
     --------
@@ -107,7 +110,10 @@ def _find_file(file: File, name: str) -> NamedFile:
 
 @contextlib.contextmanager
 def _naming_input(file: NamedFile, name: str) -> Iterator[None]:
-    """Re-raises an exception of the block as :class:`InputError` that names the file."""
+    """Re-raises any exception of the block as :class:`InputError` that names the file.
+
+    :class:`OverBudget` passes unchanged.
+    """
     try:
         yield
     except OverBudget:
@@ -126,8 +132,10 @@ def check_suffix(file: File) -> None:
 
 
 def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
-    """Raises :class:`InputError` for output files that could not be written, before any work is
-    done.
+    """Raises :class:`InputError` if an output could not be written to its file; writes nothing.
+
+    Called before any work is done. Also raises if two outputs name the same file, unless it is a
+    ``.npz``.
 
     Examples
     --------
@@ -188,7 +196,8 @@ def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> Non
 
 
 def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
-    """Groups output names by file; different spellings of the same path count as one file."""
+    """Returns the output names of each file; different spellings of the same path count as one
+    file."""
     named: dict[str, Path] = {}
     found: dict[Path, list[str]] = {}
     for name, file in files.items():
@@ -199,7 +208,11 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 
 @contextlib.contextmanager
 def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
-    """Yields a stream in NumPy's format: the file, or a member of an archive."""
+    """Yields an open stream in NumPy's ``.npy`` format: the file, or the member of a ``.npz``
+    archive.
+
+    The member is the one called ``name``, or the only one. Its size is charged to the load budget.
+    """
     if found.suffix == ".npy":
         current_budget().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
         with found.path.open("rb") as file:
@@ -219,7 +232,10 @@ def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
 
 
 def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
-    """Charges an archive member's declared unpacked size to the budget; no more is read later."""
+    """Charges an archive member's declared unpacked size to the current load budget.
+
+    No more bytes than declared are read later. A compressed member also costs steps of work.
+    """
     what = f"'{archive}': '{member.filename}'"
     current_budget().charge_bytes(member.file_size, what)
     if member.compress_type != zipfile.ZIP_STORED:
@@ -227,7 +243,7 @@ def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
-    """Reads an array's header: its shape, True for Fortran order, and the dtype."""
+    """Reads an array's header and returns the shape, True for Fortran order, and the dtype."""
     header = np.lib.format
     version = header.read_magic(file)
     read = header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
@@ -242,7 +258,8 @@ def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
 
 
 def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
-    """Reads the array of a stream after checking its header."""
+    """Reads a ``.npy`` stream into an array after checking its type and, with ``fact``, its
+    shape."""
     shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
         wanted = fact or "numbers"
@@ -271,8 +288,10 @@ def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
 
 
 def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
-    """Writes a ``.npz`` with any member names; ``np.savez`` only takes names that can be
-    keywords."""
+    """Writes the arrays by name as a ``.npz``, whose member names may be any text.
+
+    ``np.savez`` only takes names that can be keywords.
+    """
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -289,9 +308,10 @@ _WRITERS = {".npy": _write_npy, ".npz": _write_npz}
 
 
 def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[dict[str, Array]]:
-    """Returns all samples; each one has an array for every input.
+    """Returns the samples in the order of the files; each sample is an array for every input.
 
-    An input with a single value has that value in all samples.
+    An input with a single value has that value in all samples. Other inputs must have equally many
+    values; otherwise :class:`InputError` is raised.
     """
     if missing := [name for name in facts if name not in files]:
         raise InputError(f"no samples of {', '.join(missing)}: give -i {missing[0]}=FILE.npz")
@@ -310,7 +330,7 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
 
 
 def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
-    """Returns the samples of one input.
+    """Returns the arrays of one input, one for each sample, in the order of the file.
 
     They are the arrays of a ``.npz``, or the slices of one array along an additional first axis
     (or along the input's own first axis if that has extent 1).
@@ -322,9 +342,10 @@ def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
 
 
 def sample_shape(path: str, name: str, known: Known) -> Shape | None:
-    """Returns the shape that samples give to an input; None if they leave it open.
+    """Returns the shape of one sample of an input, from the first array of the file.
 
-    ``known`` lists the extents that the model fixes.
+    ``known`` lists the extents that the model fixes. Returns None if ``known`` is None or the
+    array's rank is neither that of ``known`` nor one more.
     """
     first = None if known is None else next(_arrays(Path(path), name), None)
     if first is None or known is None or not 0 <= first.ndim - len(known) <= 1:

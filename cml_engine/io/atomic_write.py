@@ -76,7 +76,10 @@ _swept: set[Path] = set()
 
 
 def sweep(folder: Path) -> None:
-    """Removes partial files of killed processes from a folder, once per folder and process."""
+    """Removes temporary files that killed processes left in a folder more than an hour ago.
+
+    Only the first call for a folder in a process does anything.
+    """
     if folder in _swept:
         return
     _swept.add(folder)
@@ -87,9 +90,10 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> bool:
-    """Returns True if the path is a regular file or does not exist yet.
+    """Returns True for a regular file or a path that does not exist, False for a pipe or a device.
 
-    Raises ``OSError`` if it cannot be written, as far as that is known in advance.
+    Raises ``OSError`` for a folder, and if the path cannot be written, as far as that is known in
+    advance.
 
     Examples
     --------
@@ -110,9 +114,10 @@ def check_writable(path: Path) -> bool:
 
 
 def replace_file(target: Path, content: Content) -> None:
-    """Writes a regular file in an existing folder, without the checks of :func:`write_atomically`.
+    """Atomically writes a regular file in an existing folder, without checks and without sweeping.
 
-    Intended for callers that write many files.
+    Intended for callers that write many files and check the folder once; others use
+    :func:`write_atomically`.
 
     Examples
     --------

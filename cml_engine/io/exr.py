@@ -18,7 +18,7 @@ _READ = (("R", "G", "B", "A"), ("R", "G", "B"), ("Y", "A"), ("Y",), ("Z",))
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Returns the height and width of the data window."""
+    """Returns the height and width of a file's data window."""
     import OpenEXR
 
     with OpenEXR.File(str(path), header_only=True) as file:
@@ -27,8 +27,11 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path) -> Array:
-    """Reads the first part of a file as height x width x channels: colour or grey, optionally
-    alpha."""
+    """Returns the first part of a file as float32, height x width x channels.
+
+    The channels are colour or grey, optionally with alpha. A file with a single channel of any name
+    is grey. Raises ``ValueError`` for other channels.
+    """
     import OpenEXR
 
     with OpenEXR.File(str(path), separate_channels=True) as file:
@@ -42,7 +45,10 @@ def read(path: Path) -> Array:
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Writes height x width x channels with lossless compression, as 16-bit or 32-bit floats."""
+    """Writes an array height x width x channels to the stream, as 16-bit or 32-bit floats.
+
+    The file is compressed without loss.
+    """
     import OpenEXR
 
     dtype = np.float16 if bits == 16 else np.float32

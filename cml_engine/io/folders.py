@@ -26,9 +26,10 @@ SLUG = "cml_engine"
 
 
 def bundled_folder(inside: str, beside: str) -> Path:
-    """Returns a folder that a wheel has inside this package and a checkout beside it.
+    """Returns the path of a folder that lies inside this package in a wheel and beside it in a
+    checkout.
 
-    ``inside`` and ``beside`` are its paths from the package and from the package's parent.
+    ``inside`` is its path from the package, ``beside`` its path from the package's parent.
     """
     package = Path(__file__).parents[1]
     found = package / inside

@@ -35,18 +35,21 @@ class FrameGate:
         self.pauses = 0
 
     def begin_frame(self) -> None:
-        """Closes the gate, if :meth:`end_frame` was called before."""
+        """Closes the gate, if the host has ever called :meth:`end_frame`.
+
+        Without that, nothing would open the gate again.
+        """
         if self._frames_end:
             self._open.clear()
 
     def end_frame(self) -> None:
-        """Opens the gate, unless the host also waits for the GPU."""
+        """Opens the gate, unless the host also calls :meth:`gpu_is_done`, which then opens it."""
         self._frames_end = True
         if not self._waits_for_gpu:
             self._open.set()
 
     def gpu_is_done(self) -> None:
-        """Opens the gate, because the frame's thread has waited for the GPU."""
+        """Opens the gate; the frame's thread calls it after its wait for the GPU."""
         self._waits_for_gpu = True
         self._open.set()
 
@@ -57,7 +60,10 @@ class FrameGate:
 
     @contextmanager
     def background(self) -> Iterator[None]:
-        """Makes this thread pause at checkpoints in the ``with`` block."""
+        """Makes this thread pause in :meth:`yield_to_frame` during the ``with`` block.
+
+        Its pauses add up to about ``_MOST_S`` seconds at most.
+        """
         self._thread.left_s = _MOST_S
         try:
             yield
@@ -65,10 +71,11 @@ class FrameGate:
             self._thread.left_s = 0.0
 
     def yield_to_frame(self) -> None:
-        """Blocks a background thread until no frame is being recorded.
+        """Blocks a thread that is in :meth:`background` until no frame is being recorded.
 
         Compile stages call it every millisecond or so, where they hold no lock that a frame may
-        need. It returns at once on other threads.
+        need. It returns at once on other threads. A frame that does not end in ``_LONGEST_S``
+        seconds resets the gate.
         """
         if self._open.is_set() or getattr(self._thread, "left_s", 0.0) <= 0.0:
             return

@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
+    """Returns the data of a JSON file (UTF-8).
 
     Raises ``OSError`` if the file cannot be read, and ``ValueError`` if it is larger than
     ``MAX_BYTES``, not JSON, or contains NaN or infinities.
@@ -29,7 +29,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON; raises ``ValueError`` if the text is not JSON or contains NaN or infinities."""
+    """Returns the data of a JSON text; raises ``ValueError`` if it is invalid.
+
+    NaN, infinities and too deep nesting are invalid too.
+    """
     try:
         return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
@@ -37,7 +40,11 @@ def parse_json(text: str) -> Any:
 
 
 def finite(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Returns the value as a float; raises ``ValueError`` if it is not a number in the range."""
+    """Returns a number as a float; raises ``ValueError`` for any other type, NaN, or out of the
+    range.
+
+    The range is ``low`` to ``high``, both included; infinities are never in it.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"wanted a number, got {_shown(value)}")
     if not low <= value <= high or abs(value) > sys.float_info.max:

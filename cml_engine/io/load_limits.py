@@ -1,8 +1,8 @@
 """Bounds the memory and the work of a load, so that a small file cannot exhaust the machine.
 
 Every reader charges the budget of the current load *before* it allocates memory or starts work:
-``current().charge_bytes(count, "the tensor 'w'")``. A load is a block of :func:`load_budget`; a
-nested load shares the budget of the outer one.
+``current_budget().charge_bytes(count, "the tensor 'w'")``. A load is a block of
+:func:`load_budget`; a nested load shares the budget of the outer one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class LoadLimits:
 
     @staticmethod
     def parse(text: str) -> LoadLimits:
-        """Parses limits such as ``memory=8G,nodes=500000``; missing ones get their defaults."""
+        """Parses limits such as ``memory=8G,nodes=500000``; limits that are not named get their
+        defaults.
+
+        Raises :class:`InputError` for an unknown or repeated name and for an invalid number.
+        """
         found: dict[str, int] = {}
         names = [one.name for one in fields(LoadLimits)]
         for pair in text.split(",") if text.strip() else ():
@@ -85,53 +89,71 @@ class LoadLimits:
 
     @staticmethod
     def default() -> LoadLimits:
-        """Returns the limits that ``CML_LOAD_LIMITS`` names, or the defaults."""
+        """Returns the limits in the environment variable ``CML_LOAD_LIMITS``, or the defaults if
+        unset."""
         return LoadLimits.parse(os.environ.get(VARIABLE, ""))
 
 
 class Budget:
-    """The memory, nodes and steps that one load has used."""
+    """The bytes, nodes and steps that one load has used so far, and its limits.
+
+    In all methods ``what`` names the cause of the cost in the error message.
+    """
 
     def __init__(self, limits: LoadLimits | None = None) -> None:
         self.limits = limits or LoadLimits.default()
         self.bytes = self.nodes = self.steps = 0
 
     def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges memory for ``what``; raises :class:`OverBudget` if it exceeds the limit."""
+        """Adds ``count`` bytes for ``what``; raises :class:`OverBudget` if the sum exceeds the
+        limit."""
         self.check_bytes(count, what, source)
         self.bytes += count
 
     def check_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises like ``charge_bytes`` without charging; the caller charges on allocation."""
+        """Raises :class:`OverBudget` if ``count`` more bytes would exceed the limit; charges
+        nothing.
+
+        The caller charges them when it allocates.
+        """
         total, limit = self.bytes + count, self.limits.memory
         if total > limit:
             raise _over_error("memory", "bytes", what, count, total, limit, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges nodes or tensors that ``what`` creates."""
+        """Adds ``count`` nodes or tensors; raises :class:`OverBudget` if the sum exceeds the
+        limit."""
         self.check_nodes(count, what, source)
         self.nodes += count
 
     def check_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises like ``charge_nodes`` without charging; the caller charges on creation."""
+        """Raises :class:`OverBudget` if ``count`` more nodes would exceed the limit; charges
+        nothing.
+
+        The caller charges them when it creates them.
+        """
         total, limit = self.nodes + count, self.limits.nodes
         if total > limit:
             raise _over_error("nodes", "nodes", what, count, total, limit, source)
 
     def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges work for ``what``, in units of about a microsecond."""
+        """Adds ``count`` steps of work; raises :class:`OverBudget` if the sum exceeds the limit.
+
+        A step is about a microsecond.
+        """
         self.steps += count
         if self.steps > self.limits.steps:
             total, limit = self.steps, self.limits.steps
             raise _over_error("steps", "steps of work", what, count, total, limit, source)
 
     def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges ``count`` unpacked bytes: their memory and the work of unpacking."""
+        """Charges ``count`` unpacked bytes twice: as memory, and as the work of unpacking them."""
         self.charge_bytes(count, what, source)
         self.charge_unpacking(count, what, source)
 
     def charge_unpacking(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges the work of unpacking ``count`` bytes, without memory."""
+        """Charges the work of unpacking ``count`` bytes, one step per 512 bytes; charges no
+        memory."""
         self.charge_steps(count >> 9, what, source)
 
 
@@ -148,7 +170,8 @@ def _over_error(
 
 
 def _rounded_up(total: int) -> str:
-    """Returns twice the total, rounded up to a text that ``parse`` reads, such as ``17G``."""
+    """Returns twice the number, rounded up to a whole unit, as a text that ``parse`` reads
+    (``17G``)."""
     for unit, size in reversed(_UNITS.items()):
         if total >= size:
             return f"{-(-2 * total // size)}{unit}"
@@ -159,13 +182,17 @@ _current: ContextVar[Budget | None] = ContextVar("cml_load_budget", default=None
 
 
 def current_budget() -> Budget:
-    """Returns the budget of the current load; outside of a load, a new budget."""
+    """Returns the budget of the current load; outside of a load, a new budget with default
+    limits."""
     return _current.get() or Budget()
 
 
 @contextmanager
 def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
-    """Runs a block as one load. A nested load shares the outer load's budget and its limits."""
+    """Makes the ``with`` block one load and yields its :class:`Budget`.
+
+    A nested load shares the outer load's budget; its own ``limits`` are ignored.
+    """
     outer = _current.get()
     if outer is not None:
         yield outer
@@ -179,7 +206,7 @@ def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
 
 @cache
 def machine_memory() -> int:
-    """Returns the bytes of memory that this process may use."""
+    """Returns the bytes of memory that this process may use: of the machine or its container."""
     found = [_physical_memory(), *map(_container_memory, _CGROUPS)]
     return min(n for n in found if n)
 
@@ -212,7 +239,7 @@ def _windows_memory() -> int:
 
 
 def _container_memory(file: str) -> int:
-    """Returns the memory limit of a control group in bytes; 0 if it has none."""
+    """Returns the memory limit in bytes from a control group's file; 0 if there is none."""
     try:
         text = Path(file).read_text().strip()
     except (OSError, ValueError):

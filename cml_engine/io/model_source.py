@@ -25,11 +25,12 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 @runtime_checkable
 class ModelSource(Protocol):
-    """The files of one model by name, for example in a pak file, encrypted, or in memory.
+    """A provider of one model's files by name, for example from a pak file, encrypted, or in
+    memory.
 
-    File names use ``/`` between folders, do not begin with ``/`` and contain no ``..``. A source
-    that only reads forwards efficiently may define ``position(file)``, the offset at which a
-    file begins; tensors are then read in that order.
+    A game may implement it. File names use ``/`` between folders, do not begin with ``/`` and
+    contain no ``..``. A source that only reads forwards efficiently may define
+    ``position(file)``, the offset at which a file begins; tensors are then read in that order.
 
     Examples
     --------
@@ -43,13 +44,13 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model in messages."""
+        """The name of the model in error messages."""
         ...
 
     @property
     def graph(self) -> str:
-        """The name of the file that contains the network: ``graph.nnef``, or ``m.onnx``,
-        ``m.param``."""
+        """The name of the file with the network's text: ``graph.nnef``, or for example
+        ``m.onnx`` or ``m.param``."""
         ...
 
     def size(self, file: str, /) -> int | None:
@@ -66,8 +67,11 @@ class OutsideModelError(ModelError):
 
 
 def inner_name(name: str) -> str:
-    """Returns a normalized file name within a model; raises :class:`OutsideModelError` if it leads
-    out."""
+    """Normalizes the name of a file within a model.
+
+    Raises :class:`OutsideModelError` if the name leads out of the model, or contains a backslash, a
+    colon or a control character.
+    """
     plain = posixpath.normpath(name) if name else ""
     leads_out = plain.startswith(("/", "../")) or plain in ("", ".", "..")
     if leads_out or any(c in "\\:" or ord(c) < 32 for c in name):
@@ -76,10 +80,11 @@ def inner_name(name: str) -> str:
 
 
 class FolderSource:
-    """A model in a folder.
+    """The files of a model in a folder, as a :class:`ModelSource`.
 
-    Files are read and not mapped into memory: if another program truncates a mapped file,
-    accessing it kills the process.
+    A file that changes while it is read raises :class:`ModelError`. Files are read and not
+    mapped into memory: if another program truncates a mapped file, accessing it kills the
+    process.
     """
 
     def __init__(self, folder: Path, graph: str) -> None:
@@ -112,7 +117,9 @@ class FolderSource:
         """Returns the path of a file; raises :class:`OutsideModelError` if a link leads out of the
         folder.
 
-        Only the graph, which the caller named, may be such a link.
+        Only the graph, which the caller named, may be such a link. If a writer has left a
+        complete newer version of the model in the folder ``COMPLETE``, the path leads to that
+        version.
         """
         newer = self._folder / COMPLETE
         if (newer / self.graph).is_file() and (newer / file).is_file():
@@ -135,8 +142,10 @@ def _version(found: os.stat_result) -> tuple[int, int]:
 
 
 def file_source(path: Path) -> FolderSource:
-    """Returns the folder of a model file as a source; raises :class:`ModelError` if there is no
-    file."""
+    """Returns a source for the folder of a model file, whose graph is that file.
+
+    Raises :class:`ModelError` if there is no such file.
+    """
     try:
         if not path.is_file():
             what = "it is a folder" if path.is_dir() else "there is no such file"
@@ -147,7 +156,12 @@ def file_source(path: Path) -> FolderSource:
 
 
 class SourceFile:
-    """A file of a source; implements :class:`cml_engine.nnef.files.tensor_file.Blob`."""
+    """One file of a :class:`ModelSource`, with its size and offset, from which byte ranges are
+    read.
+
+    Implements :class:`cml_engine.nnef.files.tensor_file.Blob`. Raises :class:`TensorFileError`
+    if the source has no such file.
+    """
 
     def __init__(self, source: ModelSource, name: str) -> None:
         self.name = name
@@ -164,7 +178,10 @@ class SourceFile:
             self.offset = 0 if position is None else int(position(name))
 
     def span(self, offset: int = 0, count: int | None = None) -> memoryview:
-        """Returns ``count`` bytes from ``offset``; the rest of the file by default."""
+        """Reads ``count`` bytes from ``offset``; by default the rest of the file.
+
+        They are charged to the load budget. Raises :class:`TensorFileError` if the file is shorter.
+        """
         count = self.size - offset if count is None else count
         if offset < 0 or count < 0 or offset + count > self.size:
             raise TensorFileError(
@@ -188,7 +205,10 @@ class SourceFile:
 
 
 def file_size(source: ModelSource, name: str) -> int | None:
-    """Returns the size of a source's file in bytes, or None if there is no such file."""
+    """Returns the size of a source's file in bytes, or None if there is no such file.
+
+    Any failure of the source, also an invalid size, becomes :class:`ModelError`.
+    """
     with _reading(source, name):
         size: Any = source.size(name)  # a game's own code may return anything
         if size is not None and not (isinstance(size, int) and size >= 0):
@@ -197,7 +217,8 @@ def file_size(source: ModelSource, name: str) -> int | None:
 
 
 def shown(source: ModelSource, file: str) -> str:
-    """Returns the name of a source's file in messages."""
+    """Returns a file's name for messages: ``model/file``, or the file alone if the source has no
+    name."""
     return file if source.name in ("", ".") else f"{source.name}/{file}"
 
 

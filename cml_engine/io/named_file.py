@@ -1,4 +1,4 @@
-"""File names with options for converting the values of a tensor."""
+"""File names with options that convert a tensor's values: ``height.png:scale=100,shift=-5``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NamedFile:
         return self.path.suffix.lower()
 
     def scaled(self, array: Any) -> Any:
-        """Returns the array multiplied by ``scale`` plus ``shift``."""
+        """Returns the array multiplied by ``scale`` plus ``shift``, of the same dtype."""
         if (self.scale, self.shift) == (1.0, 0.0):
             return array
         return (array * self.scale + self.shift).astype(array.dtype)
@@ -52,7 +52,10 @@ class NamedFile:
 
 
 def named_file(text: str | Path | NamedFile) -> NamedFile:
-    """Parses a file name with options, such as ``height.png:scale=8848,shift=-400``."""
+    """Parses a file name with options, such as ``height.png:scale=8848,shift=-400``.
+
+    A :class:`NamedFile` is returned unchanged. Raises :class:`InputError` for an invalid option.
+    """
     if isinstance(text, NamedFile):
         return text
     found = _OPTIONS.fullmatch(str(text))

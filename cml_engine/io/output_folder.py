@@ -39,7 +39,8 @@ _LONGEST_STEM = 150  # leaves room for numbers, digests and suffixes
 
 
 def check_new_folder(path: Path, overwrite: bool) -> None:
-    """Raises ``InputError`` if the folder is not empty and ``overwrite`` is False."""
+    """Raises ``InputError`` if the path is a file, or a non-empty folder and ``overwrite`` is
+    False."""
     if path.exists() and not path.is_dir():
         raise InputError(f"'{path}' is a file: name a folder")
     if not overwrite and path.is_dir() and any(path.iterdir()):
@@ -47,7 +48,8 @@ def check_new_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_new_file(path: Path, overwrite: bool) -> None:
-    """Raises ``InputError`` if the file exists and ``overwrite`` is False."""
+    """Raises ``InputError`` if the path is a folder, or an existing file and ``overwrite`` is
+    False."""
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file")
     if path.exists() and not overwrite:
@@ -56,6 +58,8 @@ def check_new_file(path: Path, overwrite: bool) -> None:
 
 def name_problem(name: str, allowed: str = "") -> str:
     """Returns the reason why a name cannot be a path inside of a folder; "" if it can.
+
+    The reason is the end of a sentence about the name, such as "is empty".
 
     Parameters
     ----------
@@ -77,7 +81,7 @@ def name_problem(name: str, allowed: str = "") -> str:
 
 
 def file_below(folder: Path, name: str) -> Path:
-    """Returns the path of a file inside of a folder.
+    """Returns the path ``folder / name`` after checking that it can be written safely.
 
     Raises
     ------
@@ -98,13 +102,19 @@ def file_below(folder: Path, name: str) -> Path:
 
 
 def file_stem(text: str) -> str:
-    """Converts any text to a file name without a suffix: letters, digits, ``_``, ``.``, ``-``."""
+    """Converts any text to a file name without a suffix.
+
+    Runs of characters other than letters, digits, ``_`` and ``.`` become ``-``. A long name is
+    cut, an empty one becomes ``unnamed``.
+    """
     name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
     return name[:_LONGEST_STEM] or "unnamed"
 
 
 class OutputFolder:
-    """A folder with a manifest: a JSON file that lists all files that were written.
+    """A folder to write files into, with a manifest: a JSON file that lists all files written.
+
+    Creating the object with ``overwrite`` removes the files of an earlier manifest at once.
 
     Parameters
     ----------
@@ -126,13 +136,17 @@ class OutputFolder:
             raise self._cannot_write(error) from None
 
     def place(self, name: str) -> Path:
-        """Adds a file that the caller writes to the manifest and returns its path."""
+        """Returns the path of a file that the caller will write itself, and lists it in the
+        manifest.
+
+        Writes nothing.
+        """
         place = file_below(self.path, name)
         self._files[name] = None
         return place
 
     def write(self, name: str, content: Content) -> str:
-        """Writes a file, lists it in the manifest and returns its name."""
+        """Writes a file in the folder, lists it in the manifest and returns ``name``."""
         place = self.place(name)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -142,13 +156,16 @@ class OutputFolder:
         return name
 
     def write_manifest(self, data: Mapping[str, Json]) -> Path:
-        """Writes the manifest: ``data`` and the names of all files so far."""
+        """Writes the manifest (``data`` and the names of all files so far) and returns its path."""
         files = [name for name in self._files if name != self._manifest]
         self.write(self._manifest, json.dumps({**data, _FILES: files}, indent=1) + "\n")
         return self.path / self._manifest
 
     def _listed(self) -> list[str]:
-        """Returns the file names that the existing manifest lists, and the manifest's own name."""
+        """Returns the file names in the existing manifest, then the manifest's own name.
+
+        The list is empty if the manifest is missing or unreadable.
+        """
         try:
             found = read_json(file_below(self.path, self._manifest))
         except (InputError, OSError, ValueError):  # the manifest is missing or unreadable

@@ -26,7 +26,11 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 class PictureFormat(Protocol):
-    """A module that reads and writes one picture format, as height x width x channels."""
+    """The interface of a module that reads and writes one picture format.
+
+    Pictures are arrays height x width x channels. ``NEEDS`` is the package that the format needs
+    or "", ``BITS`` the sample sizes that it can write, the default first.
+    """
 
     @property
     def NEEDS(self) -> str: ...  # noqa: N802
@@ -41,7 +45,8 @@ KINDS: Mapping[str, PictureFormat] = {".png": png, ".tif": tiff, ".tiff": tiff, 
 
 
 def can_hold(fact: Fact) -> bool:
-    """Returns True if a tensor of that fact can be a picture."""
+    """Returns True if a picture can hold a tensor of this fact: ``scalar[1,C,H,W]`` and not
+    empty."""
     shape = fact.shape
     fits = len(shape) == 4 and shape[0] == 1 and shape[1] in CHANNELS and fact.size > 0
     return fits and fact.dtype == "scalar"
@@ -80,12 +85,16 @@ def _format_name(file: NamedFile) -> str:
 
 
 def size(file: NamedFile) -> tuple[int, int]:
-    """Returns the height and width from the file's header."""
+    """Returns the height and width of a picture file, from its header."""
     return KINDS[file.suffix].size(file.path)
 
 
 def read(file: NamedFile, channels: int) -> Array:
-    """Reads the picture as ``scalar[1,C,H,W]``."""
+    """Returns a picture file as a tensor ``scalar[1,channels,H,W]``.
+
+    Grey and colour are converted into each other. Raises ``ValueError`` if transparent pixels
+    would be lost, unless the file's option is ``alpha=drop``.
+    """
     planes = KINDS[file.suffix].read(file.path)
     if planes.shape[2] not in (1, 2, 3, 4):
         raise ValueError(f"it has {planes.shape[2]} channels; wanted 1 to 4")
@@ -105,7 +114,8 @@ def read(file: NamedFile, channels: int) -> Array:
 
 
 def write(array: Array, file: NamedFile, stream: BinaryIO) -> None:
-    """Writes a tensor ``scalar[1,C,H,W]`` as a picture."""
+    """Writes a tensor ``scalar[1,C,H,W]`` to the stream, in the picture format of the file's
+    suffix."""
     kind = KINDS[file.suffix]
     kind.write(array[0].transpose(1, 2, 0), stream, file.bits or kind.BITS[0])
 

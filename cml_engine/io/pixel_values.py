@@ -8,7 +8,7 @@ from cml_engine.ir.graph import Array
 
 
 def quantize_pixels(planes: Array, bits: int) -> Array:
-    """Converts floats to integers of ``bits`` bits; values are clipped to [0, 1], NaN becomes 0."""
+    """Converts floats in [0, 1] to uint8 or uint16; values outside are clipped, NaN becomes 0."""
     most = (1 << bits) - 1
     clean = np.nan_to_num(np.clip(planes, 0, 1), nan=0.0).astype(np.float64)
     found: Array = np.rint(clean * most).astype(np.uint8 if bits == 8 else np.uint16)
@@ -16,7 +16,10 @@ def quantize_pixels(planes: Array, bits: int) -> Array:
 
 
 def dequantize_pixels(samples: Array) -> Array:
-    """Converts unsigned integers to floats in [0, 1]; floats keep their values."""
+    """Converts unsigned integers to float32 in [0, 1]; floats and booleans keep their values.
+
+    Raises ``ValueError`` for other types.
+    """
     if samples.dtype.kind == "f":
         return samples.astype(np.float32)
     if samples.dtype.kind == "b":

@@ -35,15 +35,19 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path) -> Array:
-    """Reads a picture as height x width x channels: grey or colour, optionally with alpha.
+    """Reads a PNG as float32 in [0, 1], height x width x channels.
 
-    Raises ``ValueError``, or an exception of Pillow's, if the file is damaged.
+    The channels are grey or colour, optionally with alpha. Raises ``ValueError``, or an
+    exception of Pillow's, if the file is damaged.
     """
     return _samples(path.read_bytes())
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Writes height x width x channels; values are clipped to [0, 1], NaN becomes 0."""
+    """Writes an array height x width x channels to the stream as a PNG of 8 or 16 bits.
+
+    Values are clipped to [0, 1], NaN becomes 0.
+    """
     if bits == 16:  # Pillow writes 16 bits for grey only
         _write_wide(quantize_pixels(planes, 16), file)
         return
@@ -70,7 +74,10 @@ def _write_wide(samples: Array, file: BinaryIO) -> None:
 
 
 def _head(data: bytes) -> tuple[int, int, int, int]:
-    """Returns the width, height, bits per sample and colour type of a PNG."""
+    """Returns the width, height, bits per sample and colour type from a PNG's header.
+
+    Raises ``ValueError`` if the data is no PNG.
+    """
     if data[: len(_SIGNATURE)] != _SIGNATURE:
         raise ValueError("it is no PNG")
     kind, body = next(_chunks(data))
@@ -81,7 +88,10 @@ def _head(data: bytes) -> tuple[int, int, int, int]:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the type and data of every chunk after verifying its checksum."""
+    """Yields the type and data of every chunk, up to and including IEND.
+
+    Raises ``ValueError`` at a chunk with a wrong checksum, or if the data ends early.
+    """
     at = len(_SIGNATURE)
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
@@ -96,7 +106,10 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _samples(data: bytes) -> Array:
-    """Returns height x width x channels in [0, 1]: grey or colour, optionally with alpha."""
+    """Decodes a PNG to float32 in [0, 1], height x width x channels.
+
+    The channels are grey or colour, optionally with alpha.
+    """
     for _ in _chunks(data):  # Pillow does not verify the checksums of pixel data
         pass
     _, _, depth, colour = _head(data)
@@ -116,7 +129,11 @@ def _samples(data: bytes) -> Array:
 
 
 def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, Any]:
-    """Returns 16-bit samples, and the sample that marks transparent pixels if there is one."""
+    """Returns the uint16 samples of a PNG of 16 bits, height x width x channels, and the
+    transparent one.
+
+    The second value is the sample that marks transparent pixels, or None.
+    """
     with _decompress(data) as image:
         key = image.info.get("transparency")
         if colour == _GREY:

@@ -17,7 +17,7 @@ BITS = (32, 16, 8)
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Returns the height and width of the first page."""
+    """Returns the height and width of a file's first page."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -26,7 +26,7 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path) -> Array:
-    """Reads the first page as height x width x channels."""
+    """Reads the first page as float32, height x width x channels; integers become [0, 1]."""
     import tifffile
 
     with tifffile.TiffFile(path) as file:
@@ -41,7 +41,8 @@ def read(path: Path) -> Array:
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Writes height x width x channels as a single page."""
+    """Writes an array height x width x channels to the stream as one page; ``bits`` 32 means
+    floats."""
     import tifffile
 
     samples = planes.astype(np.float32) if bits == 32 else quantize_pixels(planes, bits)
