@@ -28,8 +28,11 @@ OUT = Path(__file__).resolve().parents[1] / "out"
 
 @dataclass(frozen=True)
 class Benched:
-    """The results of one network: its table as Markdown, the checked limits, and the JSON
-    record."""
+    """The results of one network: its Markdown table, its verdicts, its facts and its JSON record.
+
+    ``verdicts`` are (passed, text) for each limit. ``agree`` is True if every engine's output is
+    close enough to the reference. ``str()`` is the table and the verdicts.
+    """
 
     model: str
     text: str
@@ -44,7 +47,8 @@ class Benched:
 
 
 def bench(model: str, options: argparse.Namespace) -> Benched:
-    """Measures one network on every engine, then collects its facts on this engine."""
+    """Measures the network ``model`` on every chosen engine, then collects its facts on this
+    engine."""
     chosen = [c for c in contenders.CONTENDERS if not options.only or c.key in options.only]
     with tempfile.TemporaryDirectory(prefix="cml-bench-") as folder:
         workload = contenders.Workload(Path(folder))

@@ -27,8 +27,11 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """One network at one input size, in every format; its input names are the same in every
-    format."""
+    """A folder with one network in every format (ncnn, ONNX, NNEF), its inputs and the engines'
+    outputs.
+
+    The properties are the paths of the files. Input names are the same in every format.
+    """
 
     folder: Path
 
@@ -52,7 +55,7 @@ class Workload:
         np.savez(self.folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
 
     def load_inputs(self) -> dict[str, Array]:
-        """Returns the inputs in the order in which the networks declare them."""
+        """Returns the input arrays by name, in the order in which the network declares them."""
         with np.load(self.folder / "inputs.npz") as stored:
             return {name: stored[name] for name in stored.files}
 
@@ -62,7 +65,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A contender that is ready to run, with the name of its device."""
+    """A contender that is ready to run: a function from inputs to the output, and its device's
+    name."""
 
     run: Run
     device: str
@@ -70,10 +74,11 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Contender:
-    """An engine to measure: ``load`` prepares it if ``package`` is installed and ``module``
-    importable.
+    """An engine to measure; ``load`` loads a workload's network and returns a function that runs
+    it.
 
-    ``apart`` names a separate environment for a package that cannot be installed beside others.
+    It needs the installed ``package`` and its ``module``. ``apart`` names a separate environment
+    for a package that cannot be installed beside others.
     """
 
     key: str
@@ -109,7 +114,12 @@ def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
 
 
 def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
-    """Returns ncnn's network and the name of the device that it runs on."""
+    """Loads the workload's network with ncnn; returns it and the name of the device that it runs
+    on.
+
+    Raises :class:`Unavailable` if there is no Vulkan device, or ncnn cannot read the network or
+    falls back to the CPU.
+    """
     import ncnn
 
     net = ncnn.Net()
@@ -129,7 +139,10 @@ def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
 
 
 def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
-    """Runs the network and returns the named tensors without a batch axis, which ncnn lacks."""
+    """Runs ncnn's network and returns the tensors called ``names``, without a batch axis.
+
+    ncnn has no batch axis.
+    """
     import ncnn
 
     extractor = net.create_extractor()
@@ -146,7 +159,8 @@ def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
 
 
 def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
-    """Selects 32-bit floats throughout; other options keep ncnn's defaults."""
+    """Sets ncnn's device and threads, and 32-bit floats throughout; other options keep their
+    defaults."""
     options.use_vulkan_compute = on_gpu
     options.num_threads = _threads()
     for name in (

@@ -27,10 +27,11 @@ ARENA_LIMIT = 1.05
 
 @dataclass(frozen=True)
 class Facts:
-    """Bytes, counts and milliseconds of one network.
+    """The operators, bytes of memory and start times of one network on this engine.
 
-    ``divergence`` is the first difference that ``cml validate`` found, or "" if all operators
-    agree.
+    ``bound_bytes`` is a lower bound of the arena's size. ``plan_ms`` is the time to parse and plan,
+    ``ready_ms`` the time until the session can run. ``divergence`` is the first difference that
+    ``cml validate`` found, or "" if all operators agree.
     """
 
     operators: int
@@ -50,7 +51,7 @@ class Facts:
 
 
 def collect(workload: Workload) -> Facts | str:
-    """Returns the facts, or the reason why there are none.
+    """Returns the facts of a workload's network, or the reason why there are none.
 
     The network is started in two successive processes; the first only fills the shader cache.
     """
@@ -65,7 +66,10 @@ def collect(workload: Workload) -> Facts | str:
 
 
 def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
-    """Loads, plans and prepares the network, and times each phase."""
+    """Loads and plans the network and creates its session, and returns the counts, bytes and times.
+
+    With ``validate`` it also compares every operator with NumPy.
+    """
     from cml_engine.compiler.optimize import optimize
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import CompileOptions, make_plan
@@ -94,8 +98,10 @@ def measure(path: Path, inputs: Mapping[str, Array], validate: bool) -> Facts:
 
 
 def first_divergence(graph: Any, gpu: Any, inputs: Mapping[str, Array]) -> str:
-    """Returns the first difference that ``cml validate`` finds between GPU and NumPy; "" if
-    there is none."""
+    """Returns the text of the first difference that ``cml validate`` finds between GPU and NumPy.
+
+    Returns "" if there is none.
+    """
     from cml_engine.compiler.optimize import optimize
     from cml_engine.runtime.node_check import check_nodes
     from cml_engine.tools.report.validation import Validation
@@ -110,7 +116,8 @@ _HEAD = (
 
 
 def markdown(found: Mapping[str, Facts | str]) -> str:
-    """Returns a table with one row per network; a network without facts shows the reason."""
+    """Returns a Markdown table of the facts, one row per network; a network without facts shows
+    the reason."""
     rows = [_row(model, facts) for model, facts in found.items()]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|" + "--:|" * (len(_HEAD) - 2) + "---|")
@@ -134,7 +141,10 @@ def _row(model: str, facts: Facts | str) -> Sequence[str]:
 
 
 def verdicts(facts: Facts | str) -> list[tuple[bool, str]]:
-    """Returns (passed, text) for the limits on memory and correctness."""
+    """Returns (passed, text) for the arena's size and for the validation.
+
+    A reason instead of facts gives one failed verdict with that text.
+    """
     if isinstance(facts, str):
         return [(False, facts)]
     ratio = f"arena ÷ lower bound = {facts.ratio:.3f}, at most {ARENA_LIMIT}"

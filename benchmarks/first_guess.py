@@ -39,17 +39,17 @@ _APART = 1.5
 
 
 def measure(model: str, gpu: cml.Gpu, rounds: int) -> list[tuple[StepCost, float]]:
-    """Returns each step of a network with its milliseconds, the median over the rounds."""
+    """Returns each step of a network with its GPU milliseconds, the median over the rounds."""
     program, inputs = ready_program(model, gpu)
     times = np.median(inspect.time_steps(program, inputs, rounds), axis=0)
     return list(zip(program.step_costs(), times.tolist(), strict=True))
 
 
 def factors(measured: Sequence[tuple[StepCost, float]]) -> dict[str, float]:
-    """Returns the ratio of measured to roofline time by kernel and by variant.
+    """Returns the ratio of measured to roofline time, by the name of a kernel or of a variant.
 
-    Each ratio is the geometric mean over the steps. A variant is left out if it is close to its
-    kernel.
+    Each ratio is the geometric mean over the steps, to two digits. A name with too few steps is
+    left out, and so is a variant that is close to its kernel.
     """
     logs: dict[str, list[float]] = defaultdict(list)
     for step, ms in measured:

@@ -129,7 +129,10 @@ def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
 def _variants(
     graph: Graph, gpu: cml.Gpu, kernels: tuple[str, ...], inputs: dict[str, Array], what: str
 ) -> Iterator[tuple[str, Turn]]:
-    """Yields a name and a timed turn for each of the given kernels that supports the layer."""
+    """Yields, for each of the kernels that supports the layer, a name and a function that times it.
+
+    The graph's node ``layer`` is the one that is timed; the name is ``what`` and the kernel.
+    """
     optimized = optimize(graph)
     layouts = layouts_for(optimized)
     choices = lower(optimized, gpu.limits, layouts).choices
@@ -177,8 +180,11 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
 def _whole(
     model: str, graph: Graph, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> tuple[Graph, dict[str, Array]]:
-    """Returns the integer network and its inputs: the demo's integer agent, or the graph
-    quantized to 8 bits."""
+    """Returns the integer network and its inputs.
+
+    For an agent of the demo it is the demo's integer network with random inputs, otherwise
+    ``graph`` quantized to 8 bits with ``samples``, and ``inputs``.
+    """
     if model.startswith("agent-"):
         agent = cml.load(AGENTS / "integer" / f"{model.removeprefix('agent-')}.nnef")
         return agent, random_words(agent, 11)
@@ -202,8 +208,11 @@ def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
 
 
 def _settled(turn: Turn) -> Turn:
-    """Wraps a turn so that it starts after the previous thread pool has stopped spinning and its
-    own has warmed up."""
+    """Returns a turn that first sleeps and warms up, then runs ``turn`` and returns its
+    milliseconds.
+
+    During the sleep the previous engine's thread pool stops spinning; the warm-up wakes its own.
+    """
 
     def settled() -> float:
         time.sleep(_SLEEP)
@@ -218,8 +227,11 @@ def _settled(turn: Turn) -> Turn:
 def _onnxruntime(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """Returns ONNX Runtime in floats and in U8S8 from its own quantizer; empty if a package is
-    missing."""
+    """Returns timed turns of ONNX Runtime by name: in floats, and quantized to U8S8 by its own
+    quantizer.
+
+    Prints the reason and returns an empty dictionary if a package is missing.
+    """
     try:
         import onnxruntime
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -249,8 +261,11 @@ def _onnxruntime(
 def _ncnn(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """Returns ncnn in floats and with int8 convolutions, which are checked first; empty if it is
-    missing."""
+    """Returns timed turns of ncnn by name: in floats, and with int8 convolutions.
+
+    The int8 convolutions are checked first and their error is printed. If ncnn is missing or
+    fails, the reason is printed and the remaining turns are left out.
+    """
     (contender,) = (c for c in CONTENDERS if c.key == "ncnn-cpu")
     works: dict[str, Turn] = {}
     try:

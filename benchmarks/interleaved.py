@@ -14,7 +14,10 @@ Turn = Callable[[], float]
 
 
 def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
-    """Returns the milliseconds of every work in every round, after one warm-up round."""
+    """Runs every work once per round, in turns; returns the milliseconds of each work by round.
+
+    A warm-up round before the others is not counted.
+    """
     found: list[dict[K, float]] = [
         {name: turn() for name, turn in works.items()} for _ in range(rounds + 1)
     ]
@@ -22,7 +25,7 @@ def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
 
 
 def elapsed(run: Callable[[], object]) -> Turn:
-    """Returns a turn that is timed by the wall clock."""
+    """Returns a turn that calls ``run`` and returns the elapsed milliseconds by the wall clock."""
 
     def turn() -> float:
         start = time.perf_counter()
@@ -33,5 +36,5 @@ def elapsed(run: Callable[[], object]) -> Turn:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the time of ``a`` relative to ``b``: the median of the rounds' ratios."""
+    """Returns the time of ``a`` relative to ``b``: the median of the ratios of each round."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))

@@ -33,6 +33,7 @@ class NetworkLayer:
 class LayeredNetwork:
     """A network under construction; each method adds a layer and returns the name of its result.
 
+    A method's arguments name the results that the new layer reads; the network's input is "data".
     Weights are random and keep the magnitude of the values from layer to layer (He et al., 2015).
     """
 
@@ -46,7 +47,8 @@ class LayeredNetwork:
         self, source: str, out: int, kernel: int, *, stride: int = 1, groups: int = 1,
         activation: Activation = "relu",
     ) -> str:  # fmt: skip
-        """Adds a convolution with bias that keeps the size, or divides it by ``stride``."""
+        """Adds a convolution with bias and activation to ``out`` channels; ``stride`` divides
+        the size."""
         taken = self.channels[source] // groups
         numbers = {"kernel": kernel, "stride": stride, "pad": kernel // 2, "groups": groups}
         gain = 2.0 if activation else 1.0
@@ -54,7 +56,7 @@ class LayeredNetwork:
         return self._add("conv", (source,), out, numbers, activation, weights, self._bias(out))
 
     def max_pool(self, source: str) -> str:
-        """Adds a 2x2 max pooling."""
+        """Adds a 2x2 max pooling of stride 2."""
         return self._add("max_pool", (source,), self.channels[source])
 
     def upsample(self, source: str) -> str:
@@ -62,19 +64,19 @@ class LayeredNetwork:
         return self._add("upsample", (source,), self.channels[source])
 
     def add(self, a: str, b: str) -> str:
-        """Adds an elementwise sum."""
+        """Adds the elementwise sum of two results."""
         return self._add("add", (a, b), self.channels[a])
 
     def concat(self, a: str, b: str) -> str:
-        """Adds a concatenation of channels."""
+        """Adds the concatenation of two results along the channels."""
         return self._add("concat", (a, b), self.channels[a] + self.channels[b])
 
     def mean(self, source: str) -> str:
-        """Adds a mean over each channel."""
+        """Adds the mean over all positions of each channel."""
         return self._add("mean", (source,), self.channels[source])
 
     def linear(self, source: str, out: int) -> str:
-        """Adds a fully connected layer."""
+        """Adds a fully connected layer with bias and ``out`` outputs."""
         taken = self.channels[source]
         weights = self._weights((out, taken), 1 / taken)
         return self._add("linear", (source,), out, filter=weights, bias=self._bias(out))
@@ -110,9 +112,10 @@ class LayeredNetwork:
 
 
 def mobilenet(side: int) -> LayeredNetwork:
-    """Returns inverted residuals with depthwise convolutions and ReLU6, then 100 classes.
+    """Returns a network like MobileNetV2 (Sandler et al., 2018), with fewer blocks and 100 classes.
 
-    The blocks are those of MobileNetV2 (Sandler et al., 2018), fewer of them.
+    It has inverted residuals with depthwise convolutions and ReLU6; the input is [1, 3, side,
+    side].
     """
     net = LayeredNetwork((1, 3, side, side))
     x = net.conv("data", 32, 3, stride=2, activation="relu6")
@@ -135,7 +138,7 @@ def _inverted_residual(net: LayeredNetwork, source: str, out: int, stride: int) 
 def unet(side: int) -> LayeredNetwork:
     """Returns a U-Net of three levels with skip connections (Ronneberger et al., 2015).
 
-    It has 32 channels at the top and nearest-neighbour upsampling.
+    It has 32 channels at the top and nearest-neighbour upsampling; the input is [1, 3, side, side].
     """
     net = LayeredNetwork((1, 3, side, side))
     x, skips = "data", []

@@ -1,4 +1,4 @@
-"""The measured networks, each written for every engine, with an input."""
+"""The measured networks, each as a function that fills a :class:`Workload` in every format."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ _CELL = 32.0
 
 
 def _upres(side: int) -> Callable[[Workload], None]:
-    """Returns a function that writes the trained network for ``side`` x ``side`` pixels, and the
-    photo."""
+    """Returns a function that writes the trained upscaling network for ``side`` x ``side`` pixels.
+
+    Its input is a small photo.
+    """
 
     def write(workload: Workload) -> None:
         shutil.copy(assets.NETWORK_PARAM.path, workload.param)
@@ -49,7 +51,8 @@ def _upres(side: int) -> Callable[[Workload], None]:
 
 
 def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], None]:
-    """Returns a function that writes a network made by the bench, with noise as its input."""
+    """Returns a function that writes the network that ``network()`` makes, with noise as its
+    input."""
 
     def write(workload: Workload) -> None:
         net = network()
@@ -61,7 +64,7 @@ def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], 
 
 
 def _transformer(network: Transformer) -> Callable[[Workload], None]:
-    """Returns a function that writes transformer blocks, with tokens of noise as input."""
+    """Returns a function that writes the transformer blocks, with tokens of noise as input."""
 
     def write(workload: Workload) -> None:
         network.write(workload.param, workload.weights)
@@ -73,15 +76,15 @@ def _transformer(network: Transformer) -> Callable[[Workload], None]:
 
 
 def _stylegan2(workload: Workload) -> None:
-    """Writes the generator for 256x256 pictures with random weights, and a random latent vector."""
+    """Writes StyleGAN2's generator for 256x256 pictures with random weights, and a random latent
+    vector."""
     config = Config(256)
     z = np.random.default_rng(0).standard_normal((1, config.latent), np.float32)
     _write_graph(build(config, random_parameters(config, 1)), {"z": z}, workload)
 
 
 def _agent(name: str) -> Callable[[Workload], None]:
-    """Returns a function that writes a trained network of the demo game, with hills and noise as
-    input."""
+    """Returns a function that writes the demo's trained network ``name`` with generated inputs."""
 
     def write(workload: Workload) -> None:
         graph = cml.load(AGENTS / f"{name}.nnef")
@@ -92,7 +95,7 @@ def _agent(name: str) -> Callable[[Workload], None]:
 
 
 def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:
-    """Writes a graph of this engine in the formats of all engines."""
+    """Writes a graph of this engine to the workload as NNEF, ncnn and ONNX, and its inputs."""
     cml.save(graph, workload.nnef)
     workload.save_inputs(inputs)
     graph_to_ncnn(graph, workload.param, workload.weights)
@@ -114,7 +117,8 @@ MODELS: dict[str, Callable[[Workload], None]] = {
 
 
 def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
-    """Returns one of :data:`MODELS` on the GPU, ready to be timed step by step, and its inputs."""
+    """Returns a network of :data:`MODELS` as a GPU program that has run once, and its inputs by
+    name."""
     with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
         workload = Workload(Path(folder))
         MODELS[model](workload)
@@ -132,8 +136,11 @@ def as_tensor(photo: Image.Image) -> Array:
 
 
 def _landscape(name: str, shape: tuple[int, ...]) -> Array:
-    """Returns an agent's input: heights of hills in metres, the distance between points, or
-    noise."""
+    """Returns the array of an agent's input called ``name``.
+
+    "cell" is the distance between points, "coarse" and "heights" are heights of hills in metres;
+    any other input is noise in [0, 1).
+    """
     noise: Array = np.random.default_rng(0).random(shape, np.float32)
     if name == "cell":
         return np.full(shape, _CELL, np.float32)
@@ -145,7 +152,7 @@ def _landscape(name: str, shape: tuple[int, ...]) -> Array:
 
 
 def _convert(workload: Workload, shape: tuple[int, ...]) -> None:
-    """Writes the network as NNEF and as ONNX with the ``cml`` commands."""
+    """Converts the workload's ncnn files to NNEF and ONNX with the ``cml`` commands."""
     size = ",".join(map(str, shape))
     _cml("convert", str(workload.param), str(workload.nnef), "--shape", size)
     _cml("export", str(workload.nnef), str(workload.onnx), "--opset", str(_OPSET))

@@ -28,7 +28,8 @@ Report = Mapping[str, Any]
 
 
 def frame_times(runs: Sequence[Report], figure: Any) -> None:
-    """Draws the time of every frame, with a row for each mode, and the frames over the target."""
+    """Draws the times of all frames into ``figure``, one row per mode; frames over the target
+    are red."""
     shown = [run for mode in _MODES for run in runs if run["mode"] == mode]
     figure.set_size_inches(8, 1.4 * len(shown) + 0.5)
     rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -51,7 +52,8 @@ def frame_times(runs: Sequence[Report], figure: Any) -> None:
 
 
 def operators(runs: Sequence[Report], figure: Any) -> None:
-    """Draws what the operators of the demo's networks cost in the sliced flight."""
+    """Draws bars of the GPU time of the costliest operators in the sliced flight into
+    ``figure``."""
     (run,) = (run for run in runs if run["mode"] == "sliced")
     spent: Counter[str] = Counter()  # one operator may take several dispatches
     for row in run["operators"]:
@@ -62,7 +64,8 @@ def operators(runs: Sequence[Report], figure: Any) -> None:
 
 
 def engines(report: Report, figure: Any) -> None:
-    """Draws the median times of one network on every engine."""
+    """Draws bars of the median times of the report's first network on every engine into
+    ``figure``."""
     record = report["models"][0]
     rows = [row for row in record["results"] if row["median_ms"] is not None][::-1]
     colours = [_BLUE if row["key"].startswith("ours") else _GREY for row in rows]
@@ -92,7 +95,11 @@ FIGURES: Mapping[str, tuple[Callable[[Any, Any], None], str]] = {
 
 
 def draw(name: str, numbers: Path, folder: Path) -> Path:
-    """Writes the figure ``name`` into a folder, from the numbers in a file."""
+    """Draws the figure ``name`` from the numbers in a JSON file, and returns the path of the
+    picture.
+
+    It is written into ``folder``.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")

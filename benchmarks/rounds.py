@@ -35,7 +35,12 @@ class WorkerFailed(Exception):
 
 @dataclass
 class EngineResult:
-    """The result of one contender: milliseconds by round, or the reason why there are none."""
+    """The result of one contender: its milliseconds by round, or the ``problem`` why there are
+    none.
+
+    ``turns`` has a list for each round, ``times`` all of them; ``about`` is the worker's
+    description.
+    """
 
     contender: Contender
     about: dict[str, Any] = field(default_factory=dict)
@@ -51,13 +56,14 @@ class EngineResult:
         return statistics.median(self.times)
 
     def ratio_to(self, other: EngineResult) -> float:
-        """Returns the time relative to ``other``: the median over the rounds' ratios."""
+        """Returns the time relative to ``other``: the median over the rounds of the ratio of
+        their medians."""
         pairs = zip(self.turns, other.turns, strict=True)
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
 
 class Worker:
-    """The process of a contender, as a context manager."""
+    """A child process that runs one contender; a context manager that ends the process."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
         python = (
@@ -80,15 +86,19 @@ class Worker:
         self._log.close()
 
     def about(self) -> dict[str, Any]:
-        """Waits until the contender is ready and returns its description; raises
-        :class:`WorkerFailed`."""
+        """Waits until the contender is ready and returns its description (device, version, first
+        run).
+
+        Raises :class:`WorkerFailed` if it cannot be started.
+        """
         about: dict[str, Json] = self._answer()
         if "error" in about:
             raise WorkerFailed(about["error"])
         return about
 
     def measure(self, count: int) -> list[float]:
-        """Returns the milliseconds of ``count`` runs."""
+        """Lets the worker run the network ``count`` times and returns the milliseconds of each
+        run."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -130,8 +140,11 @@ def installed(module: str) -> bool:
 
 
 def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[EngineResult]:
-    """Measures every contender in ``rounds`` interleaved rounds; contenders that fail are left
-    out."""
+    """Measures every contender in ``rounds`` interleaved rounds and returns a result for each.
+
+    The result of a contender that is not installed or fails states its ``problem``; the others
+    go on.
+    """
     results = [EngineResult(contender, problem=missing(contender)) for contender in contenders]
     workers = {r.contender.key: _start(r, folder) for r in results if not r.problem}
     try:
@@ -146,8 +159,11 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
 
 
 def _start(result: EngineResult, folder: Path) -> Worker:
-    """Starts a contender and waits until it is ready, so that its loading disturbs no
-    measurement."""
+    """Starts a contender's worker, waits until it is ready and stores its description in
+    ``result``.
+
+    If it fails, ``result.problem`` is set. Loading before the first round disturbs no measurement.
+    """
     worker = Worker(result.contender, folder)
     try:
         result.about = worker.about()

@@ -27,9 +27,10 @@ _WIDE = 90
 
 
 def residual_network(operators: int, channels: int, path: Path) -> None:
-    """Writes a network of ``operators`` convolutions, normalizations, activations and sums.
+    """Writes a residual network of ``operators`` operators with random weights.
 
-    ``path`` is a folder for NNEF, or the name of an ONNX file.
+    They are convolutions, normalizations, activations and sums. ``path`` is a folder for NNEF,
+    or the name of an ONNX file.
     """
     import numpy as np
 
@@ -59,7 +60,7 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
 
 
 def stylegan2(resolution: int, folder: Path) -> None:
-    """The generator with random weights."""
+    """Writes StyleGAN2's generator with random weights to a folder as NNEF."""
     import cml_engine as cml
     from examples.stylegan2.network import build
     from examples.stylegan2.parameters import Config, random_parameters
@@ -72,8 +73,10 @@ _PARSE = "parse: the text, or ONNX, and the weights"
 
 
 def measure(model: Path, rounds: int) -> tuple[int, float]:
-    """Prints the milliseconds of each phase; returns the number of operators and the ms before
-    packing."""
+    """Starts the model ``rounds`` times and prints the milliseconds of each phase.
+
+    Returns the number of operators and the median ms of parsing and planning before packing.
+    """
     begin = time.perf_counter()
     import cml_engine as cml
     from cml_engine.compiler.optimize import optimize
@@ -118,7 +121,7 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
 
 
 class _Clock:
-    """A method that counts the milliseconds it takes."""
+    """Wraps a method and adds up the milliseconds of its calls in ``ms``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.ms = function, 0.0

@@ -38,7 +38,11 @@ _HEAD = (
 
 
 def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str, float]:
-    """Returns the largest absolute difference of each contender's output from the reference's."""
+    """Returns, by key, the largest absolute difference of each contender's output from the
+    reference's.
+
+    The reference itself is included. Empty if the reference has no output.
+    """
     outputs = {}
     for result in results:
         path = workload.output(result.contender.key)
@@ -51,21 +55,26 @@ def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str
 
 
 def tolerance(workload: Workload) -> float:
-    """Returns the largest accepted difference, in proportion to the reference's values."""
+    """Returns the largest accepted difference of outputs: a share of the reference's largest value.
+
+    That value counts as 1 if it is smaller.
+    """
     path = workload.output(REFERENCE)
     largest = float(np.abs(np.load(path)).max()) if path.is_file() else 1.0
     return TOLERANCE * max(1.0, largest)
 
 
 def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    """Returns the largest difference; infinite for another shape or non-finite values."""
+    """Returns the largest absolute difference of two arrays; infinity if the shapes differ or
+    ``value`` is not finite."""
     if value.shape != reference.shape or not np.isfinite(value).all():
         return float("inf")
     return float(np.abs(value - reference).max())
 
 
 def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> str:
-    """Returns the table, one row per contender; a contender without times shows the reason."""
+    """Returns a Markdown table of the times, one row per contender; without times it shows the
+    reason."""
     rows = [_row(result, results, differences) for result in results]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|---|" + "--:|" * (len(_HEAD) - 2))
@@ -90,12 +99,13 @@ def _row(
 
 
 def one_line(text: str) -> str:
-    """Returns a message as one line for a table cell."""
+    """Returns a message as one line without ``|``, for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "¦")
 
 
 def find(results: Sequence[EngineResult], key: str) -> EngineResult | None:
-    """Returns the contender's result if it has times, otherwise None."""
+    """Returns the result of the contender ``key`` if it has times and no problem, otherwise
+    None."""
     for result in results:
         if result.contender.key == key and result.turns and not result.problem:
             return result
@@ -118,7 +128,10 @@ def verdicts(
     differences: dict[str, float],
     tolerance: float = TOLERANCE,
 ) -> list[tuple[bool, str]]:
-    """Returns (passed, text) for each limit on speed and on numerical difference."""
+    """Returns (passed, text) for each limit on the speed and on the numerical difference.
+
+    A limit whose engines were not measured is left out.
+    """
     found = []
     for ours, peer, limit in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
@@ -135,7 +148,7 @@ def verdicts(
 
 
 def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
-    """Returns the ratios that have a limit, by "ours ÷ theirs"."""
+    """Returns the time ratios that have a limit, by the text "ours ÷ theirs"."""
     found = {}
     for ours, peer, _ in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
@@ -145,7 +158,7 @@ def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
 
 
 def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Returns the ratios that are clearly larger than in an earlier report.
+    """Returns a sentence for each ratio that is clearly larger than in the report ``before``.
 
     Times of two runs cannot be compared; the ratios within each run can.
     """
@@ -160,7 +173,7 @@ def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def record(results: Sequence[EngineResult], differences: dict[str, float]) -> list[dict[str, Any]]:
-    """Returns every contender's numbers, including all single times."""
+    """Returns every contender's numbers for the JSON report, including all single times."""
     return [
         {
             "key": result.contender.key,
@@ -176,7 +189,10 @@ def record(results: Sequence[EngineResult], differences: dict[str, float]) -> li
 
 
 def machine() -> dict[str, Any]:
-    """Returns the time, machine and commit of the run."""
+    """Returns the current time, the commit, and the processor and system, for the JSON report.
+
+    The commit ends in "+" if the working tree has changes.
+    """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "-s") else ""),
@@ -188,7 +204,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy() -> str:
-    """Returns a warning if other processes keep the cores busy; otherwise ""."""
+    """Returns a warning text if other processes keep half of the cores busy; otherwise ""."""
     if not hasattr(os, "getloadavg"):
         return ""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1

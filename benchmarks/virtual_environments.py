@@ -14,12 +14,15 @@ FOLDER = Path(__file__).resolve().parents[1] / "out" / "environments"
 
 
 def python_of(name: str) -> Path:
-    """Returns the path of the environment's interpreter, which may not exist."""
+    """Returns the path of the Python interpreter of the environment ``name``; it may not exist."""
     return FOLDER / name / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def make(name: str, package: str) -> None:
-    """Creates the environment with the package; does nothing if it exists."""
+    """Creates the virtual environment ``name`` and installs the package with pip.
+
+    Does nothing if the environment exists.
+    """
     if python_of(name).exists():
         return
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER / name)], check=True)

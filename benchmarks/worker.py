@@ -21,15 +21,21 @@ from benchmarks.contenders import CONTENDERS, Contender, Inputs, Run, Unavailabl
 
 
 def own_stdout() -> TextIO:
-    """Returns the pipe to the parent; native code that writes to stdout now writes to standard
-    error."""
+    """Returns a stream to the parent process and redirects standard output to standard error.
+
+    Native code that writes to standard output then cannot disturb the protocol.
+    """
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe
 
 
 def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
-    """Loads the contender, runs it once, saves its output and returns it with its description."""
+    """Loads the contender, runs it once and saves its output; returns its run function and
+    description.
+
+    The description has the device, the version, and the ms of loading and the first run.
+    """
     begun = time.perf_counter()
     loaded = contender.load(workload)
     output = loaded.run(inputs)
@@ -44,7 +50,8 @@ def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run
 
 
 def version(package: str) -> str:
-    """Returns the installed version; "" for a package that is used from its folder."""
+    """Returns the version of an installed package; "" if it is not installed but used from its
+    folder."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -52,8 +59,10 @@ def version(package: str) -> str:
 
 
 def measure(run: Run, inputs: Inputs, count: int) -> list[float]:
-    """Returns the milliseconds of ``count`` runs, after one run that wakes threads and warms
-    caches."""
+    """Returns the milliseconds of each of ``count`` runs.
+
+    An earlier run, which wakes threads and warms caches, is not counted.
+    """
     run(inputs)
     times = []
     for _ in range(count):

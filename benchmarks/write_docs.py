@@ -24,9 +24,11 @@ MARK = "<!-- below: python -m benchmarks.write_docs -->"
 def page(
     before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Json], Mapping[str, Json]]
 ) -> str:
-    """Returns the page with new tables, each with the machine that it was measured on and its load.
+    """Returns the page ``before`` with the tables after its mark replaced by ``bench`` and
+    ``kernels``.
 
-    Raises :class:`ValueError` if the page has no mark.
+    ``reports`` are the JSON reports of both; each table states the machine and its load. Raises
+    :class:`ValueError` if the page has no mark.
     """
     head, mark, _ = before.partition(MARK)
     if not mark:

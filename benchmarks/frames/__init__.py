@@ -1,1 +1,1 @@
-"""Benchmarks of the demo game's frames: the cost of networks, the machine's noise, reloads."""
+"""Benchmarks of frames: the cost of networks, the machine's noise, slices, and a busy neighbour."""

@@ -39,7 +39,8 @@ REST = "the rest: submit, wake-ups, caches"
 
 @dataclass
 class FrameCauses:
-    """The milliseconds of a frame, in total and by cause."""
+    """The milliseconds of one frame: the ``whole``, ``parts`` by cause, and the waits for the
+    device."""
 
     whole: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
@@ -49,7 +50,8 @@ class FrameCauses:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of frame time: its ms per frame without networks and with them."""
+    """A cause of frame time with its mean ms per frame, without networks and with them; a
+    table's row."""
 
     cause: str
     without: float
@@ -61,7 +63,7 @@ class Cause:
 
 
 class _OneEffort:
-    """A pace controller that keeps a fixed rendering effort."""
+    """A stand-in for the game's pace controller that keeps a fixed rendering effort."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
@@ -71,7 +73,11 @@ class _OneEffort:
 
 
 class PartTimes:
-    """Times methods of the game's parts and adds the times to the current :attr:`frame`."""
+    """Replaces methods of the game by timed ones that add their ms to the current :attr:`frame`.
+
+    The caller sets a new :attr:`frame` before each frame. Work in the spare time of a frame is not
+    counted.
+    """
 
     def __init__(self, game: Any) -> None:
         self.frame = FrameCauses()
@@ -83,8 +89,8 @@ class PartTimes:
         use_rest = game.use_rest
 
         def aside(until: float) -> None:
-            """Runs the original method without counting its time, because it uses the spare time
-            of a frame."""
+            """Runs the original ``use_rest`` without counting its time, because it uses a
+            frame's spare time."""
             frame, self.frame = self.frame, FrameCauses()
             use_rest(until)
             self.frame = frame
@@ -111,8 +117,11 @@ class PartTimes:
 
 
 def table(without: Sequence[FrameCauses], with_them: Sequence[FrameCauses]) -> list[Cause]:
-    """Returns the mean ms of each cause over the counted frames; the last row is the whole
-    frame."""
+    """Returns a row per cause with its mean ms over the kept frames, then the rest and the whole
+    frame.
+
+    The longest frames of each mode are dropped.
+    """
     kinds = [_kept(without), _kept(with_them)]
     causes = list(dict.fromkeys([NETWORKS, PICTURE, *_CAUSES]))
     rows = [
@@ -145,8 +154,10 @@ def measure(
     frames: int,
     budget_ms: float | None,
 ) -> list[Cause]:
-    """Flies ``turns`` times without networks and with them, ``frames`` frames each, and returns
-    the causes."""
+    """Flies alternately without and with networks and returns the ms of a frame by cause.
+
+    There are ``turns`` turns of each mode, of ``frames`` frames each.
+    """
     flown = HeadlessRun(gpu, quality, settings, Options(budget_ms=budget_ms))
     kinds: dict[str, list[FrameCauses]] = {"off": [], "sliced": []}
     try:
@@ -164,8 +175,11 @@ def measure(
 
 
 def _fly(flown: HeadlessRun, watch: PartTimes, mode: str, frames: int) -> list[FrameCauses]:
-    """Flies ``frames`` frames in one mode and returns their times; with networks, only frames
-    that ran some."""
+    """Flies ``frames`` frames in the mode and returns the times of the frames that count.
+
+    The first and last frames do not count, nor frames without a measured picture or, with networks,
+    frames that ran none.
+    """
     game = flown.game
     game.inference = mode != "off"
     game.controls.mode, game.controls.budget_ms = "sliced", flown.options.budget_ms

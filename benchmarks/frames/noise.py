@@ -36,7 +36,7 @@ _WARM_UP, _DRAIN = 150, 12
 
 
 def network(gpu: Any, size: int, layers: int) -> cml.Session:
-    """Returns a session on a chain of ``layers`` convolutions of ``size`` x ``size`` maps."""
+    """Returns a session on a chain of ``layers`` convolutions of maps of ``size`` x ``size``."""
     names = ["x", *(f"t{k}" for k in range(1, layers + 1))]
     lines = [f"    {b} = conv({a}, w, 0.1);" for a, b in zip(names, names[1:], strict=False)]
     text = _TEXT.format(size=size, lines="\n".join(lines), layers=layers)
@@ -44,7 +44,12 @@ def network(gpu: Any, size: int, layers: int) -> cml.Session:
 
 
 class Frames:
-    """A host that renders a fixed amount."""
+    """A host whose frames have fixed work: busy Python, a network in place of a renderer, and two
+    jobs.
+
+    The jobs are networks under the scheduler. ``rows`` has for each frame number its ms, the
+    predicted ms of its networks and, once known, the measured ms.
+    """
 
     def __init__(self, budget_ms: float, renderer_layers: int, host_ms: float) -> None:
         gpu = cml.Gpu()
@@ -61,7 +66,7 @@ class Frames:
         self.rows: dict[int, list[float]] = {}
 
     def frame(self) -> None:
-        """Runs one frame."""
+        """Runs one frame and adds its row to ``rows``."""
         start = time.perf_counter()
         while time.perf_counter() < start + self.host_ms / 1e3:
             pass

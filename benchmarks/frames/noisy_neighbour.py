@@ -34,7 +34,8 @@ def take(busy_s: float, every_s: float) -> None:
 
 @contextmanager
 def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
-    """Runs a process that spins periodically, for the length of the ``with`` block."""
+    """Runs another process beside the ``with`` block that spins ``busy_ms`` out of every
+    ``every_ms``."""
     apart = multiprocessing.get_context("spawn")
     process = apart.Process(target=take, args=(busy_ms / 1e3, every_ms / 1e3), daemon=True)
     process.start()
@@ -46,7 +47,11 @@ def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
 
 
 def table(flights: Sequence[Sequence[RunReport]]) -> str:
-    """Returns a table with one row per mode: the mean and the range over its flights."""
+    """Returns a text table with one row per mode: late frames, tiles and the wait for a tile.
+
+    ``flights`` has for each flight the reports of all modes. Cells are means over the flights; late
+    frames and tiles also have their range.
+    """
     lines = [f"{'':36s} {'late frames':>24s} {'tiles':>16s} {'seen after':>11s}"]
     for mode, reports in zip(_MODES, zip(*flights, strict=True), strict=True):
         late = [100 * report.over_share for report in reports]

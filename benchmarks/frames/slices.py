@@ -34,14 +34,17 @@ Part = list[Slice]
 
 
 class Runner:
-    """Runs the parts of one network and waits for each."""
+    """Submits parts of a network one by one, waits for each, and measures their GPU time."""
 
     def __init__(self, gpu: cml.Gpu) -> None:
         self.gpu, self.executor = gpu, gpu.executor()
         self._frame = 0
 
     def run(self, parts: Sequence[Part], pause_s: float = 0.0) -> float:
-        """Runs the parts, one submit each, and returns their GPU milliseconds."""
+        """Runs the parts, one submit each, and returns the sum of their GPU milliseconds.
+
+        It sleeps ``pause_s`` before each part.
+        """
         took = 0.0
         for part in [*parts, *[None] * _DRAIN]:
             if part and pause_s:
@@ -56,7 +59,8 @@ class Runner:
 
 
 def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
-    """Returns the milliseconds of each step, run alone."""
+    """Returns the GPU milliseconds of each step of the program, run alone; the median of five
+    runs."""
     timer = PassTimer(gpu)
     steps = range(len(program.step_costs()))
     times = [timer.time(steps, program.encode_all) for _ in range(5)]
@@ -66,7 +70,11 @@ def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
 def cut(
     network: GpuProgram, times: Sequence[float], parts: int, granule: int, *, inside: bool
 ) -> list[Part]:
-    """Cuts the network into ``parts`` of about equal time, ``inside`` operators or between them."""
+    """Cuts the network into ``parts`` parts of about equal time, inside operators or between them.
+
+    ``times`` are the ms of the steps. Cuts ``inside`` operators are at multiples of ``granule``
+    workgroups. There are fewer parts if two cuts coincide.
+    """
     costs, ends = network.step_costs(), list(accumulate(times))
     places = {(0, 0), (len(costs), 0)}
     for at in (ends[-1] * part / parts for part in range(1, parts)):
@@ -98,17 +106,22 @@ class Way:
     took: list[float]
 
     def ratio(self, other: Way) -> float:
-        """Returns the time relative to another way: the median over the rounds, which cancels
-        slow rounds."""
+        """Returns the time relative to another way: the median of the ratios of each round.
+
+        A slow round slows both ways and cancels out.
+        """
         return median(a / b for a, b in zip(self.took, other.took, strict=True))
 
     def best(self, other: Way) -> float:
-        """Returns the ratio of the fastest rounds, which are the least disturbed."""
+        """Returns the ratio of both ways' fastest rounds, which are the least disturbed."""
         return min(self.took) / min(other.took)
 
 
 def measure(gpu: cml.Gpu, graph: cml.Graph, budget_ms: float, rounds: int) -> list[Way]:
-    """Returns the timed ways; the first runs the network in one submit."""
+    """Runs the network in four ways in interleaved rounds and returns the timed ways.
+
+    The first way runs the network in one submit.
+    """
     session, runner = cml.Session(graph, gpu), Runner(gpu)
     network = session.program
     assert isinstance(network, GpuProgram)

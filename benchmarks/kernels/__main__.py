@@ -28,7 +28,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 
 
 def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[KernelTimes]:
-    """Returns the times of one network's kernel variants."""
+    """Returns the times of one network's kernel variants; each round also measures the peaks."""
     program, inputs = ready_program(model, gpu)
     times, peaks = [], []
     for _ in range(rounds):
@@ -51,7 +51,7 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
 
 
 def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
-    """Returns the median peaks, for the head of the table."""
+    """Measures the peak rates ``rounds`` times and returns the median of each."""
     found = [meter.measure() for _ in range(rounds)]
     return Peaks(*(statistics.median(getattr(p, name) for p in found) for name in Peaks.__slots__))
 

@@ -23,7 +23,10 @@ _VECTOR_BYTES = 16
 
 
 class Control:
-    """A dispatch of known work: ``flops`` of products, or ``nbytes`` read and written."""
+    """A GPU dispatch of known work: multiply-adds on registers if ``fma``, otherwise a copy.
+
+    ``flops`` and ``nbytes`` (read and written) are the work of one dispatch; one of them is 0.
+    """
 
     def __init__(self, gpu: Gpu, fma: bool, groups: int = 0) -> None:
         self.gpu, self.groups = gpu, groups or (_FMA_GROUPS if fma else _COPY_VECTORS // _GROUP)
@@ -68,14 +71,15 @@ class Control:
 
 
 class PeakMeter:
-    """Measures the peaks on demand, so that they share a round with the measured kernels."""
+    """Measures the device's peak rates on demand, in the same round as the kernels."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._timer = PassTimer(gpu)
         self._controls = [Control(gpu, True), Control(gpu, False), Control(gpu, False, groups=1)]
 
     def measure(self) -> Peaks:
-        """Measures and returns the peaks."""
+        """Runs the three controls once and returns the peak FLOPs, bytes per second and launch
+        time."""
         fma, copy, least = self._controls
         times = self._timer.time([0, 1, 2], lambda compute, i: self._controls[i].encode(compute))
         seconds = [1e-3 * max(ms, 1e-6) for ms in times]

@@ -36,9 +36,10 @@ SIZES = {
 
 
 def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) -> str | None:
-    """Returns a row: dispatches, arena and milliseconds with the passes and without them.
+    """Times the graph with all passes and without the passes in ``without``; returns a row of text.
 
-    Returns None if the passes change nothing.
+    The row has dispatches, arena and milliseconds of both, and their ratio. Returns None if the
+    passes change nothing.
     """
     sessions = [cml.Session(graph, gpu, CompileOptions(w)) for w in (frozenset[str](), without)]
     plans = [session.plan for session in sessions if session.plan]

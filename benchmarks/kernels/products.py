@@ -79,7 +79,8 @@ def main() -> None:
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
-    """Returns the case for every kernel variant and tile worth timing.
+    """Returns, by the name of each kernel variant and tile, a function that runs the case and its
+    FLOPs.
 
     A matrix product multiplies two computed tensors; pictures are in blocks of four channels.
     """

@@ -23,7 +23,8 @@ _TILE_IN, _TILE_OUT = 36, 16
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The driver's peak FLOPs and bytes per second, and the seconds of a nearly empty dispatch."""
+    """The device's peak rates: FLOPs per second, bytes per second, and seconds of a nearly empty
+    dispatch."""
 
     flops: float
     nbytes: float
@@ -31,7 +32,7 @@ class Peaks:
 
 
 def work_of(step: Step) -> Cost:
-    """Returns the FLOPs, and the bytes read and written once, of the dispatch itself.
+    """Returns the work of a step's dispatch: its FLOPs, and the bytes that it reads and writes.
 
     The declared costs of Winograd's stages are shares of the convolution that they replace; this
     function computes their actual work.
@@ -50,7 +51,8 @@ def work_of(step: Step) -> Cost:
 
 
 def name_of(step: Step) -> str:
-    """Returns a short name: the kernel's file and the properties that distinguish its variants."""
+    """Returns a short name of a step's kernel: its file's name and the properties of its
+    variant."""
     d, stem = step.defines, Path(step.path).stem
     words = [stem]
     if stem == "winograd":
@@ -66,9 +68,10 @@ def name_of(step: Step) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The times of one kernel variant in one network, medians over the rounds.
+    """A kernel variant's time in one network and its rates; medians over the rounds.
 
-    Rates are per second; ``of_…`` are shares of the driver's peak in the same round.
+    ``flops`` and ``nbytes`` are rates per second; ``of_…`` are shares of the driver's peak in
+    the same round.
     """
 
     model: str
@@ -86,7 +89,10 @@ class KernelTimes:
 
     @property
     def limit(self) -> str:
-        """The nearest of the three limits, or the remaining cause if none is near."""
+        """The limit with the largest share of its peak: "products", "memory" or "launches".
+
+        It is "instructions", which no control measures, if all shares are below a third.
+        """
         shares = {
             "products": self.of_flops,
             "memory": self.of_nbytes,
@@ -104,10 +110,10 @@ class KernelTimes:
         totals: Sequence[float],
         peaks: Sequence[Peaks],
     ) -> KernelTimes:
-        """Returns the times of a variant from its steps.
+        """Returns the medians of one kernel variant, which runs in ``steps``.
 
-        ``seconds`` are the summed times of the steps in each round, ``totals`` those of the
-        whole network, and ``peaks`` the peaks of the same rounds.
+        For each round, ``seconds`` has the summed time of the steps, ``totals`` the time of the
+        whole network, and ``peaks`` the peak rates.
         """
         work = sum((work_of(step) for step in steps), Cost(0, 0, 0))
         rounds = list(zip(seconds, totals, peaks, strict=True))
@@ -136,9 +142,9 @@ _HEAD = (
 
 
 def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
-    """Returns a table of one network's kernels, the longest first.
+    """Returns a Markdown table of one network's kernels, the longest first.
 
-    Kernels below the share ``least`` of the time are combined in one row.
+    Kernels below the share ``least`` of the network's time are combined in the last row.
     """
     shown = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
     rest = [k for k in kernels if k.time_share < least]

@@ -30,7 +30,10 @@ class CannotWrite(Exception):
 
 
 def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
-    """Writes both files; raises :class:`CannotWrite` if an operator has no counterpart in ncnn."""
+    """Writes the graph to the files ``param`` and ``weights``.
+
+    Raises :class:`CannotWrite` if an operator has no counterpart in ncnn.
+    """
     writer = _Writer(graph)
     for name in graph.inputs:
         writer.parts.input(name, graph.facts[name].shape)
@@ -41,7 +44,10 @@ def graph_to_ncnn(graph: Graph, param: Path, weights: Path) -> None:
 
 
 class _Writer:
-    """The layers written so far; the functions below write one operator each."""
+    """Writes a graph's operators as ncnn layers; ``parts`` has the layers written so far.
+
+    The functions below the class write one type of operator each.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.parts = graph, NcnnParts()
@@ -52,7 +58,10 @@ class _Writer:
         self.written: set[str] = set()
 
     def node(self, node: Node) -> None:
-        """Writes one operator and the following ones that are fused with it."""
+        """Writes one operator, and the following ones that are fused with it, to ``parts``.
+
+        Raises :class:`CannotWrite` if there is no ncnn layer for it.
+        """
         if node.op in _BINARY:
             self.binary(node)
         elif node.op in _UNARY:
@@ -67,19 +76,21 @@ class _Writer:
     # -- names and numbers
 
     def blob(self, tensor: str) -> str:
-        """Returns the tensor's name; writes a constant as a blob at its first use."""
+        """Returns the name of the tensor for a layer that reads it; writes a constant at its
+        first use."""
         if tensor in self.constants and tensor not in self.written:
             self.written.add(tensor)
             self.parts.constant(tensor, self.constants[tensor])
         return tensor
 
     def number(self, tensor: str) -> float | None:
-        """Returns the value of a constant with one element."""
+        """Returns the value of a constant of rank 0, or None for any other tensor."""
         values = self.constants.get(tensor)
         return float(values) if values is not None and values.shape == () else None
 
     def weights(self, node: Node, index: int) -> Array:
-        """Returns the values of a constant operand."""
+        """Returns the array of the node's operand ``index``; raises :class:`CannotWrite` if it
+        is no constant."""
         found = self.constants.get(node.inputs[index])
         if found is None:
             raise CannotWrite(f"{node.title}: ncnn wants operand {index} to be constant")
@@ -89,7 +100,10 @@ class _Writer:
         return np.broadcast_to(self.weights(node, 2).reshape(-1), (channels,))
 
     def only_reader(self, tensor: str) -> Node | None:
-        """Returns the operator that reads the tensor if it is the only one, otherwise None."""
+        """Returns the only operator that reads the tensor.
+
+        Returns None if there are several or none, or if the tensor is an output of the graph.
+        """
         readers = self.readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.graph.roots else None
 
@@ -112,8 +126,10 @@ class _Writer:
             self.pair(node.op, self.blob(a), self.blob(b), output)
 
     def scales_filter(self, node: Node) -> bool:
-        """Returns True if the node only scales filters, which :func:`conv` applies to the input
-        instead."""
+        """Returns True if the node multiplies a constant filter by a scale, only for convolutions.
+
+        :func:`conv` then scales the input instead, and the node is not written.
+        """
         if node.op != "mul":
             return False
         filter, style = node.inputs
@@ -133,7 +149,11 @@ class _Writer:
     # -- windows
 
     def window(self, type: str, node: Node, x: str, filter: Array, channels: int) -> None:
-        """Writes a convolution or deconvolution with its window, bias and activation."""
+        """Adds a layer for a convolution or deconvolution of the tensor ``x``, with bias and
+        activation.
+
+        ``type`` is ncnn's name of the layer without "DepthWise"; ``channels`` are the outputs.
+        """
         groups = node.attrs.groups or self.facts[node.inputs[0]].shape[1]
         (top, bottom), (left, right) = node.attrs.padding
         stride, dilation = node.attrs.stride or (1, 1), node.attrs.dilation or (1, 1)
@@ -151,8 +171,12 @@ class _Writer:
         self.written.add(output)
 
     def activation(self, node: Node) -> tuple[str, str]:
-        """Returns the result's name and the parameters of the activation that is the only
-        reader, if any."""
+        """Returns the name of the node's result and ncnn's parameters of the activation fused into
+        it.
+
+        If an activation is the only reader of the node, the result is the activation's.
+        Otherwise the parameters are "".
+        """
         reader = self.only_reader(node.outputs[0])
         if reader and reader.op == "relu":
             return reader.outputs[0], "9=1"
@@ -166,7 +190,8 @@ _WRITERS: dict[str, Callable[[_Writer, Node], None]] = {}
 
 
 def _writes(function: Callable[[_Writer, Node], None]) -> Callable[[_Writer, Node], None]:
-    """Registers the function as the writer of the operator with its name."""
+    """Registers the function, a decorator's operand, as the writer of the operator of the same
+    name."""
     _WRITERS[function.__name__] = function
     return function
 
@@ -268,7 +293,10 @@ def mean_reduce(w: _Writer, node: Node) -> None:
 
 @_writes
 def reshape(w: _Writer, node: Node) -> None:
-    """Writes a pixel shuffle: a reshape, a transpose and another reshape."""
+    """Writes a reshape, the following transpose and the reshape after it as one PixelShuffle layer.
+
+    Raises :class:`CannotWrite` for any other reshape.
+    """
     turn = w.only_reader(node.outputs[0])
     back = w.only_reader(turn.outputs[0]) if turn else None
     shape = w.facts[node.outputs[0]].shape

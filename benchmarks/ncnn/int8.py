@@ -38,12 +38,16 @@ _TOLERANCE = 1e-3
 
 
 class WrongLayer(Exception):
-    """Raised if a layer that ncnn computes does not match the 8-bit weights that were written."""
+    """Raised if ncnn's result of an 8-bit layer differs from that of a convolution of rounded
+    floats."""
 
 
 class Int8Network:
-    """The network with 8-bit convolutions; the scales come from the largest values of the
-    samples."""
+    """A float network rewritten with 8-bit convolutions, in ncnn's files.
+
+    ``words`` is the workload with 8-bit convolutions, ``rounded`` one with floats that are
+    rounded to the same values. The scales come from the largest values of the samples.
+    """
 
     def __init__(self, floats: Workload, samples: Sequence[Inputs]) -> None:
         self.floats, self.layers = floats, list(_layers(floats))
@@ -57,7 +61,8 @@ class Int8Network:
         _save(self.rounded, self.layers, lambda one: one.rounded(self.scales[one.x]))
 
     def error(self, inputs: Inputs) -> float:
-        """Returns the RMS difference to floats over the RMS of the output.
+        """Returns the RMS of the outputs' differences from floats, over the RMS of the output in
+        floats.
 
         Checks every convolution first and raises :class:`WrongLayer` if one is wrong.
         """
@@ -66,8 +71,11 @@ class Int8Network:
         return _rms(found - exact) / _rms(exact)
 
     def _check(self, inputs: Inputs) -> None:
-        """Compares each 8-bit convolution with a convolution of rounded floats on the same
-        input."""
+        """Raises :class:`WrongLayer` if an 8-bit convolution's result is not that of rounded
+        floats.
+
+        Both read the same input.
+        """
         convolved = [one for one in self.layers if one.convolves]
         names = list(dict.fromkeys(name for one in convolved for name in (one.x, one.y)))
         found = dict(zip(names, _run(self.words, inputs, names), strict=True))
@@ -89,8 +97,11 @@ class Int8Network:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A line of the .param, its filter (stored after a flag), and its weights stored without
-    one."""
+    """A layer of the network's files: its line in the .param, and its weights in the .bin.
+
+    ``filter`` is the array that ncnn stores after a flag, or None; ``rest`` are the weights stored
+    without a flag, such as the bias.
+    """
 
     line: NcnnLayer
     filter: Array | None
@@ -122,8 +133,11 @@ class _Layer:
         return [self.line.source.text], filter + plain(self.rest)
 
     def words(self, maps: Sequence[float]) -> Written:
-        """Returns the 8-bit layer; ``maps`` are the scales of its input and, if it is in bytes,
-        its output."""
+        """Returns the layer with an 8-bit filter, as lines of the .param and bytes of the .bin.
+
+        ``maps`` are the scales of its input and, if the result is passed on as bytes, of its
+        output.
+        """
         numbers, scales = self.whole
         data = numbers.astype(np.int8).tobytes()
         after = plain(self.rest, scales, np.array(maps))
@@ -131,8 +145,10 @@ class _Layer:
         return [text], _FLAG + data + bytes(-len(data) % 4) + after
 
     def rounded(self, scale: float) -> Written:
-        """Returns the layer in floats, with the input and the filter rounded to their 8-bit
-        values."""
+        """Returns the layer in floats, as lines of the .param and bytes of the .bin.
+
+        The filter, and the input by additional layers, are rounded to their 8-bit values.
+        """
         x, lines = self.x, []
         for number, step in enumerate((
             f"BinaryOp 0=2 1=1 2={scale:.9e}", "UnaryOp 0=18",
@@ -180,7 +196,11 @@ def _save(
 def _scales(
     floats: Workload, names: Sequence[str], samples: Sequence[Inputs]
 ) -> Mapping[str, float]:
-    """Returns the scale to bytes of each tensor, from its largest value over the samples."""
+    """Returns the factor from floats to 8-bit values by tensor name, from its largest absolute
+    value.
+
+    The largest value is that over all samples.
+    """
     most = np.zeros(len(names))
     for sample in samples:
         found = _run(floats, sample, names)
@@ -189,7 +209,8 @@ def _scales(
 
 
 def _run(workload: Workload, inputs: Inputs, names: Sequence[str] = ()) -> list[Array]:
-    """Runs the network and returns the named tensors, or its outputs."""
+    """Runs the network on the CPU and returns the tensors called ``names``, by default its
+    outputs."""
     net, _ = ncnn_net(workload, on_gpu=False)
     return run_ncnn(net, inputs, names or net.output_names())
 

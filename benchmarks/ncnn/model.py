@@ -41,10 +41,10 @@ class NcnnParts:
         bias: Array | None = None,
         stored: bytes = b"",
     ) -> str:
-        """Adds a layer.
+        """Adds a layer and returns ``output``, the name of its result.
 
-        ``numbers`` are ncnn's parameters as text. :func:`flagged` writes the ``filter`` and
-        :func:`plain` the ``bias``; ``stored`` holds further weights of the layer.
+        ``numbers`` are ncnn's parameters as text. The weights in the .bin are the ``filter``
+        after a flag, the ``bias`` without one, then the bytes in ``stored``.
         """
         weights = b"" if filter is None else flagged(filter)
         weights += b"" if bias is None else plain(bias)
@@ -56,12 +56,14 @@ class NcnnParts:
         self.layer("Input", (), name, extents(shape))
 
     def constant(self, name: str, values: Array) -> str:
-        """Adds values [1, C, H, W] or [1, W] that are read as a tensor."""
+        """Adds values [1, C, H, W] or [1, W] as a layer without inputs, and returns its name."""
         return self.layer("MemoryData", (), name, extents(values.shape), bias=values)
 
     def save(self, param: Path, weights: Path) -> None:
-        """Writes both files. A tensor that is read more than once goes through a split layer, as
-        ncnn requires."""
+        """Writes the network to the files ``param`` and ``weights``.
+
+        A tensor that is read more than once goes through a split layer, as ncnn requires.
+        """
         readers = Counter(name for layer in self._layers for name in layer.inputs)
         given: dict[str, int] = dict.fromkeys(readers, 0)
         lines: list[str] = []
@@ -78,23 +80,26 @@ class NcnnParts:
 
 
 def flagged(values: Array) -> bytes:
-    """Returns the weights after a flag for 32-bit floats."""
+    """Returns the values as bytes of 32-bit floats, after ncnn's flag for that type."""
     return _FLAG + plain(values)
 
 
 def plain(*arrays: Array) -> bytes:
-    """Returns the weights without a flag, one array after the other."""
+    """Returns the arrays as bytes of 32-bit floats, one after the other, without a flag."""
     return b"".join(np.ascontiguousarray(array, np.float32).tobytes() for array in arrays)
 
 
 def extents(shape: Sequence[int]) -> str:
-    """Returns ncnn's parameters 0, 1, 2 (width, height, channels) of a shape with a batch of
-    one."""
+    """Returns a shape with a batch of one as ncnn's parameters: ``0=width 1=height 2=channels``."""
     return " ".join(f"{key}={extent}" for key, extent in enumerate(reversed(shape[1:])))
 
 
 def _reader(name: str, readers: Mapping[str, int], given: dict[str, int]) -> str:
-    """Returns the blob name of the tensor for its next reader."""
+    """Returns the name of the split layer's output for the tensor's next reader.
+
+    ``given`` counts the readers served so far and is changed. A tensor with one reader keeps its
+    name.
+    """
     if readers[name] == 1:
         return name
     given[name] += 1

@@ -16,9 +16,11 @@ _NEVER = -1e4
 
 @dataclass(frozen=True)
 class Transformer:
-    """Blocks of layer norm, attention, layer norm and two matrices with GELU between them.
+    """Transformer blocks: layer norm, attention, layer norm, and two matrices with GELU between
+    them.
 
-    Both parts have a residual (Vaswani et al., 2017); the norms come first, as in ViT and GPT-2.
+    Attention and matrices each have a residual (Vaswani et al., 2017); the norms come first, as
+    in ViT and GPT-2.
     """
 
     tokens: int
@@ -33,7 +35,7 @@ class Transformer:
         return (1, self.tokens, self.width)
 
     def write(self, param: Path, weights: Path) -> None:
-        """Writes ncnn's .param and .bin."""
+        """Writes the blocks with random weights as ncnn's .param and .bin."""
         writer = _Writer(self)
         x = "data"
         for block in range(self.blocks):

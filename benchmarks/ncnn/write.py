@@ -16,7 +16,7 @@ _ACTIVATIONS = {"": "", "relu": "9=1", "relu6": "9=3 -23310=2,0.0,6.0"}
 
 
 def write_ncnn(network: LayeredNetwork, param: Path, weights: Path) -> None:
-    """Writes both files."""
+    """Writes the network as ncnn's .param to ``param`` and .bin to ``weights``."""
     parts = NcnnParts()
     parts.input("data", network.shape)
     for layer in network.layers:
