@@ -1,4 +1,4 @@
-"""The game in a window: sixty frames a second, keys, mouse and overlay."""
+"""Runs the game in a window: frames, keys, mouse and overlay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAUSE_S = 1.0
 
 
 class GameWindow:
-    """A window and the game in it."""
+    """A window with the game and its overlay, driven by the events of ``canvas``."""
 
     def __init__(
         self,
@@ -72,8 +72,11 @@ class GameWindow:
         return time.perf_counter() - self._started
 
     def _draw(self) -> None:
-        """Draws a frame for the canvas, and closes it on an exception, which the canvas would
-        only log."""
+        """Draws a frame for the canvas; on an exception it stores it in ``failed`` and closes the
+        canvas.
+
+        The canvas itself would only log the exception.
+        """
         try:
             self._frame()
             self.on_frame()
@@ -111,7 +114,8 @@ class GameWindow:
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:
-        """Returns the frame interval, rounded to the display's own interval if it is near it."""
+        """Returns the measured frame interval, or the target interval if the measured one is
+        close to it."""
         target = self.game.settings.frame_ms
         return target if abs(ms - target) < _WOBBLE * target else ms
 
@@ -158,15 +162,15 @@ class GameWindow:
             self.game.controls.scripted = False
 
     def close(self) -> None:
-        """Let go of what is under way."""
+        """Writes a trace that is being recorded, and closes the overlay and the game."""
         self.tracing.stop()
         self.overlay.close()
         self.game.close()
 
 
 def translate(event: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the canvas's event as an event of the overlay; None if the overlay takes none of its
-    kind."""
+    """Returns the canvas's event as an event for :meth:`Overlay.input`; None if it has no such
+    type."""
     kind = event["event_type"]
     if kind == "pointer_move":
         return {"type": "mouse_move", "x": event["x"], "y": event["y"]}
@@ -198,7 +202,8 @@ def open_window(
     seconds: float | None = None,
     panels: Sequence[str] | None = None,
 ) -> GameWindow:
-    """A window of the preset's size. :class:`cml.CmlError` where none can be opened."""
+    """Opens a window of the preset's size and returns it; raises :class:`cml.CmlError` if none
+    can be opened."""
     try:
         from rendercanvas.glfw import RenderCanvas
 
@@ -220,7 +225,7 @@ def open_window(
 
 
 def run_window(window: GameWindow) -> None:
-    """Frames until the window is closed."""
+    """Draws frames until the window is closed; raises the exception of a failed frame."""
     from rendercanvas.glfw import loop
 
     loop.run()

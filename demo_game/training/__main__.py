@@ -79,7 +79,8 @@ def train_agent(
 def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
     """Returns the squares for fitting baselines and the squares for measuring errors.
 
-    The second ones are from worlds that nothing was fitted to. Upres has no fitted baseline.
+    The second ones are from worlds that nothing was fitted to. The first list is empty for
+    upres, which has no fitted baseline.
     """
     rng = np.random.default_rng(1)
     fitted = [] if name == "upres" else [make(rng, False)(rng) for _ in range(FITTED_SQUARES)]
@@ -87,7 +88,11 @@ def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample
 
 
 def train_and_export(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Train, measure and write one agent; what the recipe says of it."""
+    """Trains, measures and writes one agent; returns its entry in the recipe (parameters, errors,
+    digest).
+
+    The texture and population agents need a trained upres agent in ``args.models``.
+    """
     upres = Agent("upres")
     if name != "upres":
         upres.load(import_weights(args.models / "upres.nnef", upres.weights))
@@ -126,7 +131,7 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
 
 
 def show(name: str, found: Errors, console: Console) -> None:
-    """Errors as lines."""
+    """Prints a line of errors for the agent and for each baseline."""
     for way, quantities in found.items():
         shown = "  ".join(f"{key} {value:.4f}" for key, value in quantities.items())
         console.print(f"{name}, {way}: {shown}", highlight=False)

@@ -1,4 +1,5 @@
-"""Land to learn from: the game's own noise at random places, and what simulations make of it."""
+"""Makes training data: the game's noise at random places, and the land that simulations make of
+it."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ HELD_OUT = 1 << 20
 
 
 def catmull_rom() -> Array:
-    """Weights (16, 1, 4, 4) of bicubic samples at ``(ky, kx) / 4`` between the second and third of
-    four (Catmull and Rom, 1974): channel ``4 * ky + kx``."""
+    """Returns weights (16, 1, 4, 4) of bicubic interpolation (Catmull and Rom, 1974).
+
+    Channel ``4 * ky + kx`` is the sample at ``(ky, kx) / 4`` between the second and third of
+    four samples.
+    """
     t = np.arange(SCALE) / SCALE
     line = np.stack(
         [
@@ -37,8 +41,10 @@ def catmull_rom() -> Array:
 
 
 def fine(channels: Array, scale: int) -> Array:
-    """(N, scale**2 * C, h, w) as (N, C, scale * h, scale * w): channel ``scale**2 * c + scale * ky
-    + kx`` is sample ``(ky, kx)`` of every cell."""
+    """Returns channels (N, scale**2 * C, h, w) as samples (N, C, scale * h, scale * w).
+
+    Channel ``scale**2 * c + scale * ky + kx`` becomes sample ``(ky, kx)`` of every cell.
+    """
     n, c, h, w = channels.shape
     split = channels.reshape(n, c // scale**2, scale, scale, h, w)
     joined: Array = split.transpose(0, 1, 4, 2, 5, 3).reshape(
@@ -48,8 +54,8 @@ def fine(channels: Array, scale: int) -> Array:
 
 
 def folded(samples: Array, scale: int) -> Array:
-    """Returns the samples (N, C, scale * h, scale * w) as (N, scale**2 * C, h, w), the inverse of
-    :func:`fine`."""
+    """Returns samples (N, C, scale * h, scale * w) as channels (N, scale**2 * C, h, w), the
+    inverse of :func:`fine`."""
     n, c, h, w = samples.shape
     split = samples.reshape(n, c, h // scale, scale, w // scale, scale)
     joined: Array = split.transpose(0, 1, 3, 5, 2, 4).reshape(
@@ -59,15 +65,18 @@ def folded(samples: Array, scale: int) -> Array:
 
 
 def bicubic(coarse: Array) -> Array:
-    """(N, 1, h, w) coarse samples as (N, 1, 4 * (h - 3), 4 * (w - 3)) fine ones; the first lies on
-    coarse sample 1."""
+    """Interpolates coarse samples (N, 1, h, w) to fine ones (N, 1, 4 * (h - 3), 4 * (w - 3)).
+
+    The first fine sample lies on coarse sample 1.
+    """
     windows = np.lib.stride_tricks.sliding_window_view(coarse[:, 0], (4, 4), axis=(1, 2))
     return fine(np.einsum("nhwij,cij->nchw", windows, catmull_rom()[:, 0]), SCALE)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A square of cells: world, level, first cell (multiples of 4)."""
+    """The position of a square of cells: its world's seed, its level, and its first cell
+    (multiples of 4)."""
 
     seed: int
     level: int
@@ -79,13 +88,17 @@ class Place:
         return float(CELL_M * 2**self.level)
 
     def cells(self, first: int, count: int, step: int = 1) -> tuple[Array, Array]:
-        """The grids of cell numbers x and z, from ``first`` on, that noise takes."""
+        """Returns the cell numbers x and z of a square grid, int32 (count, count) each.
+
+        The grid begins ``first`` cells from the place, at every ``step``-th cell.
+        """
         line = np.arange(first, first + count * step, step, dtype=np.int32)
         gx, gz = np.meshgrid(self.x + line, self.z + line)
         return gx.astype(np.int32), gz.astype(np.int32)
 
     def coarse(self, first: int, count: int) -> Array:
-        """(count, count) metres, ``first`` in cells."""
+        """Returns coarse heights (count, count) in metres; the first sample lies ``first`` cells
+        from the place."""
         return noise.height(*self.cells(first, count, SCALE), self.level, self.seed)
 
     def detail(self, first: int, count: int) -> Array:
@@ -107,7 +120,10 @@ class Place:
 
 
 def random_place(rng: np.random.Generator, held_out: bool = False) -> Place:
-    """A place on land or near it: of those under deep water most are left out."""
+    """Returns a random place on land or near it; most places under deep water are skipped.
+
+    With ``held_out`` its world is one that training never uses.
+    """
     while True:
         level = int(rng.integers(0, MAX_LEVEL + 1))
         seed = int(rng.integers(0, HELD_OUT)) + (HELD_OUT if held_out else 0)
@@ -130,8 +146,11 @@ SEEN = slice(SPOILT // SCALE - 6, SQUARE - SPOILT // SCALE + 6)
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """Land before and after rain: coarse heights (64, 64) in metres, detail (256, 256) in cells,
-    heights (256, 256) in metres."""
+    """A square of land before and after rain.
+
+    It has coarse heights (64, 64) in metres and detail (256, 256) in cells before, and eroded
+    heights (256, 256) in metres after.
+    """
 
     place: Place
     coarse: Array
@@ -140,7 +159,8 @@ class Square:
 
 
 def erode_place(place: Place) -> Square:
-    """Returns a square of eroded land, the training data of the upres agent."""
+    """Computes the land of a place before and after the erosion simulation; returns both as a
+    square."""
     coarse = place.coarse(-SCALE, SQUARE + 3)
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
     before = bicubic(coarse[None, None] / np.float32(place.cell_m))[0, 0] + detail
@@ -149,8 +169,11 @@ def erode_place(place: Place) -> Square:
 
 
 def rotate(grid: Array, way: int, last: int) -> Array:
-    """One of eight symmetries of a square whose sample ``last`` becomes its first; the samples
-    after it, which nothing is known of, hold the edge."""
+    """Returns one of the eight symmetries of a square, ``way`` 0 to 7; sample ``last`` becomes the
+    first.
+
+    Samples behind it, for which there are no values, repeat the edge.
+    """
     if way & 1:
         grid = grid.T
     for axis, bit in ((0, 2), (1, 4)):
@@ -162,14 +185,15 @@ def rotate(grid: Array, way: int, last: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Inputs of an agent by name and its target, each (1, channels, rows, columns)."""
+    """The inputs of an agent by name, and its target; each array is (1, channels, rows,
+    columns)."""
 
     inputs: Mapping[str, Array]
     target: Array
 
     def tile(self, rng: np.random.Generator, given: int, made: int) -> Sample:
-        """Returns a random part: inputs of ``given`` samples a side, and the ``made`` targets for
-        them.
+        """Returns a random part of the sample: inputs of ``given`` samples a side, target of
+        ``made`` a side.
 
         Its position is even, like a tile's.
         """
@@ -185,7 +209,7 @@ class Sample:
 
 
 def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]:
-    """Returns the upres agent's inputs for the fine samples 32 to 223 of a square."""
+    """Returns the upres agent's inputs by name, for the fine samples 32 to 223 of a square."""
     return {
         "coarse": coarse[None, None, SEEN, SEEN],
         "detail": folded(detail[None, None], SCALE)[:, :, SEEN, SEEN],
@@ -194,7 +218,7 @@ def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]
 
 
 def upres_sample(square: Square, way: int = 0) -> Sample:
-    """A square for the upres agent, turned one of eight ways."""
+    """Returns a square as a sample for the upres agent, turned by one of eight symmetries."""
     coarse = rotate(square.coarse, way, SQUARE - 1)
     detail = rotate(square.detail, way, WIDTH - SCALE)
     heights = rotate(square.heights, way, WIDTH - SCALE)
@@ -202,15 +226,15 @@ def upres_sample(square: Square, way: int = 0) -> Sample:
 
 
 def unseen_inputs(place: Place) -> dict[str, Array]:
-    """Returns the inputs that the game gives the upres agent for a square."""
+    """Returns the inputs that the game gives the upres agent at a place, without any simulation."""
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
     return upres_inputs(place, place.coarse(0, SQUARE), detail)
 
 
 def surface_inputs(place: Place, heights: Array) -> dict[str, Array]:
-    """Returns the inputs that the game gives the other agents for a square.
+    """Returns the inputs that the game gives the texture and population agents at a place.
 
-    ``heights`` are the upres agent's, (1, 1, 192, 192).
+    ``heights`` are the upres agent's result, (1, 1, 192, 192).
     """
     return {
         "heights": heights,

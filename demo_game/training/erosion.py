@@ -24,7 +24,7 @@ NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 
 
 @dataclass(frozen=True, slots=True)
 class Climate:
-    """The parameters of the simulation. Lengths in cells, rates per step."""
+    """The parameters of the erosion simulation; lengths are in cells, rates are per step."""
 
     steps: int = 100
     #: part of the water that goes into the ground
@@ -45,18 +45,20 @@ CLIMATE = Climate()
 
 
 def _pad_edge(grid: Array) -> Array:
-    """With a border of one cell that continues the edge."""
+    """Returns the grid with a border of one cell that repeats the edge."""
     return np.pad(grid, 1, mode="edge")
 
 
 def _toward(padded: Array, dy: int, dx: int) -> Array:
-    """Returns the neighbour ``(dy, dx)`` of every cell inside the border."""
+    """Returns the grid of the neighbours at offset ``(dy, dx)``, for every cell inside the
+    border."""
     h, w = padded.shape
     return padded[1 + dy : h - 1 + dy, 1 + dx : w - 1 + dx]
 
 
 def box_blur(grid: Array, radius: int) -> Array:
-    """Three box means in a row, near to a Gaussian's; the edge is continued."""
+    """Returns the grid after three box means in a row, which approximate a Gaussian; the edge is
+    repeated."""
     width = 2 * radius + 1
     for axis in (0, 1):
         for _ in range(3):
@@ -69,7 +71,7 @@ def box_blur(grid: Array, radius: int) -> Array:
 
 
 def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
-    """Ground and water after one step."""
+    """Returns the ground and the water of every cell after one step of the simulation."""
     around = _pad_edge(ground)
     drops = []
     lowest = np.full_like(ground, np.inf)
@@ -104,7 +106,8 @@ def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
 
 
 def erode(heights: Array, climate: Climate = CLIMATE) -> Array:
-    """Heights (rows, columns) in cells above the sea, after the climate."""
+    """Returns the heights after the erosion simulation, float32 (rows, columns), in cells above
+    the sea."""
     ground = heights.astype(np.float32)
     water = np.ones_like(ground)
     for _ in range(climate.steps):

@@ -1,4 +1,4 @@
-"""Errors on worlds that no training has seen, beside those of simpler ways to the same result."""
+"""Measures the agents' errors on worlds that no training has seen, and those of simpler methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def _rms(values: list[Array]) -> float:
 
 
 def _heights(ways: dict[str, Callable[[Sample], Array]], held: list[Sample]) -> Errors:
-    """RMSE in cells, and of the differences of neighbours."""
+    """Returns, for each method, the RMSE of the heights in cells and of the differences of
+    neighbours."""
     found: Errors = {}
     for way, predict in ways.items():
         wrong = [(predict(s) - s.target) / s.inputs["cell"] for s in held]
@@ -53,7 +54,7 @@ def upres_errors(agent: Agent, held: list[Sample]) -> Errors:
 
 
 def features(sample: Sample) -> Array:
-    """Everything that an agent is given about each sample: (rows * columns, 16)."""
+    """Returns one row per sample with all that an agent is given about it: (rows * columns, 16)."""
     with torch.no_grad():
         given = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in sample.inputs.items()}
         seen = near(TorchOps(), given)["all"].numpy()[:, :, 2:-2, 2:-2]
@@ -70,7 +71,7 @@ def _rows(sample: Sample) -> Array:
 
 
 def _image(rows: Array, sample: Sample) -> Array:
-    """Returns rows like those of :func:`_rows` as a target's picture."""
+    """Returns the rows of :func:`_rows` in the layout of a target (1, channels, rows, columns)."""
     size = sample.inputs["heights"].shape[-1] - 32
     per_sample = sample.target.shape[-1] // size
     return fine(rows.reshape(1, size, size, -1).transpose(0, 3, 1, 2), per_sample)
@@ -81,7 +82,8 @@ def _with_one(rows: Array) -> Array:
 
 
 def linear_regression(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """Least squares from :func:`features`, cut to [0, 1]."""
+    """Fits a linear function of :func:`features` by least squares; returns the predictor, cut to
+    [0, 1]."""
     x = _with_one(np.concatenate([features(s) for s in seen]))
     y = np.concatenate([_rows(s) for s in seen])
     weights = np.linalg.lstsq(x.astype(np.float64), y.astype(np.float64), rcond=None)[0]
@@ -90,7 +92,8 @@ def linear_regression(seen: list[Sample]) -> Callable[[Sample], Array]:
 
 
 def logistic_regression(seen: list[Sample], steps: int = 300) -> Callable[[Sample], Array]:
-    """A sigmoid of a linear function of :func:`features`, fitted by Adam to least squares."""
+    """Fits a sigmoid of a linear function of :func:`features` by Adam to least squares; returns
+    the predictor."""
     x = torch.from_numpy(_with_one(np.concatenate([features(s) for s in seen])))
     y = torch.from_numpy(np.concatenate([_rows(s) for s in seen]))
     weights = torch.zeros(x.shape[1], y.shape[1], requires_grad=True)
@@ -110,14 +113,16 @@ def logistic_regression(seen: list[Sample], steps: int = 300) -> Callable[[Sampl
 
 
 def mean(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """Returns a predictor of the mean target, which is the same everywhere."""
+    """Returns a predictor that gives the mean target of ``seen`` everywhere."""
     value = np.mean([s.target.mean(axis=(0, 2, 3)) for s in seen], axis=0).reshape(1, -1, 1, 1)
     return lambda s: np.broadcast_to(value, s.target.shape)
 
 
 def lookup(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """Returns a predictor by a table: the mean target of all samples in the same bin of
-    :data:`BINS`."""
+    """Fits a table of mean targets, one for each bin of :data:`BINS`; returns the predictor.
+
+    Empty bins have the mean of all targets.
+    """
     keys = np.concatenate([_bin(s) for s in seen])
     rows = np.concatenate([_rows(s) for s in seen])
     size = int(np.prod([len(edges) + 1 for edges in BINS]))
@@ -140,7 +145,8 @@ def _bin(sample: Sample) -> Array:
 
 def _split(ways: dict[str, Callable[[Sample], Array]], held: list[Sample],
            parts: dict[str, slice]) -> Errors:  # fmt: skip
-    """RMSE of groups of channels."""
+    """Returns the RMSE of each method (``ways``) for each group of the target's channels
+    (``parts``)."""
     found: Errors = {}
     for way, predict in ways.items():
         wrong = [predict(s) - s.target for s in held]
@@ -168,7 +174,11 @@ def population_errors(agent: Agent, seen: list[Sample], held: list[Sample]) -> E
 
 
 def errors(agent: Agent, seen: list[Sample], held: list[Sample]) -> Errors:
-    """Returns the errors of the agent and of its baselines, by name and quantity."""
+    """Returns the errors of the agent and of its baselines, by method and quantity.
+
+    ``seen`` are the samples that baselines are fitted to, ``held`` those that errors are
+    measured on.
+    """
     if agent.name == "upres":
         return upres_errors(agent, held)
     measure = {"texture": texture_errors, "population": population_errors}[agent.name]

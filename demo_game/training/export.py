@@ -1,4 +1,4 @@
-"""Networks with weights to NNEF folders, written operator by operator."""
+"""Writes the trained networks as NNEF folders, operator by operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class TracedTensor:
-    """A tensor of the NNEF text: its name and its shape."""
+    """A tensor of the NNEF text that is being written: its name and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,10 @@ class TracedTensor:
 
 
 class NnefOps:
-    """Operators as lines of NNEF; counts multiplications and additions of convolutions."""
+    """The operators of :class:`Ops` that write lines of NNEF instead of computing.
+
+    ``flops`` counts the multiplications and additions of convolutions.
+    """
 
     def __init__(self, weights: Mapping[str, Array]) -> None:
         self.weights = dict(weights)
@@ -146,7 +149,8 @@ class NnefOps:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported model: cost of one run, bytes of all files, SHA-256 over them in name order."""
+    """The facts of an exported model: FLOPs of one run, bytes of all files, SHA-256 over them in
+    name order."""
 
     flops: int
     size: int
@@ -154,7 +158,11 @@ class Exported:
 
 
 def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
-    """Writes the agent of that name. Replaces its files, and leaves others in the folder."""
+    """Writes the agent of that name as an NNEF folder, and loads it as a check; returns cost and
+    digest.
+
+    Replaces the agent's files and keeps other files in the folder.
+    """
     network, shapes = AGENTS[name]
     ops = NnefOps(weights)
     inputs = {key: TracedTensor(key, shape) for key, shape in shapes.items()}
@@ -175,7 +183,7 @@ def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
 
 
 def import_weights(folder: Path, names: Iterable[str]) -> dict[str, Array]:
-    """Returns the weights of these names from a folder that :func:`export` wrote."""
+    """Returns the weights of these names as arrays, from a folder that :func:`export` wrote."""
     graph = cml.load(folder)
     found = {label: graph.constants[name] for name, label in graph.labels.items()}
     return {k: found[k][0] if k.endswith(".bias") else found[k] for k in names}

@@ -54,7 +54,7 @@ _ENDS = {
 
 
 def extract_network(name: str) -> cml.Graph:
-    """Returns the trained part of the float agent as a network of its own."""
+    """Loads the float agent of that name and returns its trained part as a network of its own."""
     whole = cml.load(MODELS / f"{name}.nnef")
     ends, output = _ENDS[name], OUTPUT[name]
     body, tensors, used = [], {}, {output}
@@ -79,14 +79,14 @@ def extract_network(name: str) -> cml.Graph:
 
 
 def inputs_of(name: str, tile: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the network's inputs from a tile's tensors."""
+    """Returns the inputs of the agent's network by name, selected from a tile's tensors."""
     return {end: tile[end] for end in ENDS[name] if end != OUTPUT[name]}
 
 
 def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str, Array]]:
-    """Returns the agent's inputs for ``count`` tiles with land, of all levels and many worlds.
+    """Returns the tensors of ``count`` tiles with land, of all levels and many worlds.
 
-    The tiles are the steepest of ``among`` times as many.
+    The tiles are the steepest among ``count * among`` random ones.
     """
     rng = np.random.default_rng(seed)
     graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": extract_network("upres"),
@@ -113,7 +113,8 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
 
 
 def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
-    """The integer agent, and its report."""
+    """Quantizes the trained part of an agent; returns the integer network and the quantizer's
+    report."""
     floats = extract_network(name)
     tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
     samples = [inputs_of(name, tile) for tile in tiles]
@@ -125,7 +126,7 @@ def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
 
 
 def measure_loss(name: str, made: cml.Graph) -> float:
-    """Returns the integer agent's error against the float agent on unseen worlds, in the
+    """Returns the RMSE of the integer agent against the float agent on unseen worlds, in the
     output's units."""
     whole = cml.Session(made, "cpu")
     return _rms(
@@ -137,7 +138,10 @@ def measure_loss(name: str, made: cml.Graph) -> float:
 
 
 def run_float_agent(name: str, tile: Mapping[str, Array]) -> Array:
-    """Returns the result of the whole float agent on the same land."""
+    """Returns the output of the whole float agent for the land of an integer world's tile.
+
+    For upres it is the residual in cells, as the integer network computes it.
+    """
     land = cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu").run({"tile": tile["tile"]})
     agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
     if name != "upres":
@@ -156,7 +160,8 @@ def _rms(values: list[Array]) -> float:
 
 
 def main() -> None:
-    """Make all of them, or one."""
+    """Makes the integer network of every agent, or of the one in ``--only``, and prints its
+    error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LOST, help="one agent")
     parser.add_argument("--report", action="store_true", help="every rounding point")

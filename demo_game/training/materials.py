@@ -1,4 +1,5 @@
-"""The painter that the texture agent learns: which material lies where, its colour and roughness.
+"""The painter that the texture agent learns: it chooses the materials of land, their colour,
+roughness.
 
 It begins with grass and lays over it what climate, slope and hollows call for, each layer by a
 soft mask whose edge follows patches made from the grain. Colours are sRGB values of real surfaces
@@ -27,14 +28,17 @@ SNOW = (0.93, 0.95, 0.98)
 
 
 def step(x: Array, low: float, high: float) -> Array:
-    """0 below ``low``, 1 above ``high``, smooth between them; with ``high`` below ``low``, down."""
+    """Returns a smooth step: 0 below ``low``, 1 above ``high``.
+
+    With ``high`` below ``low`` it falls instead: 1 below ``high``, 0 above ``low``.
+    """
     t = np.clip((x - low) / (high - low), 0, 1)
     result: Array = t * t * (3 - 2 * t)
     return result
 
 
 def blur(x: Array, sigma: float) -> Array:
-    """A Gaussian over the last two axes; the edge is continued."""
+    """Returns the array after a Gaussian blur of the last two axes; the edge is repeated."""
     radius = int(np.ceil(2.5 * sigma))
     line = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
     line = (line / line.sum()).astype(np.float32)
@@ -48,13 +52,15 @@ def blur(x: Array, sigma: float) -> Array:
 
 
 def noise_of(grain: Array, sigma: float) -> Array:
-    """Patches: the grain (N, 1, 2h, 2w) blurred, with mean 0 and spread 1."""
+    """Returns patches: the grain (N, 1, 2h, 2w) blurred, with mean 0 and standard deviation
+    about 1."""
     smooth = blur(grain - np.float32(0.5), sigma)
     return smooth * np.float32(np.sqrt(12.0) * max(1.0, 2 * np.sqrt(np.pi) * sigma))
 
 
 def double_samples(x: Array) -> Array:
-    """Samples (N, 1, h, w) between which texels lie at a quarter: (N, 1, 2h, 2w)."""
+    """Returns samples (N, 1, h, w) interpolated to texels (N, 1, 2h, 2w), which lie a quarter
+    cell beside them."""
     for axis in (-2, -1):
         border = [(0, 0)] * x.ndim
         border[axis] = (1, 1)
@@ -69,14 +75,17 @@ def double_samples(x: Array) -> Array:
 
 
 def wave(x: Array) -> Array:
-    """A triangle of period 1 from 0 to 1."""
+    """Returns a triangle wave of ``x``, of period 1, between 0 and 1."""
     result: Array = 2 * np.abs(x - np.floor(x) - 0.5)
     return result
 
 
 class Ground:
-    """The properties of a map that materials and plants depend on: heights (N, 1, h, w) in
-    metres."""
+    """The properties of a map that materials and plants depend on, such as slope, wetness and
+    warmth.
+
+    They are computed from heights (N, 1, h, w) in metres and the moisture.
+    """
 
     def __init__(self, heights: Array, moisture: Array, cell: Array) -> None:
         cells = heights / cell
@@ -97,13 +106,15 @@ class Ground:
 
 
 def _blend_layer(under: Array, mask: Array, colour: Any, rough: float) -> Array:
-    """A layer over others: (N, 4, h, w)."""
+    """Returns ``under`` (N, 4, h, w) with a layer of one colour and roughness over it where the
+    mask is 1."""
     over = np.array([*colour, rough], np.float32).reshape(1, 4, 1, 1)
     return under + mask * (over - under)
 
 
 def _rock(cells: Array, patches: Array) -> Array:
-    """Layered rock: bands at heights that tilt a little with the patches."""
+    """Returns the colour and roughness of layered rock: bands of height that tilt a little with
+    the patches."""
     bands = wave(STRATA[0] * cells + 0.05 * patches)
     thick = wave(STRATA[1] * cells + 0.02 * patches)
     under = np.zeros((cells.shape[0], 4, *cells.shape[2:]), np.float32)
@@ -114,7 +125,7 @@ def _rock(cells: Array, patches: Array) -> Array:
 
 
 def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
-    """Returns the vegetation layers where the ground is not too steep, too cold or under water."""
+    """Returns the colour and roughness of the vegetation, which depends on wetness and warmth."""
     wet = g["wet"] + 0.05 * patches
     under = np.zeros((patches.shape[0], 4, *patches.shape[2:]), np.float32)
     land = _blend_layer(under, np.ones_like(patches), DRY, 0.9)
@@ -133,7 +144,8 @@ def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
 
 
 def paint(heights: Array, moisture: Array, grain: Array, cell: Array) -> Array:
-    """Albedo (N, 4, 2h, 2w) of a map, two texels a sample: red, green, blue, roughness."""
+    """Returns the albedo (N, 4, 2h, 2w) of a map: red, green, blue, roughness, two texels per
+    sample."""
     ground = Ground(heights, moisture, cell)
     g = {name: double_samples(values) for name, values in vars(ground).items()}
     grains = fine(grain, 2)

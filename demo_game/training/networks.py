@@ -1,4 +1,5 @@
-"""The three agents, each written once against :class:`Ops`, which trains and which exports.
+"""The three agents, each written once against :class:`Ops`; one implementation trains, another
+exports.
 
 Nothing is padded: a result depends on the numbers around its place and not on where the tile ends,
 so neighbours agree where they overlap. Heights enter as differences to the neighbouring samples,
@@ -19,11 +20,13 @@ Shape = tuple[int, ...]
 
 
 class Ops(Protocol):
-    """The operators that networks are made of: NNEF's, on tensors of any kind."""
+    """The interface of the operators that the agents use, with NNEF's meaning, on any type of
+    tensor."""
 
     def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
              dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
-        """Returns a convolution with the weights and bias of that name; ``last`` starts at 0."""
+        """Returns a convolution with the weights and bias of that name; with ``last`` they start
+        at 0."""
         ...
 
     def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...
@@ -34,7 +37,7 @@ class Ops(Protocol):
     def clamp(self, x: Any, low: float, high: float) -> Any: ...
     def log2(self, x: Any) -> Any: ...
     def wave(self, x: Any) -> Any:
-        """A triangle of period 1 and height 0.5."""
+        """Returns a triangle wave of ``x``, of period 1 and height 0.5."""
         ...
 
     def concat(self, *xs: Any) -> Any: ...
@@ -43,7 +46,10 @@ class Ops(Protocol):
 
 
 def differences(neighbours: tuple[int, ...]) -> Array:
-    """Weights (N, 1, 3, 3): those neighbours less the middle, of the nine counted row by row."""
+    """Returns convolution weights (N, 1, 3, 3): each neighbour less the middle.
+
+    ``neighbours`` counts the nine samples row by row.
+    """
     weights = np.zeros((len(neighbours), 1, 3, 3), np.float32)
     weights[:, :, 1, 1] = -1
     for channel, at in enumerate(neighbours):
@@ -56,7 +62,8 @@ CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
 
 
 def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, Any]:
-    """Coarse heights and noise to eroded heights, four times finer."""
+    """Applies the upres agent: coarse heights and noise to ``heights``, eroded and four times
+    finer."""
     coarse, detail, cell = inputs["coarse"], inputs["detail"], inputs["cell"]
     around = o.fixed(coarse, "differences", differences(AROUND))
     slopes = o.div(around, o.mul(cell, 4.0))
@@ -88,7 +95,10 @@ def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
 
 
 def texture(o: Ops, inputs: Mapping[str, Any], channels: int = 24) -> dict[str, Any]:
-    """Heights, moisture and grain to colours and roughness, two texels a sample."""
+    """Applies the texture agent: heights, moisture and grain to ``albedo`` (colours and roughness).
+
+    The result has two texels per sample.
+    """
     given = near(o, inputs)
     wide = _surroundings(o, given["slopes"])
     wide = o.depth_to_space(o.conv(wide, "wide6", 4 * channels, 3), 2)
@@ -113,7 +123,8 @@ def _column(values: tuple[float, ...]) -> Array:
 
 
 def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fixed features of each sample: slopes at 94 x 94, and 16 channels at 68 x 68."""
+    """Returns the untrained features of each sample: ``slopes`` at 94 x 94, and ``all`` 16
+    channels at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
     slopes = o.div(o.fixed(heights, "differences", differences(CROSS)), cell)
     inner = o.crop(heights, 14, 14)
@@ -132,8 +143,11 @@ def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def population(o: Ops, inputs: Mapping[str, Any], channels: int = 32) -> dict[str, Any]:
-    """Heights, moisture and grain to how densely trees, bushes and rocks stand, at half the
-    resolution inside."""
+    """Applies the population agent: heights, moisture and grain to ``density`` of trees, bushes and
+    rocks.
+
+    Inside it works at half the resolution.
+    """
     given = near(o, inputs)
     wide = _surroundings(o, given["slopes"])
     x = o.relu(o.conv(given["all"], "near1", channels, 4, stride=2))

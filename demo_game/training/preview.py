@@ -1,4 +1,4 @@
-"""Pictures of what an agent should give (above) and gives (below), for eyes."""
+"""Draws pictures of an agent's targets (above) and its results (below)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SHOWN = 6
 
 
 def relief(heights: Array, cell: float) -> Array:
-    """Heights (rows, columns) lit from the north-west: (rows, columns, 3) in [0, 1]."""
+    """Returns heights (rows, columns) lit from the north-west as colours (rows, columns, 3) in
+    [0, 1]."""
     dz, dx = np.gradient(heights / cell)
     light = (1.2 + 1.5 * dx + 1.5 * dz) / np.sqrt(1 + (2 * dx) ** 2 + (2 * dz) ** 2)
     shade: Array = np.repeat(np.clip(0.55 * light, 0, 1)[..., None], 3, axis=2)
@@ -26,7 +27,8 @@ def relief(heights: Array, cell: float) -> Array:
 
 
 def picture(name: str, values: Array, cell: float) -> Array:
-    """A result or a target (channels, rows, columns) as colours."""
+    """Returns a result or a target (channels, rows, columns) of the agent as colours (rows,
+    columns, 3)."""
     if name == "upres":
         return relief(values[0], cell)
     order = [2, 0, 1] if name == "population" else [0, 1, 2]
@@ -35,7 +37,7 @@ def picture(name: str, values: Array, cell: float) -> Array:
 
 
 def preview(agent: Agent, samples: list[Sample], path: Path) -> None:
-    """Write the picture of a few of the samples, those of the steeper half."""
+    """Writes a PNG with the targets and results of a few samples from the steeper half."""
 
     def column(sample: Sample) -> Array:
         cell = float(sample.inputs["cell"][0, 0, 0, 0])

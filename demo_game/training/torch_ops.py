@@ -1,4 +1,4 @@
-"""The networks as PyTorch computes and trains them."""
+"""Computes and trains the networks with PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 class TorchOps:
-    """Operators on torch tensors; a convolution's weights are made when it is first met."""
+    """The operators of :class:`Ops` on torch tensors; a convolution's first run creates its
+    weights."""
 
     def __init__(self, seed: int = 0) -> None:
         self.weights: dict[str, Any] = {}
@@ -42,8 +43,10 @@ class TorchOps:
         return functional.conv2d(x, *weights, stride=stride, dilation=dilation)
 
     def _start(self, x: Any, name: str, shape: tuple[int, ...], steps: tuple[int, int]) -> None:
-        """Random weights whose results for these numbers have mean 0 and spread 1 (Salimans and
-        Kingma, "Weight normalization", 2016, section 3)."""
+        """Creates random weights whose results for ``x`` have mean 0 and standard deviation 1.
+
+        See Salimans and Kingma, "Weight normalization", 2016, section 3.
+        """
         weight = torch.randn(shape, generator=self._random)
         y = functional.conv2d(x, weight, stride=steps[0], dilation=steps[1])
         spread = y.std(dim=(0, 2, 3), correction=0).clamp(min=1e-3)
@@ -69,7 +72,8 @@ class TorchOps:
         return functional.relu(x)
 
     def clamp(self, x: Any, low: float, high: float) -> Any:
-        """Gradients pass as if nothing were cut off: a result beyond a bound comes back."""
+        """Returns ``x`` clamped; gradients pass unchanged, so that a result beyond a bound can
+        come back."""
         return x + (torch.clamp(x, low, high) - x).detach()
 
     def log2(self, x: Any) -> Any:
@@ -89,9 +93,9 @@ class TorchOps:
 
 
 class Agent:
-    """One of the networks with its weights.
+    """One of the networks with its weights; calling it runs it on torch tensors.
 
-    name : of :data:`AGENTS`.
+    name : a key of :data:`AGENTS`.
     example : inputs that the first weights are fitted to; without them the weights are of no use
         before :meth:`load`.
     """
@@ -114,20 +118,20 @@ class Agent:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """Trainable tensors by name."""
+        """The trainable tensors by name."""
         return self.ops.weights
 
     def arrays(self) -> dict[str, Array]:
-        """The weights as they are exported."""
+        """Returns the weights as float32 arrays by name, as they are exported."""
         return {k: v.detach().numpy().astype(np.float32) for k, v in self.weights.items()}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Copies weights from the arrays of :meth:`arrays`."""
+        """Replaces weights by copies of these arrays, by name."""
         for name, array in arrays.items():
             self.weights[name].data = torch.from_numpy(array.copy())
 
     def infer(self, inputs: Mapping[str, Array]) -> Array:
-        """The output for NumPy arrays, without gradients."""
+        """Returns the network's output for NumPy arrays, without gradients."""
         with torch.no_grad():
             given = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in inputs.items()}
             found: Array = self(given).numpy()

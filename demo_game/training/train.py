@@ -1,4 +1,4 @@
-"""The loop that trains an agent on a pool of squares that grows while it learns."""
+"""Trains an agent on a pool of squares that grows while it learns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sa
 
 
 def upres_maker() -> Maker:
-    """Squares of land before and after rain, in all eight symmetries."""
+    """Returns a maker of upres samples: squares of land before and after rain.
+
+    For training, each draw turns a square by one of its eight symmetries at random.
+    """
 
     def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
         square = data.erode_place(data.random_place(rng, held_out))
@@ -32,9 +35,10 @@ def upres_maker() -> Maker:
 
 
 def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int) -> Maker:
-    """Squares as the trained upres agent makes them, and what ``simulate`` lays on them.
+    """Returns a maker of samples on land that the trained upres agent makes; ``simulate`` makes the
+    targets.
 
-    per_sample : targets across one sample of the heights.
+    per_sample : the number of targets along one sample of the heights.
     """
     border = materials.BORDER * per_sample
 
@@ -49,7 +53,7 @@ def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int)
 
 
 def maker(name: str, upres: Agent) -> Maker:
-    """Returns the source of training data for the agent of that name."""
+    """Returns the maker of training samples for the agent of that name."""
     if name == "upres":
         return upres_maker()
     simulate, per_sample = {
@@ -60,7 +64,7 @@ def maker(name: str, upres: Agent) -> Maker:
 
 
 def stack_samples(samples: list[Sample]) -> Sample:
-    """Samples as a batch."""
+    """Returns one sample that is the batch of these, stacked along the first axis."""
     keys = samples[0].inputs
     inputs = {key: np.concatenate([s.inputs[key] for s in samples]) for key in keys}
     return Sample(inputs, np.concatenate([s.target for s in samples]))
@@ -93,7 +97,8 @@ COURSES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a step: the agent as it is, the steps, the squares in the pool, the batch's loss."""
+    """The state after a training step: the agent, the number of steps, the pool's squares, the
+    batch's loss."""
 
     agent: Agent
     steps: int
@@ -102,7 +107,10 @@ class Progress:
 
 
 def error(agent: Agent, sample: Sample, edges: float) -> Any:
-    """The training loss: squares of differences, of heights in cells."""
+    """Returns the training loss: mean squared errors of values and of neighbours' differences.
+
+    Heights count in cells. ``edges`` is the weight of the differences.
+    """
     inputs = {key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in sample.inputs.items()}
     wrong = agent(inputs) - torch.from_numpy(np.ascontiguousarray(sample.target))
     if agent.name == "upres":
@@ -112,7 +120,7 @@ def error(agent: Agent, sample: Sample, edges: float) -> Any:
 
 
 def train(name: str, make: Maker, course: Course, seed: int) -> Iterator[Progress]:
-    """Train an agent; yields after every step."""
+    """Trains a new agent of that name; yields its progress after every step."""
     rng = np.random.default_rng(seed)
     pool = [make(rng, False) for _ in range(course.first)]
 

@@ -1,2 +1,1 @@
-"""The positions of tiles and the noise their land starts from: pure functions of seed and
-coordinates."""
+"""The tiles of the world, their noise and their selection around a camera, without any network."""

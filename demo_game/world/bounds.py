@@ -21,7 +21,8 @@ _MARGIN_CELLS = 4.0
 
 
 def bounds(tile: TileId, seed: int) -> tuple[float, float]:
-    """Lowest and highest metres of the tile, about; never below the sea's surface."""
+    """Returns the lowest and highest land of the tile in metres, about; never below the sea's
+    surface at 0."""
     block = _block(tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed)
     x, z = tile.x % _BLOCK * _SAMPLES, tile.z % _BLOCK * _SAMPLES
     heights = block[z : z + _SAMPLES + 1, x : x + _SAMPLES + 1]
@@ -31,7 +32,7 @@ def bounds(tile: TileId, seed: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def box(tile: TileId, seed: int) -> tuple[float, float, float, float, float, float]:
-    """The tile's corners in metres: the least ``x, y, z``, then the greatest."""
+    """Returns the tile's box in metres: the least ``x, y, z``, then the greatest."""
     (x, z), span = tile.origin, tile.span_m
     low, high = bounds(tile, seed)
     return x, low, z, x + span, high, z + span
@@ -39,7 +40,8 @@ def box(tile: TileId, seed: int) -> tuple[float, float, float, float, float, flo
 
 @lru_cache(maxsize=1024)
 def _block(level: int, x: int, z: int, seed: int) -> Array:
-    """Heights of a block's tiles, at ``_SAMPLES`` per tile."""
+    """Returns the noise's heights on a block of ``_BLOCK`` x ``_BLOCK`` tiles, ``_SAMPLES`` per
+    tile side."""
     steps = np.arange(_BLOCK * _SAMPLES + 1, dtype=np.int32) * np.int32(CELLS // _SAMPLES)
     side = CELLS * _BLOCK
     cells_z, cells_x = np.meshgrid(
@@ -49,8 +51,8 @@ def _block(level: int, x: int, z: int, seed: int) -> Array:
 
 
 def ground(x: Array, z: Array, seed: int) -> Array:
-    """Metres of the land at points of the world (metres), as tiles of level 0 begin with it; the
-    sea's surface is 0."""
+    """Returns the land's height in metres at points (metres), from the noise of level 0; at
+    least 0, the sea's surface."""
     size = TileId(0, 0, 0).cell_m
     cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
     found: Array = np.maximum(noise.height(cells_x, cells_z, 0, seed), 0)

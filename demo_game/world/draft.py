@@ -1,7 +1,7 @@
-"""Land before any network is ready: heights from the noise alone, colours from a rule.
+"""Makes drafts of tiles without any network: heights from the noise alone, colours from a rule.
 
-What a game shows while its networks' kernels are compiled, once per machine. Each tile gives way
-to the networks' own as that comes; nothing of a draft is part of the world.
+A game shows them while its networks' kernels are compiled, once per machine. The networks' tiles
+replace them one by one; nothing of a draft is part of the world.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ _OPEN = 0.9
 
 @dataclass(frozen=True, slots=True)
 class TileDraft:
-    """A tile's textures: ``height`` (64, 64) metres, ``shading`` (64, 64, 4) bytes as the shader
-    reads them, ``colours`` (64, 64, 4) bytes."""
+    """The textures of a tile's draft.
+
+    ``height`` is (64, 64) in metres, ``shading`` (64, 64, 4) bytes as the shader reads them,
+    ``colours`` (64, 64, 4) bytes.
+    """
 
     tile: TileId
     height: Array
@@ -40,7 +43,8 @@ class TileDraft:
 
 
 def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[TileDraft]:
-    """The tiles' drafts, some at a time."""
+    """Yields a draft of each tile, the coarsest level first; computes a group of tiles at a
+    time."""
     for level, group in groupby(sorted(tiles, reverse=True), key=lambda tile: tile.level):
         same = list(group)
         for start in range(0, len(same), _TOGETHER):
@@ -66,7 +70,8 @@ def _make_level(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraf
 
 
 def _colours(heights: Array, steep: Array, wet: Array) -> Array:
-    """Red, green, blue, roughness by height, steepness (0 to 1) and moisture."""
+    """Returns red, green, blue and roughness (..., 4) by height, steepness (0 to 1) and
+    moisture."""
     land = np.broadcast_to(np.array(_DRY), (*heights.shape, 3))
     for share, colour in (
         (_step(wet, 0.24, 0.45), _GRASS),
@@ -81,7 +86,7 @@ def _colours(heights: Array, steep: Array, wet: Array) -> Array:
 
 
 def _step(x: Array, low: float, high: float) -> Array:
-    """0 at ``low``, 1 at ``high``, straight between."""
+    """Returns 0 at ``low``, 1 at ``high``, linear between them."""
     found: Array = np.clip((x - low) / (high - low), 0, 1)
     return found
 

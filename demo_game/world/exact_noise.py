@@ -40,19 +40,21 @@ MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
 
 
 def multiply_shift(a: Array, by: Any, bits: int) -> Array:
-    """``a * by / 2**bits``, rounded down. The shader does it in 32 bits, in two parts."""
+    """Returns ``a * by / 2**bits``, rounded down. The shader computes it in 32 bits, in two
+    parts."""
     product: Array = (np.asarray(a, np.int64) * by) >> bits
     return product
 
 
 def shift_and_round(a: Array, bits: Any) -> Array:
-    """``a / 2**bits``, rounded, halves up."""
+    """Returns ``a / 2**bits`` rounded to the nearest integer, halves up."""
     rounded: Array = (a + (1 << (bits - 1))) >> bits
     return rounded
 
 
 def _fade(t: Array) -> Array:
-    """``6 t^5 - 15 t^4 + 10 t^3`` of ``2**17``, of ``t`` of ``2**13``."""
+    """Returns ``6 t^5 - 15 t^4 + 10 t^3`` in units of ``2**-17``; ``t`` is in units of
+    ``2**-13``."""
     cube = multiply_shift(t * t, t, FRACTION)
     rest = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
     return multiply_shift(cube, rest >> 11, 12) >> 12
@@ -70,8 +72,8 @@ def _between(a: Array, b: Array, fade: Array) -> Array:
 
 
 def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32 grids), in steps
-    of ``2**-23``."""
+    """Returns noise of a wavelength of ``2**shift`` cells at cells ``gx, gz`` (int32 grids), in
+    steps of ``2**-23``."""
     ix, iz = gx >> shift, gz >> shift
     last, one = (1 << shift) - 1, 1 << FRACTION
     fx, fz = ((g & last).astype(np.int64) << (FRACTION - shift) for g in (gx, gz))
@@ -98,14 +100,15 @@ def _mountains(continent: Array) -> Array:
 
 
 def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
-    """Returns one octave of the noise as heights."""
+    """Returns one octave of the noise as heights in 1024ths of a metre."""
     n = gradient_noise(gx, gz, octave - level, octave, seed) >> 3
     ridge, hill = RIDGE[0] - ((RIDGE[1] * np.abs(n)) >> 1), n >> 1
     return multiply_shift(hill + multiply_shift(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
 
 
 def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Heights at cells ``gx, gz`` of the level, of all octaves of 8 cells or more."""
+    """Returns heights in 1024ths of a metre at cells ``gx, gz`` of the level, from octaves of 8
+    cells or more."""
     continent = _continent(gx, gz, level, seed)
     mask = _mountains(continent)
     total = multiply_shift(continent, CONTINENT, 14) + LIFT
@@ -132,5 +135,6 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """White noise, 0 to 127, at half cells ``gx, gz`` (twice the cell's number, and one more)."""
+    """Returns white noise, 0 to 127, at half cells ``gx, gz`` (twice the cell's number, and one
+    more)."""
     return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)

@@ -31,7 +31,7 @@ MOISTURE_OCTAVES = (10, 9, 8, 7)
 
 
 def mix(x: Array) -> Array:
-    """A 32-bit hash of each element (uint32)."""
+    """Returns a 32-bit hash of each element (uint32 in and out)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     mixed: Array = x ^ (x >> np.uint32(16))
@@ -39,7 +39,8 @@ def mix(x: Array) -> Array:
 
 
 def hash_lattice(x: Array, z: Array, salt: int, seed: int) -> Array:
-    """A hash of lattice points (int32) for one octave of one world."""
+    """Returns a uint32 hash of each lattice point (int32) for one octave (``salt``) of one world
+    (``seed``)."""
     key = np.uint32((salt * 0x9E3779B9 + seed * 0x85EBCA6B) & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         found: Array = mix(
@@ -63,7 +64,8 @@ def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) ->
 
 
 def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32 grids)."""
+    """Returns float32 noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32
+    grids)."""
     step = np.float32(1 / (1 << shift))
     ix, iz = gx >> shift, gz >> shift
     fx = (gx & ((1 << shift) - 1)).astype(np.float32) * step
@@ -80,7 +82,7 @@ def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Ar
 
 
 def amplitude(octave: int) -> float:
-    """Metres of an octave."""
+    """Returns the amplitude of an octave in metres."""
     return float(np.float32(TOP_M * 2.0 ** ((octave - TOP_OCTAVE) * ROUGHNESS)))
 
 
@@ -107,7 +109,8 @@ def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: in
 
 
 def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Metres above the sea at cells ``gx, gz`` of the level, of all octaves of 8 cells or more."""
+    """Returns metres above the sea at cells ``gx, gz`` of the level, from octaves of 8 cells or
+    more."""
     continent = _continent(gx, gz, level, seed)
     mask = _mountains(continent)
     total: Array = continent * np.float32(CONTINENT_M) + np.float32(LIFT_M)
@@ -117,7 +120,8 @@ def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """The octaves of 4 and 2 cells, in cells of the level."""
+    """Returns the sum of the octaves of 4 and 2 cells at cells ``gx, gz``, in cells of the
+    level."""
     mask = _mountains(_continent(gx, gz, level, seed))
     total: Array = np.zeros(gx.shape, np.float32)
     for octave in (level + 2, level + 1):
@@ -142,7 +146,8 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """White noise in [0, 1) at half cells ``gx, gz`` (twice the cell's number, and one more)."""
+    """Returns white noise in [0, 1) at half cells ``gx, gz`` (twice the cell's number, and one
+    more)."""
     return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(
         np.float32
     ) * np.float32(2**-24)

@@ -1,4 +1,4 @@
-"""The land from above, as a map."""
+"""Draws a tile from above, as a part of a map."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ _SHALLOW, _DEEP = (0.25, 0.47, 0.55), (0.07, 0.18, 0.32)
 
 
 def overhead(height: Array, shading: Array, colours: Array) -> Array:
-    """A tile's picture (112, 112, 3) of bytes: its colours (128, 128, 4) in its light (64, 64, 4),
-    bytes both, and the sea blue by its depth; ``height`` (64, 64) in metres."""
+    """Returns a map of a tile, uint8 (112, 112, 3): its colours in its light, the sea blue by its
+    depth.
+
+    ``height`` is (64, 64) in metres, ``shading`` (64, 64, 4) and ``colours`` (128, 128, 4) are
+    bytes.
+    """
     light = shading[..., 2:].astype(np.float32) / 255
     lit = _enlarge_twice(0.45 * light[..., 0] + 0.55 * light[..., 1])[..., None]
     metres = _enlarge_twice(height)[..., None]

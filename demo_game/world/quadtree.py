@@ -28,8 +28,11 @@ _STEP_M = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """The fineness of the world: levels ``finest`` to ``coarsest``, the coarsest out to
-    ``view_m`` metres."""
+    """The level of detail: the levels from ``finest`` to ``coarsest``, and the view distance
+    ``view_m``.
+
+    ``split`` is the distance in spans of a tile within which the tile is divided.
+    """
 
     finest: int = 0
     coarsest: int = 6
@@ -47,9 +50,9 @@ class Detail:
 
 @dataclass(slots=True)
 class Selection:
-    """Tiles to draw, and tiles to make with their distance in metres (nearest parents first).
+    """The tiles to draw, and the tiles to generate (``wanted``) with their distances in metres.
 
-    ``coarse`` are the drawn tiles whose children should be drawn, but are not there yet.
+    ``coarse`` are the drawn tiles whose children should be drawn, but are not ready yet.
     """
 
     draw: list[TileId] = field(default_factory=list)
@@ -58,7 +61,7 @@ class Selection:
 
 
 def distance(tile: TileId, seed: int, eye: tuple[float, float, float]) -> float:
-    """Metres from the eye to the nearest point of the tile's box."""
+    """Returns the metres from the eye to the nearest point of the tile's box."""
     x0, y0, z0, x1, y1, z1 = box(tile, seed)
     x, y, z = eye
     dx = max(x0 - x, 0.0, x - x1)
@@ -74,9 +77,12 @@ def select(
     ready: Callable[[TileId], bool],
     settled: Callable[[TileId], bool] = lambda tile: True,
 ) -> Selection:
-    """The tiles around the eye. A tile is drawn in the place of its four children until all of
-    them are ready, so the picture never has a hole where something coarser is there; and until it
-    is itself settled, so that they begin as what was seen before."""
+    """Selects the tiles to draw and to generate around the eye.
+
+    A tile is drawn in place of its four children until all of them are ready, so the picture has
+    no holes. It is also drawn until it is ``settled`` itself, so that its children begin with
+    the shape that was seen before.
+    """
     found = Selection()
     for root in _roots(eye, detail):
         if ready(root):
@@ -87,7 +93,7 @@ def select(
 
 
 def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
-    """Returns the tiles to draw when all tiles are ready, and their ancestors."""
+    """Returns the tiles that are drawn when all tiles are ready, and their ancestors."""
     tiles: set[TileId] = set()
 
     def ready(tile: TileId) -> bool:
@@ -99,10 +105,11 @@ def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> s
 
 
 def fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
-    """Returns the finest detail around the eye for which at most ``most`` tiles are :func:`needed`.
+    """Returns the finest detail around the eye for which at most ``most`` tiles are needed, about.
 
-    Tiles are divided nearer to the eye, then less finely, than ``detail`` says. The result
-    depends on the eye's position in steps of some metres, so it is rarely recomputed.
+    Tiles are divided nearer to the eye, then less finely, than ``detail`` says. If even that
+    needs more tiles, the coarsest detail is returned. The result depends on the eye's position
+    in steps of some metres, so it is rarely recomputed.
     """
     x, y, z = (round(at / _STEP_M) * _STEP_M for at in eye)
     return _fit_detail((x, y, z), seed, detail, most)
@@ -126,8 +133,8 @@ def _fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most
 def _divided(
     roots: list[TileId], eye: tuple[float, float, float], seed: int, detail: Detail
 ) -> Iterator[float]:
-    """Yields, for each tile that is divided, the value of ``split`` above which it and its
-    ancestors are."""
+    """Yields, for each tile that is divided, the least ``split`` with which it and its ancestors
+    are divided."""
     tiles = [(root, 0.0) for root in roots]
     while tiles:
         tile, above = tiles.pop()
@@ -165,7 +172,8 @@ def _select_below(
     settled: Callable[[TileId], bool],
     found: Selection,
 ) -> None:
-    """Selects the tile, which is ready, or its children if they are near enough and ready."""
+    """Adds the tile, which is ready, or its children if they are near enough and ready, to
+    ``found``."""
     if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
         children = tile.children
         missing = [child for child in children if not ready(child)]

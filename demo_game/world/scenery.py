@@ -1,4 +1,4 @@
-"""The place where a flight begins: mountains by the sea."""
+"""Finds the place where a flight begins: mountains by the sea."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _AROUND = 17
 
 
 def find_start(seed: int) -> tuple[float, float]:
-    """World x and z, in metres, of a coast under high mountains, within 32 km of the origin."""
+    """Returns world x and z in metres of a coast under high mountains, within 32 km of the
+    origin."""
     cells = np.arange(-_CELLS // 2, _CELLS // 2, dtype=np.int32)
     z, x = np.meshgrid(cells, cells, indexing="ij")
     heights = noise.height(x, z, _LEVEL, seed)

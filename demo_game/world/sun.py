@@ -1,4 +1,4 @@
-"""The sun's position and light, in the tiles' baked light and in the picture."""
+"""The sun's position and the light's colours, for the tiles' baked light and for the picture."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ Colour = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Light:
-    """The sun's ``elevation`` above the horizon and ``azimuth`` from north (-z) towards east, in
-    degrees, and linear colours: of its direct light, of what sky and ground send back, of the sky
-    above and at the horizon, of the air near by, of the glow around the sun, of clouds."""
+    """The sun's direction and the colours of the light.
+
+    ``elevation`` above the horizon and ``azimuth`` from north (-z) towards east are in degrees.
+    The linear colours are: direct sunlight, light from the sky and from the ground, the sky
+    above and at the horizon, the air near by, the glow around the sun, and clouds, lit and dark.
+    """
 
     elevation: float
     azimuth: float
@@ -28,13 +31,14 @@ class Light:
 
     @property
     def sun(self) -> tuple[float, float, float]:
-        """Towards the sun (x east, y up, z south), of length 1."""
+        """The direction towards the sun (x east, y up, z south), of length 1."""
         up, around = math.radians(self.elevation), math.radians(self.azimuth)
         flat = math.cos(up)
         return flat * math.sin(around), math.sin(up), -flat * math.cos(around)
 
     def defines(self) -> dict[str, str]:
-        """The colours as the shaders take them."""
+        """Returns the colours as macros for the shaders: upper-case names and ``float3(...)``
+        texts."""
         colours = {name: value for name, value in vars(self).items() if isinstance(value, tuple)}
         return {name.upper(): f"float3({r}, {g}, {b})" for name, (r, g, b) in colours.items()}
 

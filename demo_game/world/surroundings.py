@@ -1,4 +1,4 @@
-"""A selection's boxes as arrays, so that every frame can ask which of them are in view."""
+"""Keeps the boxes of a selection's tiles as arrays, to test in every frame which are in view."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Array = np.ndarray[Any, Any]
 
 
 class Viewer(Protocol):
-    """A camera."""
+    """The interface of a camera that can test boxes."""
 
     def sees_boxes(self, centre: Array, half: Array) -> Array:
-        """Returns which boxes, given by centres and half sides, may be in view."""
+        """Returns a bool array: True for each box, given by centre and half sides, that may be
+        in view."""
 
 
 class Boxes:
-    """Tiles and their boxes: centres and half their sides, in metres ``[n, 3]``."""
+    """Tiles and their boxes, as centres and half sides in metres ``[n, 3]``."""
 
     def __init__(self, tiles: Iterable[TileId], seed: int) -> None:
         self.tiles = list(tiles)
@@ -41,7 +42,7 @@ class Boxes:
 
 
 class Surroundings:
-    """The tiles to draw and to make around one place."""
+    """The boxes of the tiles that a selection draws and wants."""
 
     def __init__(self, selection: Selection, seed: int) -> None:
         self._selection, self._seed = selection, seed

@@ -39,7 +39,8 @@ MAX_LEVEL = 6
 
 
 class TileId(NamedTuple):
-    """A tile, by its level and its place among that level's tiles (``x`` east, ``z`` south)."""
+    """A tile's identity: its level and its position among that level's tiles (``x`` east, ``z``
+    south)."""
 
     level: int
     x: int
@@ -47,33 +48,33 @@ class TileId(NamedTuple):
 
     @property
     def cell_m(self) -> float:
-        """Metres per cell."""
+        """The side of a cell in metres."""
         return _cell_m(self.level)
 
     @property
     def span_m(self) -> float:
-        """Metres from edge to edge."""
+        """The side of the tile in metres."""
         return _span_m(self.level)
 
     @property
     def origin(self) -> tuple[float, float]:
-        """World position of the north-west corner, in metres (x, z)."""
+        """The world position (x, z) of the tile's north-west corner, in metres."""
         return self.x * self.span_m, self.z * self.span_m
 
     @property
     def first_cell(self) -> tuple[int, int]:
-        """Number of the north-west cell among all cells of this level."""
+        """The number (x, z) of the tile's north-west cell among all cells of its level."""
         return self.x * CELLS, self.z * CELLS
 
     @property
     def parent(self) -> TileId:
-        """The tile of the next level that covers it."""
+        """The tile of the next coarser level that covers this tile."""
         return TileId(self.level + 1, self.x >> 1, self.z >> 1)
 
     @property
     def children(self) -> tuple[TileId, TileId, TileId, TileId]:
-        """The four tiles of the level below that cover it: north-west, north-east, south-west,
-        south-east."""
+        """The four tiles of the next finer level that cover this tile: north-west, north-east,
+        south-west, south-east."""
         return _children(self)
 
     def __str__(self) -> str:
