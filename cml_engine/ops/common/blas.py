@@ -32,7 +32,10 @@ _EDGE = 64
 
 @Once
 def numpy_blas() -> ThreadpoolController:
-    """Returns the controller of NumPy's own BLAS; other libraries' threads are not touched."""
+    """Returns the controller of the threads of NumPy's own BLAS; other libraries are not affected.
+
+    It is created once per process.
+    """
     every = ThreadpoolController().select(user_api="blas")
     folder = str(Path(np.__file__).parent)  # numpy.libs lies beside it
     paths = [one.filepath for one in every.lib_controllers if one.filepath.startswith(folder)]
@@ -40,7 +43,8 @@ def numpy_blas() -> ThreadpoolController:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Runs the block with BLAS on one thread and restores the number of threads afterwards.
+    """Returns a context manager: BLAS uses one thread in its block, and its former number
+    afterwards.
 
     The setting applies to the whole process, so products of other threads use one thread too.
     If several threads have such blocks, the first one's end restores it.
@@ -65,8 +69,11 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def _blocks(a: Array, b: Array, out: Array) -> list[Callable[[], object]]:
-    """The product in parts of about :data:`_BLOCK` multiply-adds: some of a stack's matrices, or a
-    part of the longer edge of one."""
+    """Returns functions that together compute the product ``a @ b`` into ``out``, in any order.
+
+    Each has about :data:`_BLOCK` multiply-adds: some matrices of a stack, or a part of the
+    longer edge of one matrix.
+    """
     work = max(out[0].size * a.shape[-1], 1) if len(out) else 1
     if out.ndim > 2:
         a = np.broadcast_to(a, (*out.shape[:-2], *a.shape[-2:]))

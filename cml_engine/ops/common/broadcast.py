@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape of tensors that are broadcast together.
+    """Returns the common shape of tensors that are broadcast together.
 
     Raises
     ------
@@ -49,26 +49,30 @@ def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
 
 
 def left_view(array: Array, rank: int) -> Array:
-    """The array with trailing dimensions of 1 up to ``rank``: NumPy then broadcasts NNEF's way."""
+    """Returns a view with trailing dimensions of 1 up to ``rank``, which NumPy broadcasts like
+    NNEF."""
     return array.reshape(array.shape + (1,) * (rank - array.ndim))
 
 
 def left_views(*arrays: Array) -> list[Array]:
-    """Returns all arrays as views of the largest rank among them."""
+    """Returns views of all arrays with trailing dimensions of 1 up to the largest rank among
+    them."""
     rank = max(a.ndim for a in arrays)
     return [left_view(a, rank) for a in arrays]
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    """Returns row-major strides in elements."""
+    """Returns the row-major strides of a shape, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
-    """Returns the extents and strides of a tensor along ``[N, C/4, lane, spatial…]``.
+    """Returns the extents and the strides (in elements) of a tensor along ``[N, C/4, lane,
+    spatial…]``.
 
     ``layout`` is the tensor's memory layout. Trailing dimensions of 1 are added up to ``rank``;
-    the stride is 0 where the extent is 1.
+    the stride is 0 where the extent is 1. Raises :class:`InternalError` if the channels are
+    neither 1 nor a multiple of four.
     """
     batch, channels, *spatial = fact.shape + (1,) * (rank - fact.rank)
     if channels % 4 and (channels != 1 or layout in BLOCKED):
@@ -84,12 +88,15 @@ def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
 
 
 def in_memory_order(values: Shape, layout: str) -> Shape:
-    """Values along ``[N, C/4, lane, spatial…]`` in the order of memory: lanes last in blocks."""
+    """Reorders values along ``[N, C/4, lane, spatial…]`` to the memory order of the layout.
+
+    In a blocked layout the lane is last; a plain layout leaves the values unchanged.
+    """
     return values if layout == PLAIN else (*values[:2], *values[3:], values[2])
 
 
 def broadcast_strides(shape: Shape) -> Shape:
-    """Returns row-major strides, with 0 for dimensions of extent 1."""
+    """Returns the row-major strides of a shape in elements, with 0 for dimensions of extent 1."""
     strides = contiguous_strides(shape)
     return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
@@ -115,8 +122,11 @@ class StridedWalk:
 
 
 def collapse(extents: Shape, strides: Sequence[Shape]) -> StridedWalk:
-    """The fewest dimensions that walk the same elements in the same order: extents of 1 are
-    dropped, neighbours are merged where every operand steps evenly over both."""
+    """Returns the walk over the same elements in the same order with the fewest dimensions.
+
+    ``strides`` has the strides of each operand. Extents of 1 are dropped, and neighbouring
+    dimensions are merged if every operand steps evenly over both.
+    """
     dims: list[tuple[int, Shape]] = []
     for axis, extent in enumerate(extents):
         steps = tuple(s[axis] for s in strides)
@@ -135,8 +145,11 @@ def collapse(extents: Shape, strides: Sequence[Shape]) -> StridedWalk:
 
 
 def plan_walk(operands: Sequence[tuple[Fact, str]], out: Fact, out_layout: str) -> StridedWalk:
-    """The walk of an elementwise operator over ``out``; operands come with their layouts, which
-    may differ from the result's: that is only a matter of strides."""
+    """Returns the iteration space of an elementwise operator, in the memory order of its result
+    ``out``.
+
+    ``operands`` are facts with memory layouts, which may differ from the result's layout.
+    """
     if all(layout == PLAIN for layout in (out_layout, *(layout for _, layout in operands))):
         strides = [broadcast_strides(f.shape + (1,) * (out.rank - f.rank)) for f, _ in operands]
         return collapse(out.shape, strides)

@@ -1,4 +1,5 @@
-"""The rule of integer inference on NumPy arrays: words and sums are integers in float32.
+"""Integer inference on NumPy arrays: requantization and lookup; words and sums are float32
+integers.
 
 Intermediate values are float64, in which every step is exact, because no product exceeds 53
 bits. Arrays are processed in blocks that stay in the CPU cache from the first step to the last.
@@ -20,9 +21,11 @@ _NEAR = 1 << 14
 
 
 def requantize(sums: Array, code: Array, low: float, high: float, out: Out = None) -> Array:
-    """Applies ``rule.requantize``; ``code`` is ``rule.Multiplier.code``.
+    """Multiplies sums by the multiplier, rounds them and clips them to words from ``low`` to
+    ``high``.
 
-    In this and the following functions, ``out`` receives the words; it may be the first operand.
+    This is ``rule.requantize`` for arrays; ``code`` is ``rule.Multiplier.code``. In this and the
+    following functions, ``out`` receives the words; it may be the first operand.
     """
     return _round(np.multiply, (sums, _factor(code)), low, high, out)
 
@@ -30,14 +33,16 @@ def requantize(sums: Array, code: Array, low: float, high: float, out: Out = Non
 def requantize_wide(
     upper: Array, lower: Array, code: Array, factor: float, low: float, high: float, out: Out = None
 ) -> Array:
-    """Requantizes a sum that is given in two parts, ``factor * upper + lower``."""
+    """Requantizes a sum that is given in two parts, ``factor * upper + lower``, as
+    :func:`requantize`."""
     return requantize(_whole(upper, lower, factor), code, low, high, out)
 
 
 def requantize_by_sign(
     sums: Array, code: Array, negative: Array, low: float, high: float, out: Out = None
 ) -> Array:
-    """Requantizes sums, with a separate multiplier for sums below zero."""
+    """Requantizes sums with the multiplier ``code``, or with ``negative`` if the sum is below
+    zero."""
     return _round(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
 
 
@@ -52,7 +57,11 @@ def requantize_pair(
     a: Array, b: Array, first: Array, second: Array, shift: Array, low: float, high: float,
     out: Out = None,
 ) -> Array:  # fmt: skip
-    """Applies ``rule.requantize_pair`` to arrays."""
+    """Requantizes a sum of two words, each with its own multiplier: ``rule.requantize_pair`` for
+    arrays.
+
+    The words' multipliers are ``first / 2**shift`` and ``second / 2**shift``.
+    """
     factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
     return _round(_both, (a, b, *factors), low, high, out)
 
@@ -60,12 +69,13 @@ def requantize_pair(
 def requantize_product(
     a: Array, b: Array, code: Array, low: float, high: float, out: Out = None
 ) -> Array:
-    """Requantizes the product of two words."""
+    """Requantizes the products of two arrays of words, with the multiplier ``code``."""
     return _round(_product, (a, b, _factor(code)), low, high, out)
 
 
 def _factor(code: Array) -> Array:
-    """The multiplier as a number: 15 bits of it are not zero."""
+    """Returns the multiplier that a code stands for, as a float64 of at most 15 significant
+    bits."""
     number = np.asarray(code).astype(np.int64)
     return np.asarray(np.ldexp((number >> 6).astype(np.float64), -(number & 63)))
 
@@ -121,7 +131,10 @@ def _round(
 
 
 def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Array:
-    """Quantizes floats to words; ``inverse`` is the inverse of the scale, NaN becomes 0."""
+    """Quantizes floats to words (integers in float32) from ``low`` to ``high``; NaN becomes 0.
+
+    ``inverse`` is the inverse of the scale.
+    """
     given = np.ascontiguousarray(values, np.float32)
     words = np.empty(given.shape, np.float32)
     flat, into = given.reshape(-1), words.reshape(-1)
@@ -142,12 +155,16 @@ def _words_of(values: Array, inverse: np.float32, low: float, high: float, words
 
 
 def numbers_of(words: Array, scale: np.float32) -> Array:
-    """Words as real numbers; 0 has no sign."""
+    """Converts words to real numbers, ``words * scale`` in float32; a zero is never -0."""
     return np.asarray(np.asarray(words).astype(np.int32).astype(np.float32) * scale)
 
 
 def look_up(words: Array, table: Array, first: int) -> Array:
-    """Applies ``rule.look_up`` to arrays."""
+    """Returns the table's value for each word; ``first`` is the word of the first entry.
+
+    This is ``rule.look_up`` for arrays: a small table has an entry per word, a large one an
+    entry per 64 words, between which values are interpolated.
+    """
     at = words.astype(np.int64) - first
     if len(table) == SMALL_TABLE:
         return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])

@@ -1,5 +1,7 @@
-"""Rules for the rows of operands that some rows of a result need (``RowMapping`` of
-``declaration/traits.py``)."""
+"""Rules that map rows of a result to the rows of the operands that it needs.
+
+They are values of ``Traits.rows`` (``declaration/traits.py``), or help to compute them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from cml_engine.ops.declaration.traits import OperandRows, RowMapping, RowsOf, S
 
 
 def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the rule of an operator that makes a row from the same row of every operand.
+    """Returns the rule of an operator that computes a row from the same row of every operand.
 
-    An operand of extent 1 is broadcast.
+    An operand of extent 1 along the axis, which is broadcast, is needed as a whole.
     """
     extent = max((f.shape[axis] for f in facts if f.rank > axis), default=1)
     has = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
@@ -27,7 +29,10 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Ro
 
 
 def exclude_axes(*named: str) -> RowsOf:
-    """Returns :func:`same_rows` restricted to axes that the named attributes do not contain."""
+    """Returns a function like :func:`same_rows` that returns None for axes in the named attributes.
+
+    An attribute may be an axis or a list of axes.
+    """
 
     def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
         values = [attrs[name] for name in named]
@@ -38,11 +43,10 @@ def exclude_axes(*named: str) -> RowsOf:
 
 
 def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[Span, Span]:
-    """Returns the rows under the windows ``begin`` to ``end``, and the padding before and after
-    them.
+    """Returns the range of rows under the windows ``begin`` to ``end``, and the padding around it.
 
-    With that padding, the rows produce exactly these windows. If the border repeats rows of the
-    operand, those rows are included.
+    With that padding (before, after), the rows produce exactly these windows. If the border repeats
+    rows of the operand, those rows are included.
     """
     low = begin * axis.stride - axis.before
     high = (end - 1) * axis.stride - axis.before + axis.reach
@@ -60,10 +64,10 @@ def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[
 
 
 def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
-    """Returns, for a transposed window, the operand's rows and the padding for the results
-    ``begin`` to ``end``.
+    """Returns the range of operand rows and the padding for results ``begin`` to ``end`` of a
+    deconv.
 
-    With that padding, the rows produce exactly these results.
+    With that padding (before, after), the rows produce exactly these results.
     """
     first = max(-((axis.reach - 1 - begin - axis.before) // axis.stride), 0)
     last = min((end - 1 + axis.before) // axis.stride + 1, axis.narrow)
@@ -75,7 +79,10 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
 
 
 def scale_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
-    """Returns the rule of an operator that makes ``factor`` rows from each row of its operand."""
+    """Returns the rule of an operator that makes ``factor`` rows from each row of its operand.
+
+    ``axis`` is the operand's axis; ``result_axis`` is the result's, if it differs.
+    """
 
     def need(begin: int, end: int) -> OperandRows:
         first, last = begin // factor, -(-end // factor)
@@ -85,7 +92,10 @@ def scale_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = N
 
 
 def gather_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
-    """Returns the rule of an operator that makes one row from ``factor`` rows of its operand."""
+    """Returns the rule of an operator that makes one row from ``factor`` rows of its operand.
+
+    ``axis`` is the operand's axis; ``result_axis`` is the result's, if it differs.
+    """
 
     def need(begin: int, end: int) -> OperandRows:
         return OperandRows(((begin * factor, end * factor),), attrs, (begin, end))

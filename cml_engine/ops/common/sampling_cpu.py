@@ -23,8 +23,10 @@ from cml_engine.ops.pooling.cpu import pad_window, taps_of
 def prepare_max_pool(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
-    """Returns a pooling function that compares taps pairwise; NaN wins, and of two zeros either
-    may."""
+    """Returns a function that computes max pooling for these attributes and shapes, tap by tap.
+
+    A NaN in a window is its result; of two zeros of different sign either may be.
+    """
     window = window_of(attrs, facts[0])
     shape = tuple(axis.narrow for axis in window)
     border = attrs["border"]
@@ -47,7 +49,8 @@ def prepare_max_pool(
 def prepare_nearest_upsample(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    """Prepares copying every value to its block; returns None for non-float types.
+    """Returns a function that upsamples by copying every value to its block; None for non-float
+    types.
 
     None selects the operator's definition.
     """
@@ -71,10 +74,9 @@ def prepare_nearest_upsample(
 def prepare_concat(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    """Prepares concatenation in the memory order of the largest part; returns None for non-float
-    types.
+    """Returns a function that concatenates in the memory order of the largest part.
 
-    None selects the operator's definition.
+    Returns None for non-float types, which selects the operator's definition.
     """
     if facts[0].dtype != "scalar":
         return None

@@ -28,7 +28,7 @@ def fact_of(dtype: str, shape: Sequence[int]) -> Fact:
 
 
 def fact_from(array: Array) -> Fact:
-    """The fact of an array that is there."""
+    """Returns the fact (type and shape) of a NumPy array."""
     return Fact(_DTYPE_OF_KIND[array.dtype.kind], array.shape)
 
 
@@ -41,7 +41,7 @@ def check_axis(axis: int, rank: int, what: str = "axis") -> int:
 
 
 def check_axes(axes: Sequence[int], rank: int) -> list[int]:
-    """Returns ``axes``; raises :class:`ShapeError` if one is out of range or repeated."""
+    """Returns ``axes`` as a list; raises :class:`ShapeError` if one is out of range or repeated."""
     for axis in axes:
         check_axis(axis, rank)
     if len(set(axes)) != len(axes):
@@ -50,7 +50,8 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def check_type(dtype: str, **facts: Fact) -> None:
-    """Raises :class:`ShapeError` if a tensor, by its declared name, does not have the type."""
+    """Raises :class:`ShapeError` if one of the facts, given by tensor name, is not of type
+    ``dtype``."""
     for name, fact in facts.items():
         if fact.dtype != dtype:
             raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
@@ -63,7 +64,10 @@ def check_word(name: str, value: str, known: Collection[str]) -> None:
 
 
 def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
-    """Raises :class:`ShapeError` if a list attribute does not have ``wanted`` values."""
+    """Raises :class:`ShapeError` if the list attribute ``name`` does not have ``wanted`` values.
+
+    ``of`` states in the message what there must be a value for.
+    """
     if len(values) != wanted:
         raise ShapeError(
             f"'{name}' has {len(values)} values ({list(values)}), wanted {wanted}: one for {of}"
@@ -71,15 +75,19 @@ def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> N
 
 
 def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
-    """Raises :class:`ShapeError` if there is no size of 1 or more for each spatial axis."""
+    """Raises :class:`ShapeError` unless ``sizes`` has one value of 1 or more per spatial axis of
+    ``x``."""
     check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
     if any(n < 1 for n in sizes):
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
 def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
-    """Raises :class:`ShapeError` if tensors differ in dtype, rank or extents, except along the
-    axis ``but``."""
+    """Raises :class:`ShapeError` if the facts differ in type, rank or extents, or if there are
+    none.
+
+    Extents along the axis ``but`` may differ.
+    """
     if not facts:
         raise ShapeError("an empty list of tensors, wanted at least one")
     for i, (a, b) in enumerate(pairwise(facts)):
@@ -96,7 +104,11 @@ def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
 
 
 def fill_reshape(shape: Sequence[int], replaced: Sequence[int]) -> list[int]:
-    """Returns the extents of ``replaced`` after a reshape: 0 copies an extent, -1 is the rest."""
+    """Returns the extents that a reshape to ``shape`` gives to the extents ``replaced``.
+
+    In ``shape``, 0 copies the extent at its place and -1 is the rest. Raises :class:`ShapeError`
+    if the number of elements would change.
+    """
     out = [_copied(replaced, i) if x == 0 else int(x) for i, x in enumerate(shape)]
     if any(x < -1 for x in out) or out.count(-1) > 1:
         raise ShapeError(f"shape {list(shape)} may hold extents, 0 (copy) and one -1 (the rest)")

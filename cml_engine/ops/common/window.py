@@ -20,7 +20,11 @@ POOL_BORDERS = (*BORDERS, "ignore")
 
 @dataclass(frozen=True, slots=True)
 class WindowAxis:
-    """One dimension of a window and of the two tensors."""
+    """One dimension of a sliding window and of the tensors on both of its sides.
+
+    ``wide`` and ``narrow`` are the tensors' extents, ``size`` the window's, ``before`` and
+    ``after`` the padding of the wide side.
+    """
 
     wide: int
     narrow: int
@@ -57,7 +61,10 @@ GEOMETRY = "wide:u3 narrow:u3 taps:u3 stride:u3 dilation:u3 before:i3"
 
 
 def geometry(window: Sequence[WindowAxis]) -> dict[str, list[int]]:
-    """The values of :data:`GEOMETRY`, innermost axis first."""
+    """Returns the kernels' parameters of a window by name: a list for three axes, innermost first.
+
+    The names are those of :data:`GEOMETRY`; missing axes have extent 1.
+    """
     axes = [*window[::-1], *[WindowAxis(1, 1)] * (3 - len(window))]
     return {
         "wide": [a.wide for a in axes],
@@ -70,7 +77,7 @@ def geometry(window: Sequence[WindowAxis]) -> dict[str, list[int]]:
 
 
 def volume(window: Window) -> int:
-    """Returns the number of taps."""
+    """Returns the number of taps: the product of the window's sizes."""
     return prod(axis.size for axis in window)
 
 
@@ -81,10 +88,12 @@ def resolve_window(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Window:
-    """Returns a window over a tensor of ``shape`` with all defaults resolved.
+    """Returns the window over a tensor of ``shape``, one axis per dimension, with defaults
+    resolved.
 
     Empty ``padding`` is automatic (as many windows as strides fit, the odd one padded at the
-    end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative.
+    end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative. Raises
+    :class:`ShapeError` for invalid values.
     """
     rank = len(shape)
     _check("size", size, rank, 1)
@@ -116,8 +125,11 @@ def resolve_reverse(
     dilation: Sequence[int],
     output_shape: Sequence[int],
 ) -> Window:
-    """The transposed case: ``shape`` is the narrow side, the result the wide one. A stated
-    ``output_shape`` must lead back to ``shape``."""
+    """Returns the window of a transposed operator: ``shape`` is the narrow side, the result is
+    wide.
+
+    Raises :class:`ShapeError` if a stated ``output_shape`` would not lead back to ``shape``.
+    """
     rank = len(shape)
     _check("size", size, rank, 1)
     strides, dilations = _ones("stride", stride, rank), _ones("dilation", dilation, rank)
@@ -190,7 +202,7 @@ def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
 
 
 def window_of(attrs: Attrs, x: Fact) -> Window:
-    """The window of a pooling operator over its input ``x``, checked."""
+    """Returns the window of a pooling operator over its input ``x``; raises :class:`ShapeError`."""
     window = resolve_window(
         x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
     )
@@ -207,7 +219,8 @@ def window_of(attrs: Attrs, x: Fact) -> Window:
 
 
 def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
-    """The window of ``debox`` and ``desample`` over their result, checked."""
+    """Returns the window of ``debox`` or ``desample``, whose input is ``x``; raises
+    :class:`ShapeError`."""
     if attrs["border"] not in ("constant", "ignore"):
         raise ShapeError(
             f"border='{attrs['border']}' has no meaning here, wanted 'constant' or 'ignore': "

@@ -1,4 +1,5 @@
-"""Tests of ``conv`` and ``deconv``: odd extents, borders, groups, strides, and what degenerates."""
+"""Test cases of ``conv`` and ``deconv``: odd extents, borders, groups, strides, and degenerate
+shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ _DEFAULTS: dict[str, AttrValue] = {
 def conv_case(
     x: Shape, filter: Shape, bias: object = None, note: str = "", **attrs: AttrValue
 ) -> Case:
-    """Returns a test case; ``bias`` is a shape, a number, or None for one value per channel."""
+    """Returns a test case of ``conv`` with an input of shape ``x`` and the shape of its filter.
+
+    ``bias`` is a shape, a number, or None for one value per channel; ``attrs`` override the
+    defaults.
+    """
     return _case(x, filter, (1, filter[0]) if bias is None else bias, note, _DEFAULTS | attrs)
 
 

@@ -32,7 +32,8 @@ def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
 
 
 def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
-    """Computes ``conv`` of integers in float64, which is exact because all sums are below 2^31."""
+    """Returns the result of ``conv`` of integers as float64, exact because all sums are below
+    2^31."""
     weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1)
     weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), np.float64)
     flat = (shape.groups, shape.group_in, -1)
@@ -51,7 +52,7 @@ def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
 
 
 def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Scratch) -> Array:
-    """Computes ``conv`` for a resolved shape."""
+    """Returns the result of ``conv`` in memory of ``scratch``."""
     out = scratch.result(shape.batch, shape.out_channels, *shape.narrow)
     if out.size == 0:
         return out
@@ -96,8 +97,10 @@ def _add_bias(out: Array, bias: Array) -> None:
 
 
 def border_indices(axis: ConvAxis, border: str) -> Array:
-    """Returns, for each position of the padded axis, the index of the input value it repeats; -1
-    = zero."""
+    """Returns, for each position of the padded axis, the index of the value that stands there.
+
+    The index is -1 for a zero.
+    """
     at = np.arange(-axis.before, axis.wide + axis.after)
     last = axis.wide - 1
     if border == "replicate":
@@ -121,8 +124,10 @@ def pad_border(
     border: str,
     zeros: Callable[[tuple[int, ...]], Array] = _zeros,
 ) -> Array:
-    """The input with its border around it, less what negative padding crops; a view if it can.
-    ``zeros`` gives the memory of one that is padded with them."""
+    """Returns the input with its border added, and without what negative padding crops.
+
+    It is a view if no values are added. ``zeros`` allocates the array for a border of zeros.
+    """
     lead = x.ndim - len(axes)
     if border != "constant":
         for i, axis in enumerate(axes):
@@ -144,8 +149,10 @@ def pad_border(
 
 
 def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
-    """Returns a view (channels, taps…, positions…) of the windows of ``count`` rows from
-    ``first``."""
+    """Returns a view (channels, taps…, positions…) of a padded image's windows.
+
+    They are the windows of ``count`` rows of the result, from row ``first``.
+    """
     strides = image.strides[1:]
     kernel = [a.kernel for a in shape.axes]
     over_taps = [s * a.dilation for s, a in zip(strides, shape.axes, strict=True)]
@@ -181,10 +188,11 @@ def _conv_by_matmul(
 def _conv_by_rows(
     shape: ConvShape, image: Array, filter: Array, result: Array, scratch: Scratch
 ) -> None:
-    """Computes a convolution of stride 1 from the flattened image, where taps have fixed distances.
+    """Computes a convolution of stride 1 into ``result`` from the flattened padded image.
 
-    Only the shifts along the last axis are copied; the taps of other axes are slices of that
-    copy. Positions between the end of a row and the next one are computed too and discarded.
+    In the flat image the taps have fixed distances. Only the shifts along the last axis are
+    copied; the taps of other axes are slices of that copy. Positions between the end of a row
+    and the next one are computed too and discarded.
     """
     flat = np.ascontiguousarray(image).reshape(image.shape[0], -1)
     steps = [prod(image.shape[i + 1 :]) for i in range(1, image.ndim)]
@@ -217,7 +225,8 @@ def _conv_by_rows(
 
 
 def _copy_windows(windows: Array, scratch: Scratch) -> Array:
-    """Returns the windows as a contiguous array; copies them only if necessary."""
+    """Returns the windows as a contiguous array: itself if it is, otherwise a copy in scratch
+    memory."""
     if windows.flags.c_contiguous:
         return windows
     copied = scratch.take("windows", *windows.shape)
@@ -226,7 +235,8 @@ def _copy_windows(windows: Array, scratch: Scratch) -> Array:
 
 
 def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
-    """The filter as [taps of all axes but the last][group][out][in, taps of the last]."""
+    """Returns the filter as [taps of all axes but the last][group][out][in, taps of the last
+    axis]."""
     width = shape.axes[-1].kernel
     parts = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1, width)
     parts = np.ascontiguousarray(parts.transpose(3, 0, 1, 2, 4))
@@ -234,7 +244,7 @@ def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
 
 
 def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
-    """Computes a convolution with one input channel per group, tap by tap.
+    """Computes a convolution with one input channel per group into ``result``, tap by tap.
 
     A matrix product of depth ``taps`` would gain nothing.
     """
@@ -256,9 +266,10 @@ def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) 
 
 
 def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) -> None:
-    """Computes a deconvolution: one product gives every input's contribution to all taps.
+    """Computes the deconvolution of one image into ``result``.
 
-    The contributions are then added at the positions of the taps.
+    One matrix product gives every input's contribution to all taps. The contributions are then
+    added at the positions of the taps.
     """
     groups, taps = shape.groups, shape.taps
     weights = filter.reshape(groups, shape.group_in, shape.group_out * taps)

@@ -35,7 +35,10 @@ _SEVERAL = 4
 def prepare_conv(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
-    """The fastest way for the shape; or else the definition, with memory that lasts."""
+    """Returns a function that computes the convolution in the way that is fastest for the shape.
+
+    If no special way fits, it is the definition, with scratch memory.
+    """
     shape = conv_shape(attrs, *facts)
     filter = constants[1]
     if attrs.get("carrier") == "int32":
@@ -58,14 +61,15 @@ def _defined(
 
 
 def _is_depthwise(shape: ConvShape) -> bool:
-    """Returns True for one filter per channel and several channels, which are adjacent in
-    memory."""
+    """Returns True for a depthwise convolution of several channels with few enough weights per
+    row."""
     words = shape.taps * shape.axes[-1].narrow * shape.out_channels
     return shape.group_in == shape.group_out == 1 < shape.groups and words <= _MOST_WEIGHTS
 
 
 class _ChannelsLast:
-    """The padded input and the result that the methods below share."""
+    """The base of convolutions with channels last: pads the input, adds the bias, shapes the
+    result."""
 
     def __init__(self, shape: ConvShape, scratch: Scratch, bias: Array | None) -> None:
         self._shape = shape
@@ -73,7 +77,7 @@ class _ChannelsLast:
         self._bias = None if bias is None else self._row(bias)
 
     def _row(self, bias: Array) -> Array:
-        """The bias of all positions and channels of a row."""
+        """Returns the bias repeated for all positions and channels of a row of the result."""
         values = np.asarray(bias, np.float32).reshape(-1)
         width = self._shape.axes[-1].narrow
         return np.broadcast_to(values, (width, self._shape.out_channels)).reshape(-1)
@@ -95,7 +99,7 @@ class _ChannelsLast:
         return self._scratch.result(shape.batch, *shape.narrow, shape.out_channels)
 
     def _finished(self, out: Array, bias: Array) -> Array:
-        """Adds the bias to whole rows at a time and returns a view with channels second."""
+        """Adds the bias in place and returns the result as a view (batch, channels, extents…)."""
         row = self._row(bias) if self._bias is None else self._bias
         rows = out.reshape(-1, row.size)
         np.add(rows, row, out=rows)
@@ -103,8 +107,11 @@ class _ChannelsLast:
 
 
 class Depthwise(_ChannelsLast):
-    """One filter per channel. A row of the result, all its positions and channels, is a run of
-    memory for every tap, and ``einsum`` multiplies and adds whole runs."""
+    """A convolution with one filter per channel.
+
+    For every tap, a row of the result (all its positions and channels) is contiguous in memory, and
+    ``einsum`` multiplies and adds whole rows.
+    """
 
     def __init__(
         self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
@@ -127,9 +134,10 @@ class Depthwise(_ChannelsLast):
         return self._finished(out, bias)
 
     def _shifted(self, padded: Array) -> Array:
-        """Returns (batch, outer extents…, taps, positions, channels) for the last axis.
+        """Returns the input shifted by each tap of the last axis.
 
-        It is a copy unless neighbours in the result are neighbours in the input.
+        The shape is (batch, outer extents…, taps, positions, channels). It is a copy unless
+        neighbours in the result are neighbours in the input.
         """
         last = self._shape.axes[-1]
         *outer, position, channel = padded.strides
@@ -147,7 +155,8 @@ class Depthwise(_ChannelsLast):
         return copied
 
     def _windows(self, shifted: Array) -> Array:
-        """Returns a view (batch, rows…, taps…, positions and channels of a row)."""
+        """Returns a view (batch, rows…, taps…, positions and channels of a row) of the shifted
+        input."""
         outer = self._shape.axes[:-1]
         batch, *over, tap, _, item = shifted.strides
         row = shifted.shape[-2] * shifted.shape[-1]
@@ -178,8 +187,11 @@ def _columns(filter: Array) -> Array:
 
 
 class Windows(_ChannelsLast):
-    """Windows as rows of a matrix, a band of them at a time; of a pointwise filter the input is
-    that matrix already."""
+    """A convolution by matrix products: each row of a matrix is one window, a band of rows at a
+    time.
+
+    For a pointwise filter the input itself is that matrix.
+    """
 
     def __init__(
         self, shape: ConvShape, filter: Array, scratch: Scratch, bias: Array | None = None
@@ -215,7 +227,7 @@ class Windows(_ChannelsLast):
         product(rows, self._weights, result.reshape(len(rows), -1))
 
     def _windows(self, image: Array) -> Array:
-        """Returns a view (positions…, taps…, channels)."""
+        """Returns a view (positions…, taps…, channels) of an image with channels last."""
         axes, (*over, channel) = self._shape.axes, image.strides
         strides = [s * a.stride for s, a in zip(over, axes, strict=True)]
         taps = [s * a.dilation for s, a in zip(over, axes, strict=True)]
@@ -223,7 +235,10 @@ class Windows(_ChannelsLast):
         return as_strided(image, extents, (*strides, *taps, channel), writeable=False)
 
     def _matrix(self, windows: Array) -> Array:
-        """Returns a matrix (positions, taps and channels): a view if the memory order allows it."""
+        """Returns the windows as a matrix (positions, taps and channels).
+
+        It is a view if the memory order allows it, otherwise a copy in scratch memory.
+        """
         positions = windows.shape[: len(self._shape.axes)]
         if self._shape.taps == 1 and _is_run(positions, windows.strides):
             step = windows.strides[len(positions) - 1]
@@ -235,7 +250,8 @@ class Windows(_ChannelsLast):
 
 
 def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns True if the dimensions can be walked as one of the last one's stride."""
+    """Returns True if all dimensions of ``extents`` can be walked as one, with the last one's
+    stride."""
     step = strides[len(extents) - 1]
     for extent, stride in zip(reversed(extents), reversed(strides[: len(extents)]), strict=True):
         if extent > 1 and stride != step:

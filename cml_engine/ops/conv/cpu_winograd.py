@@ -54,7 +54,10 @@ _MOST_FOR_A_ROW = 12 << 20
 
 
 def is_faster(shape: ConvShape) -> bool:
-    """Returns True if the transforms cost less than the products that they save."""
+    """Returns True for a 3x3 convolution of stride 1 whose transforms cost less than they save.
+
+    The groups must be 1 and the axes two.
+    """
     if shape.groups != 1 or len(shape.axes) != 2:
         return False
     if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
@@ -75,7 +78,7 @@ def _tiles(shape: ConvShape) -> tuple[int, int]:
 
 
 def transformed_filter(filter: Array) -> Array:
-    """Transforms a filter (out, in, 3, 3) to [36][in][out]."""
+    """Transforms a filter (out, in, 3, 3) to an array [36][in][out] of float32."""
     taps = filter.reshape(*filter.shape[:2], 9).transpose(2, 1, 0).reshape(9, -1)
     points = multiply(np.kron(np.array(_FILTER), np.array(_FILTER)), taps.astype(np.float64))
     return points.astype(np.float32).reshape(_POINTS, filter.shape[1], filter.shape[0])
@@ -83,7 +86,8 @@ def transformed_filter(filter: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some images, and some rows of tiles of each."""
+    """A part of the work: the images in ``images``, and ``rows`` rows of tiles of each, from
+    ``first``."""
 
     images: slice
     first: int
@@ -95,7 +99,7 @@ class _Part:
 
 
 class Winograd:
-    """A convolution whose filter is known."""
+    """A 3x3 convolution by Winograd's algorithm whose filter is known; call it with the tensors."""
 
     def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
         self._shape = shape
@@ -105,8 +109,11 @@ class Winograd:
         self._gather = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)
 
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
-        """The convolution; where a value that is not finite would be spread over its tiles, the
-        way that has no tiles."""
+        """Returns the convolution of ``x``, with the filter given at construction.
+
+        If a result is not finite, it is computed again without tiles: within a tile, an infinity
+        or a NaN spreads to results that do not depend on it.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             result = self._by_tiles(x, bias)
         return convolve(self._shape, x, filter, bias, self._scratch) if result is None else result
@@ -128,8 +135,8 @@ class Winograd:
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
 
     def _parts(self) -> Iterator[_Part]:
-        """Yields parts of the work: as many whole images as the buffers hold, or bands of one
-        image."""
+        """Yields all parts of the work: several whole images, or a band of one, as the buffers
+        hold."""
         shape = self._shape
         rows, columns = _tiles(shape)
         most = _MOST_SCRATCH // (2 * _POINTS * max(shape.in_channels, shape.out_channels))
@@ -141,7 +148,10 @@ class Winograd:
                 yield _Part(many, first, min(band, rows - first))
 
     def _tiles_of(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """The tiles' values as [36][tiles × channels], from images with channels last."""
+        """Returns the part's 6x6 input tiles as [36][tiles × channels].
+
+        ``inner`` are the images with channels last, ``before`` the padding before rows and columns.
+        """
         padded = self._padded(part, inner, before)
         image, row, column, channel = padded.strides
         columns, channels = _tiles(self._shape)[1], self._shape.in_channels
@@ -156,7 +166,8 @@ class Winograd:
         return tiles.reshape(_POINTS, -1)
 
     def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """Returns the area that the tiles cover, zero outside the images."""
+        """Returns the area of the part that its tiles cover, with channels last and zeros
+        outside."""
         rows, columns = 4 * part.rows + 2, 4 * _tiles(self._shape)[1] + 2
         shape = (part.count, rows, columns, inner.shape[3])
         padded = self._scratch.take("winograd.padded", *shape)
@@ -169,7 +180,7 @@ class Winograd:
         return padded
 
     def _transformed(self, tiles: Array) -> Array:
-        """Transforms tiles to [36][tiles][in channels].
+        """Transforms input tiles [36][tiles × channels] to [36][tiles][in channels].
 
         One matrix transforms both directions, because BLAS is faster at 36x36 than two passes of
         additions through memory.
@@ -179,7 +190,10 @@ class Winograd:
         return values.reshape(_POINTS, -1, self._shape.in_channels)
 
     def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
-        """Stores the part's results; returns False if one of them is not finite."""
+        """Transforms the part's sums and stores them with the bias in ``out``.
+
+        Returns False, and stores nothing, if one of the results is not finite.
+        """
         results = self._scratch.take("winograd.b", 16, sums[0].size)
         multiply(self._gather, sums.reshape(_POINTS, -1), out=results)
         if not np.isfinite(results.sum()):
@@ -193,7 +207,9 @@ class Winograd:
 
 
 def _overlap(start: int, count: int, extent: int) -> tuple[slice, slice]:
-    """Returns the overlap of ``[start, start + count)`` and ``[0, extent)``, relative to each of
-    them."""
+    """Returns the overlap of ``[start, start + count)`` and ``[0, extent)`` as two slices.
+
+    The first is relative to ``start``, the second to 0.
+    """
     low, high = max(start, 0), max(min(start + count, extent), max(start, 0))
     return slice(low - start, high - start), slice(low, high)

@@ -24,7 +24,7 @@ POSITION = "x_size:i3 y_size:i3 k_size:i3 y_mul:i3 k_step:i3 origin:i3 up:i3"
 
 @dataclass(frozen=True)
 class Conv:
-    """A node to lower: its resolved shape and the layout of its filter."""
+    """A ``conv`` or ``deconv`` node being lowered: its lowering, resolved shape and properties."""
 
     op: Lowering
     shape: ConvShape
@@ -42,12 +42,15 @@ class Conv:
 
     @property
     def half(self) -> bool:
-        """Returns True if the filter is stored in 16 bits."""
+        """True if the filter is stored in 16 bits."""
         return self.constant and takes_half(self.op.node, self.op.layouts)
 
     @cached_property
     def filter_layout(self) -> str:
-        """The layout of four elements of the filter; integers take as few bits as hold them."""
+        """The layout in which the filter's elements are stored, four at a time.
+
+        Integers of an exact node take the narrowest layout that holds them.
+        """
         value = self.op.constant(self.op.in_names[1])
         if value is not None and value.size and self.op.attrs.get("exact"):
             return whole_layout(value.min(), value.max()) or C4
@@ -60,8 +63,10 @@ class Conv:
 
     @property
     def vectors(self) -> dict[str, int | str]:
-        """The types of input, filter, and bias or result, for kernels that process four channels
-        at once."""
+        """The defines with the HLSL types of input, filter, and bias or result.
+
+        For kernels that process four channels at once.
+        """
         made: dict[str, int | str] = {
             "T0_TYPE": VECTOR_TYPE[self.in_layout],
             "T1_TYPE": self.filter_type,
@@ -86,14 +91,16 @@ class Conv:
 
     @property
     def in_layout(self) -> str:
-        """The blocked layout of the input, or of the blocked copy of a plain input."""
+        """The blocked layout of the input; for a plain input, that of the copy that will be made
+        of it."""
         name = self.op.in_names[0]
         if self.op.is_blocked(name):
             return self.op.layout(name)
         return whole_layout(*self.op.graph.words.get(name, (-inf, inf))) or C4
 
     def pack(self, key: str, make: Callable[[], Packing]) -> str:
-        """The filter as ``make()`` lays it out, in the bits that it is stored in."""
+        """Packs the filter as ``make()`` describes it, in the filter's layout, and returns its
+        name."""
         layout = self.filter_layout
         if layout == C4:
             return self.op.pack(key, make)
@@ -102,11 +109,12 @@ class Conv:
 
     @property
     def border(self) -> dict[str, int | str]:
-        """The define that names the border mode."""
+        """The define of the border mode, such as ``border_is_constant``."""
         return word("border", self.shape.border)
 
     def position(self) -> dict[str, list[int]]:
-        """Parameters that place the windows."""
+        """Returns the shader parameters of :data:`POSITION` that place the windows, each for
+        three axes."""
         rows = [self._position(axis) for axis in self.shape.axes3]
         names = ("x_size", "y_size", "k_size", "y_mul", "k_step", "origin", "up")
         return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -122,11 +130,11 @@ class Conv:
 
     @property
     def constant(self) -> bool:
-        """Returns True if the filter can be packed when the model is loaded."""
+        """True if the filter is a constant, which can be packed when the model is loaded."""
         return self.op.constant(self.op.in_names[1]) is not None
 
     def filter_rows(self) -> Array:
-        """The constant filter as (output channels, input channels of the group, taps)."""
+        """Returns the constant filter as (output channels, input channels of the group, taps)."""
         shape = self.shape
         value = self.op.constant(self.op.in_names[1])
         assert value is not None
@@ -136,15 +144,19 @@ class Conv:
         return value.reshape(shape.out_channels, shape.group_in, shape.taps)
 
     def filter_source(self) -> tuple[Array, int, int]:
-        """The constant filter of one group, or of a depthwise one, as it lies; of its three axes
-        those of output and input channels; axis 2 has the taps."""
+        """Returns the constant filter with three axes, and the axes of its output and input
+        channels.
+
+        The filter is not reordered; axis 2 has the taps. For one group, or a depthwise filter.
+        """
         value = self.op.constant(self.op.in_names[1])
         assert value is not None
         outer = not self.transposed or self.shape.groups > 1
         return value.reshape(*value.shape[:2], self.shape.taps), 1 - outer, int(outer)
 
     def filter_steps(self) -> dict[str, int]:
-        """Returns the strides of a group, an output and an input channel in the filter."""
+        """Returns the strides in the filter of a group, an output channel and an input channel,
+        as parameters."""
         shape = self.shape
         whole = shape.group_in * shape.group_out * shape.taps
         steps = (shape.taps, shape.group_out * shape.taps)
@@ -154,7 +166,10 @@ class Conv:
 
 @dataclass(frozen=True, slots=True)
 class ConvTile:
-    """The results of a workgroup: ``rows`` output channels at ``group * columns`` positions."""
+    """The tile of a workgroup: ``rows`` output channels at ``group * columns`` positions.
+
+    ``group`` is the number of threads.
+    """
 
     rows: int
     columns: int
@@ -174,24 +189,32 @@ def takes_half(node: Node, layouts: Mapping[str, str]) -> bool:
 
 
 def default_group(conv: Conv) -> int:
-    """Threads of a workgroup that are right for most kernels."""
+    """Returns the default number of threads of a workgroup, 64 or on a software driver 16."""
     return SOFTWARE_GROUP if conv.op.limits.software else GROUP
 
 
 def is_depthwise(conv: Conv) -> bool:
-    """Returns True for one output per input channel, of which kernels compute four side by side."""
+    """Returns True for a constant filter with one input and one output channel per group.
+
+    Kernels then compute four channels side by side.
+    """
     shape = conv.shape
     return conv.constant and shape.group_in == shape.group_out == 1 and shape.groups > 1
 
 
 def first_block(conv: Conv, rows: int, row_block: int) -> int:
-    """The first block of inputs that a block of rows needs: where its first row's group begins."""
+    """Returns the index of the first input block that a block of rows needs.
+
+    It is where the group of the first row begins.
+    """
     return row_block * rows // conv.shape.group_out * conv.shape.group_in // 4
 
 
 def band_of(conv: Conv, rows: int) -> int:
-    """Returns the most input blocks that a block of rows needs, over all groups that it
-    overlaps."""
+    """Returns the number of input blocks that a block of ``rows`` output channels needs at most.
+
+    A block of rows may overlap several groups.
+    """
     shape = conv.shape
     band = 0
     for row_block in range(-(-shape.out_channels // rows)):
@@ -202,7 +225,10 @@ def band_of(conv: Conv, rows: int) -> int:
 
 
 def phases_of(conv: Conv) -> tuple[list[int], int]:
-    """Results along each axis in one phase (result % up), and how many phases there are."""
+    """Returns the number of results of one phase along each axis, and the number of phases.
+
+    A phase is the results with the same remainder modulo ``up``, a deconv's stride.
+    """
     position = conv.position()
     ups = position["up"]
     return [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)], prod(ups)

@@ -32,7 +32,10 @@ _PACK = Kernel(
 
 
 def blocks_of(conv: Conv) -> Generator[Dispatch, None, str]:
-    """Returns the name of the input in blocks of four channels, after copying a plain one."""
+    """Returns the name of the input in blocks of four channels; a plain input is copied first.
+
+    Yields the dispatch of the copy.
+    """
     op, shape = conv.op, conv.shape
     if op.is_blocked(op.in_names[0]):
         return op.in_names[0]
@@ -77,7 +80,10 @@ def has_beside(conv: Conv) -> bool:
 
 
 def pack_bias(conv: Conv, beside: Sequence[str] = ()) -> Generator[Dispatch, None, str]:
-    """The bias for each channel, in whole blocks, and constants ``beside`` it."""
+    """Returns the name of the packed bias, one value per channel in whole blocks of four.
+
+    The constants ``beside`` follow it. A computed bias is packed by a dispatch, which is yielded.
+    """
     op, name, channels = conv.op, conv.op.in_names[2], conv.shape.out_channels
     value = op.constant(name)
     if value is None:
@@ -104,9 +110,10 @@ def _constant(op: Lowering, name: str) -> Array:
 
 
 def _whole_bias(conv: Conv, bias: Array, moved: int) -> Array:
-    """Returns the bias as integers, corrected for unsigned inputs.
+    """Returns the bias as int32 in whole blocks of four, corrected for unsigned inputs.
 
-    A word of 0 to 255 is multiplied as a signed byte that is smaller by ``moved``, 128.
+    An input word of 0 to 255 is multiplied as a signed byte, ``moved`` (128) smaller; the bias
+    adds the difference.
     """
     channels = conv.shape.out_channels
     found = np.zeros(-(-channels // 4) * 4, np.int64)
@@ -117,7 +124,10 @@ def _whole_bias(conv: Conv, bias: Array, moved: int) -> Array:
 
 
 def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
-    """Returns the name of the packed filter: packed now if constant, otherwise on the GPU."""
+    """Returns the name of the packed filter.
+
+    A constant is packed now; a computed filter is packed by a dispatch, which is yielded.
+    """
     op, shape = conv.op, conv.shape
     name = op.in_names[1]
     if is_depthwise(conv):
@@ -152,7 +162,10 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
 
 
 def pack_filter(conv: Conv, rows: int) -> Packing:
-    """Packs the filter as [row block][tap][band][4 in][rows], with zeros for unused inputs."""
+    """Returns the packing of a filter as [row block][tap][band][4 in][rows].
+
+    Inputs that a row does not use have weights of zero.
+    """
     shape, band = conv.shape, band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
     in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
@@ -177,7 +190,10 @@ def _pack_groups(conv: Conv, rows: int) -> Array:
 
 
 def _pack_bytes(conv: Conv, rows: int) -> Packing:
-    """Packs the filter as [row block][tap][band][rows], in words of the four inputs of a block."""
+    """Returns the packing of a filter as [row block][tap][band][rows] of words.
+
+    A word has the bytes of four inputs.
+    """
     packing = pack_filter(conv, rows)
     if len(packing.dims) == 1:
         fours = packing.source.reshape(-1, 4, rows).swapaxes(1, 2)
@@ -188,7 +204,7 @@ def _pack_bytes(conv: Conv, rows: int) -> Packing:
 
 
 def packed_depthwise(conv: Conv) -> str:
-    """The depthwise filter as [block][tap][4]."""
+    """Packs the depthwise filter as [block][tap][4] and returns its name."""
     return conv.pack(f"{conv.op.in_names[1]}.depthwise", lambda: _pack_depthwise(conv))
 
 

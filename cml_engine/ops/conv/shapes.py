@@ -17,8 +17,11 @@ from cml_engine.ops.common.window import BORDERS
 
 @dataclass(frozen=True, slots=True)
 class ConvAxis:
-    """One spatial dimension. ``wide`` is the side that the window slides over (a conv's input, a
-    deconv's output), ``narrow`` the side with one value per window."""
+    """One spatial dimension of a ``conv`` or ``deconv``, with its padding resolved.
+
+    ``wide`` is the extent of the side that the window slides over (a conv's input, a deconv's
+    output), ``narrow`` that of the side with one value per window.
+    """
 
     wide: int
     narrow: int
@@ -39,7 +42,8 @@ _UNIT = ConvAxis(1, 1, 1, 1, 1, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """A convolution (or its transpose) with everything implicit made explicit."""
+    """The shape of a ``conv`` or ``deconv`` with all defaults, such as automatic padding,
+    resolved."""
 
     batch: int
     in_channels: int
@@ -50,7 +54,7 @@ class ConvShape:
 
     @property
     def axes3(self) -> tuple[ConvAxis, ConvAxis, ConvAxis]:
-        """The axes of depth, height and width."""
+        """The axes of depth, height and width; missing ones have extent 1."""
         d, h, w = (_UNIT,) * (3 - len(self.axes)) + self.axes
         return d, h, w
 
@@ -76,7 +80,8 @@ class ConvShape:
 
 
 def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """Resolves the shape of ``conv``; raises :class:`ShapeError` if its tensors do not fit."""
+    """Returns the resolved shape of ``conv``; raises :class:`ShapeError` if its operands do not
+    fit."""
     _check_ranks("conv", x, filter)
     border = attrs["border"]
     if border not in BORDERS:
@@ -100,8 +105,11 @@ def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) ->
 
 
 def deconv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """Resolves the shape of ``deconv``; its filter is ``(input channels, output channels /
-    groups, …)``."""
+    """Returns the resolved shape of ``deconv``; raises :class:`ShapeError` if its operands do not
+    fit.
+
+    The filter is ``(input channels, output channels / groups, …)``.
+    """
     _check_ranks("deconv", x, filter)
     if attrs["border"] != "constant":
         raise ShapeError(
@@ -163,7 +171,10 @@ def _check_groups(what: str, channels: int, groups: int) -> None:
 
 
 def _check_bias(bias: Fact | None, channels: int) -> None:
-    """Checks for one value, or one per output channel: ``[]``, ``[C]``, ``[1,C]``, ``[1,C,1…]``."""
+    """Raises :class:`ShapeError` unless the bias is one value, or one per output channel.
+
+    The shapes are ``[]``, ``[C]``, ``[1,C]``, ``[1,C,1…]``.
+    """
     if bias is None or bias.size == 1:
         return
     shape = bias.shape if bias.rank == 1 else bias.shape[1:2]
@@ -184,7 +195,10 @@ def _check_border(border: str, axes: Sequence[ConvAxis]) -> None:
 
 
 def _per_axis(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
-    """Returns a stride or dilation for each spatial axis; an empty list is 1 everywhere."""
+    """Returns the attribute ``name`` (stride or dilation) as one value per spatial axis.
+
+    An empty list is 1 everywhere.
+    """
     values = tuple(attrs[name]) or (1,) * rank
     if len(values) != rank:
         raise ShapeError(
@@ -197,7 +211,7 @@ def _per_axis(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
 
 
 def _padding(attrs: Attrs, rank: int) -> Sequence[tuple[int, int]] | None:
-    """The explicit padding, or None for automatic."""
+    """Returns the explicit padding as (before, after) per axis, or None if it is automatic."""
     padding = [tuple(pair) for pair in attrs["padding"]]
     if not padding:
         return None

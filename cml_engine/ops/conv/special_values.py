@@ -1,4 +1,4 @@
-"""Predicts the results of a convolution for which a GPU may return NaN instead of the right value.
+"""Finds the results of a convolution that a GPU may compute as NaN instead of the right value.
 
 Groups that are computed side by side have weights of 0 for each other's inputs, and a deconv
 reads 0 past the end of its input. A value that is not finite then becomes NaN
@@ -17,10 +17,10 @@ from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 
 
 def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:
-    """Returns a mask, broadcastable to the result, of where it may be NaN on a GPU; None for
-    nowhere.
+    """Returns a mask, broadcastable to the result, of the elements that may be NaN on a GPU.
 
-    ``arrays`` begin with the node's input and filter.
+    Returns None if there are none, or the node is no convolution. ``arrays`` begin with the node's
+    input and filter.
     """
     if node.op not in ("conv", "deconv"):
         return None
@@ -37,7 +37,8 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
 
 
 def _by_windows(node: Node, x: Array, filter: Array) -> Array:
-    """Returns True for results whose window has a non-finite value in any channel."""
+    """Returns a mask that is True for results whose window has a non-finite value in any
+    channel."""
     met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
     attrs = {**node.attrs, "groups": 1}
     if attrs.get("output_shape"):
@@ -49,6 +50,6 @@ def _by_windows(node: Node, x: Array, filter: Array) -> Array:
 
 
 def _by_channels(shape: ConvShape, filter: Array) -> Array:
-    """Returns True for output channels that have a non-finite weight."""
+    """Returns a mask [1, channels, 1…] that is True for channels with a non-finite weight."""
     odd = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
     return np.asarray(odd.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

@@ -10,8 +10,10 @@ from cml_engine.ops.declaration.variant import KernelFamily
 
 
 def conv_key(conv: Conv) -> str:
-    """Returns a text of everything that decides which variant is fastest: ``conv 3x3 64>64 at
-    ~4096, c4>c4``."""
+    """Returns the key under which a tuning table stores the node's fastest variant.
+
+    It has everything that decides which variant is fastest: ``conv 3x3 64>64 at ~4096, c4>c4``.
+    """
     op, shape = conv.op, conv.shape
     words = [op.node.op, _extents(axis.kernel for axis in shape.axes)]
     for word, values in (

@@ -44,8 +44,10 @@ Value = Any
 
 
 class KernelContext(Protocol):
-    """The node, limits and tensors that a kernel's interface is made from:
-    ``lowering.Lowering``."""
+    """The node, limits and tensors that a kernel's interface is generated from.
+
+    :class:`Lowering` implements it.
+    """
 
     node: Node
     limits: Limits
@@ -77,7 +79,8 @@ class KernelContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor as a kernel meets it: ``name`` in HLSL, ``tensor`` in the graph."""
+    """A tensor of a kernel with its ``name`` in HLSL, its name in the graph (``tensor``) and its
+    fact."""
 
     name: str
     tensor: str
@@ -86,7 +89,11 @@ class NamedTensor:
 
 @dataclass
 class Interface:
-    """The generated part of a kernel on its way: HLSL, the parameters behind it, variants."""
+    """The generated part of a kernel under construction.
+
+    It has lines of HLSL, the declarations (``layout``) and values of the parameters, and the
+    defines.
+    """
 
     lines: list[str] = field(default_factory=list)
     layout: list[str] = field(default_factory=list)
@@ -94,8 +101,10 @@ class Interface:
     defines: dict[str, int | str] = field(default_factory=dict)
 
     def parameter(self, name: str, kind: str, value: Any) -> str:
-        """Adds a run-time parameter and returns its HLSL name, which cannot clash with the
-        user's names."""
+        """Adds a run-time parameter and returns its HLSL name, ``cml_p_`` and ``name``.
+
+        The prefix avoids clashes with the user's names.
+        """
         inner = f"cml_p_{name}"
         self.layout.append(f"{inner}:{kind}")
         self.values[inner] = value
@@ -121,7 +130,8 @@ class Interface:
         ]
 
     def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
-        """Generates ``name_load(k, i)`` over tensors ``name0``, ``name1``, …"""
+        """Generates ``name_load(k, i)``, which reads element i of tensor k of a list, and
+        ``name_count``."""
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
             return
@@ -135,8 +145,11 @@ class Interface:
         ]
 
     def attribute(self, name: str, value: Value, kind: str) -> None:
-        """Adds an attribute of the NNEF primitive ``kind``; a string becomes the define
-        ``name_is_text``."""
+        """Adds an attribute of the NNEF primitive type ``kind`` as a parameter or, for a list,
+        several.
+
+        A string becomes the define ``name_is_text``.
+        """
         if kind == "string":
             self.defines |= word(name, "_".join(map(str, _leaves(value))))
             return
@@ -158,7 +171,10 @@ class Interface:
 
 
 def whole(op: KernelContext, spec: OpSpec, kernel: Kernel) -> Dispatch:
-    """The one launch of an operator whose kernel has no ``lower``."""
+    """Returns the only dispatch of an operator whose kernel has no ``lower``.
+
+    It has as many threads as the first result has elements, unless the kernel states their number.
+    """
     if kernel.threads is None:
         threads = op.outputs[0].size
     else:
@@ -179,7 +195,7 @@ def launch(
     defines: Mapping[str, int | str],
     cost: Cost | None,
 ) -> Dispatch:
-    """Builds the dispatch of one pass; see :meth:`Lowering.launch`."""
+    """Returns the dispatch of one pass of a kernel's ``lower``; see :meth:`Lowering.launch`."""
     spec = lookup(op.node.op)
     own = kernel or spec.kernel
     assert own is not None  # only a kernel's lower comes here
@@ -245,8 +261,11 @@ def _dispatch(
 
 
 def _main(arguments: int) -> list[str]:
-    """The entry point, which calls the user's function: for threads that are there, or (with two
-    arguments) for all of a workgroup, so that they can wait for each other."""
+    """Returns the HLSL lines of the entry point, which calls the user's function ``kernel``.
+
+    With one argument it is called for the requested threads only. With two it is called for all
+    threads of a workgroup, so that they can wait for each other.
+    """
     call = "if (cml_thread < CML_THREADS) { kernel(cml_thread); }"
     if arguments == 2:
         call = "kernel(cml_group, cml_lane);"
@@ -262,7 +281,7 @@ def _main(arguments: int) -> list[str]:
 
 
 def _operands(op: KernelContext, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
-    """Returns all inputs and all results, under the names of the signature."""
+    """Returns the node's inputs and its results, each under its name in the signature."""
     found = signature_of(spec)
     inputs = _named(_input_types(found), op.in_names, "in", spec)
     outputs = _named(_output_types(found), op.out_names, "out", spec)
@@ -283,10 +302,10 @@ def _output_types(found: Signature | None) -> list[tuple[str, Type]] | None:
 def _named(
     params: Sequence[tuple[str, Type]] | None, tensors: Sequence[str], side: str, spec: OpSpec
 ) -> list[tuple[str, str]]:
-    """Pairs the tensors with their HLSL names.
+    """Returns pairs of an HLSL name and a tensor of the graph, in the order of the tensors.
 
-    These are the declared names; ``name0``, ``name1``, … for a list of tensors; and ``in0``,
-    ``out0``, … without a declaration.
+    The HLSL names are the declared names; ``name0``, ``name1``, … for a list of tensors; and
+    ``in0``, ``out0``, … (by ``side``) without a declaration.
     """
     if params is None:
         return [(f"{side}{i}", tensor) for i, tensor in enumerate(tensors)]
@@ -311,7 +330,8 @@ def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[Name
 
 
 def _kind(spec: OpSpec, name: str, value: Value) -> str:
-    """Returns the NNEF primitive type of an attribute or of its elements."""
+    """Returns the NNEF primitive type of an attribute (or of its elements), from the signature
+    or value."""
     found = signature_of(spec)
     param = found.by_name.get(name) if found else None
     if param is not None:
@@ -358,7 +378,11 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _fact(op: KernelContext, tensor: str) -> Fact:
-    """Returns the fact of a tensor of the graph, of packed weights or of scratch memory."""
+    """Returns the fact of a tensor that a launch binds: of the node, packed weights or scratch
+    memory.
+
+    Raises :class:`OperatorError` for any other name.
+    """
     if tensor in op.scratch_words:
         return Fact("scalar", (op.scratch_words[tensor],))
     if tensor in op.packed:

@@ -1,4 +1,5 @@
-"""Checks of a game's own operator when it is registered: mistakes show then, not in a frame."""
+"""Checks a game's own operator when it is registered, so that mistakes do not show up in a
+frame."""
 
 from __future__ import annotations
 
@@ -71,8 +72,11 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
 
 
 def _exactly(spec: OpSpec) -> OpSpec:
-    """Checks an exact operator, which needs CPU and GPU code because both are compared bit by
-    bit."""
+    """Returns the declaration, with the tolerance ``EXACT`` if it is of an exact operator.
+
+    Raises :class:`OperatorError` if an exact operator lacks CPU or GPU code: both are compared
+    bit by bit.
+    """
     if not spec.exact:
         if spec.bounds is not None:
             raise OperatorError(f"operator '{spec.name}': bounds is for exact=True")
@@ -87,8 +91,11 @@ def _exactly(spec: OpSpec) -> OpSpec:
 
 
 def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
-    """The kernel with an absolute path: a file beside the one that registered the operator, or
-    one of the engine's own. The text of an inline source is looked for in ``place``."""
+    """Returns the kernel with an absolute path, or unchanged if it is one of the engine's files.
+
+    A relative path starts at the folder of the file that registered the operator. ``place`` is
+    the file of an inline source. Raises :class:`OperatorError` if there is no such file.
+    """
     if not isinstance(kernel.path, str | Path):
         raise fault(spec, f"its kernel's path is {kernel.path!r}; wanted a path")
     if kernel.source:
@@ -104,16 +111,21 @@ def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
 
 
 def signature_of(spec: OpSpec) -> Signature | None:
-    """Returns the operator's signature from its declaration or the standard; None if neither has
-    one."""
+    """Returns the operator's signature from its declaration, the standard or the engine's
+    extensions.
+
+    Returns None if none has one.
+    """
     if spec.signature:
         return _parse_signature(spec.signature, spec.name)
     return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
 
 
 def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
-    """Returns the number of arguments of ``void kernel(…)``: 1 (thread) or 2 (workgroup and
-    lane)."""
+    """Returns the number of arguments of ``void kernel(…)`` in HLSL text.
+
+    It is 1 (thread) or 2 (workgroup and lane); otherwise :class:`OperatorError` is raised.
+    """
     found = _ENTRY.search(_without_comments(text))
     if found is None:
         raise fault(
@@ -130,12 +142,12 @@ def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
 
 
 def fault(spec: OpSpec, what: str, source: Source | None = None) -> OperatorError:
-    """Returns an error whose message names the operator."""
+    """Returns (does not raise) an error whose message names the operator."""
     return OperatorError(f"operator '{spec.name}': {what}", source)
 
 
 def _complete(signature: str) -> str:
-    """Returns the signature with a final semicolon."""
+    """Returns the signature's text with a final semicolon; an empty text stays empty."""
     text = signature.strip()
     return f"{text};" if text and text[-1] not in ";}" else text
 
@@ -188,7 +200,10 @@ def _check_tolerance(spec: OpSpec) -> None:
 
 
 def _check_names(spec: OpSpec) -> None:
-    """The signature parses, is this operator's, and its names can stand in HLSL."""
+    """Raises :class:`OperatorError` if the signature is invalid or its names cannot stand in HLSL.
+
+    It must parse, declare this operator and agree with the standard.
+    """
     if not spec.signature:
         return
     try:
@@ -242,7 +257,10 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
 
 
 def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
-    """Passes take a kernel at its word, so a word too much is a wrong number later."""
+    """Raises :class:`OperatorError` if the kernel declares layouts, halves or epilogues wrongly.
+
+    Passes trust these declarations, so a wrong one would give wrong results later.
+    """
     allowed = (
         ("layouts", _LAYOUTS, kernel.layouts),
         ("half", get_args(Half), kernel.half),
@@ -286,7 +304,7 @@ def _is_game_file(kernel: Kernel) -> bool:
 
 
 def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
-    """Returns the HLSL of the kernel and of the game's files that it includes."""
+    """Returns the HLSL text of the kernel and of all files of the game that it includes."""
     folder = spec.folder or Path.cwd()
     if Path(kernel.path).is_absolute():
         folder = Path(kernel.path).parent

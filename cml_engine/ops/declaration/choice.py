@@ -1,4 +1,4 @@
-"""Choices between kernels of a node, as data: a table answers, an autotuner measures."""
+"""Choices between the kernels of a node, and tables of the variants to choose."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Choice:
 
     @property
     def tuned(self) -> bool:
-        """Returns True if a tuning table decided differently than the engine's rules."""
+        """True if a tuning table decided differently than the engine's rules."""
         return self.chosen != self.default and not self.requested
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TunedChoice:
-    """A variant that was measured to be faster than ``over``, the default at that time.
+    """The name of a variant that was measured to be faster than ``over``, the default at that time.
 
     The measurement is ignored if the default has changed since; an empty ``over`` matches any
     default.
@@ -47,17 +47,19 @@ class TunedChoice:
 
 @dataclass(frozen=True, slots=True)
 class VariantTable:
-    """The variants that are faster on some device than those which the engine's rules take."""
+    """The variants that are faster on a device than the engine's defaults, by the key of the
+    choice."""
 
     picks: Mapping[str, TunedChoice] = field(default_factory=dict)
 
     @classmethod
     def forcing(cls, key: str, option: str) -> VariantTable:
-        """The table that takes this option for this key, whatever is the default."""
+        """Returns a table that chooses ``option`` for ``key``, whatever the default is."""
         return cls({key: TunedChoice(option)})
 
     def name_for(self, key: str, options: Sequence[str], default: str) -> str:
-        """The option to take: the table's, if it is one of ``options``, else the default."""
+        """Returns the table's option for ``key`` if it is one of ``options``, otherwise the
+        default."""
         pick = self.picks.get(key)
         if pick is None or pick.chosen not in options or pick.over not in ("", default):
             return default
@@ -72,5 +74,8 @@ NO_VARIANTS = VariantTable()
 
 
 def about(count: int) -> int:
-    """The count to the nearest half octave (…, 45, 64, 91, 128, …): sizes that choose alike."""
+    """Rounds a count to the nearest half octave (…, 45, 64, 91, 128, …).
+
+    Sizes with the same result choose the same variant.
+    """
     return round(2 ** (round(2 * log2(max(count, 1))) / 2))

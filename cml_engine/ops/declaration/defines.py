@@ -12,14 +12,16 @@ WGSL_ONLY = "WGSL_ONLY"
 
 
 def word(name: str, value: str) -> dict[str, int | str]:
-    """Returns a define for a string: ``word("border", "reflect-even")`` is
-    ``border_is_reflect_even``."""
+    """Returns a define for the value of a string: ``word("border", "reflect-even")`` is
+    ``{"border_is_reflect_even": 1}``."""
     return {f"{name}_is_{_identifier(value)}": 1}
 
 
 def numbers(words: Sequence[str]) -> dict[str, int | str]:
-    """Returns a define with the index of each string, for kernels that receive the string at run
-    time."""
+    """Returns a define for each string, in capitals, with its index as the value.
+
+    For kernels that receive the string as a number at run time.
+    """
     return {_identifier(text).upper(): i for i, text in enumerate(words)}
 
 

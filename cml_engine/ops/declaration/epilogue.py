@@ -51,10 +51,11 @@ class EpilogueArgs:
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
-    """Returns True if a node's kernel can apply all of these epilogues to its result, and binds
-    no more buffers for them than every device has.
+    """Returns True if the node's kernel can apply all of the epilogues to its result on every
+    device.
 
-    Passes do not know the device, so tensors count as many bindings as the smallest device needs.
+    Their buffers must not exceed the number that every device can bind. Passes do not know the
+    device, so tensors count as many bindings as the smallest device needs.
     """
     steps = list(epilogues)
     tensors = _tensors(graph, steps)
@@ -64,7 +65,8 @@ def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
 
 
 def _is_possible(graph: Graph, steps: Sequence[Epilogue]) -> bool:
-    """Returns True if a kernel's code can hold these epilogues, whatever device runs it."""
+    """Returns True if the epilogues have few enough steps, values and tensors for a kernel's
+    code."""
     operands = sum(len(step.inputs) + len(step_formula(step).attrs) for step in steps)
     fits = len(steps) <= MAX_STEPS and operands <= _MAX_VALUES
     return fits and len(_tensors(graph, steps)) <= MAX_TENSORS
@@ -76,7 +78,7 @@ def _tensors(graph: Graph, steps: Iterable[Epilogue]) -> list[str]:
 
 
 def step_formula(epilogue: Epilogue) -> Formula:
-    """Returns the formula of a fused operator."""
+    """Returns the formula of the operator that is fused as this epilogue."""
     formula = formula_of(epilogue.op)
     assert formula is not None  # only these are fused
     return formula
@@ -114,7 +116,7 @@ def epilogue_of(
 
 @dataclass
 class _Statements:
-    """The HLSL of a node's epilogues in the making."""
+    """The HLSL statements of a node's epilogues under construction, with their operands."""
 
     op: Lowering
     slot: int
@@ -144,7 +146,11 @@ class _Statements:
         return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors), tuple(self.beside))
 
     def add(self, epilogue: Epilogue) -> None:
-        """Adds a statement on ``v``, for four numbers at once if the expression allows it."""
+        """Adds the epilogue's statement, which replaces ``v``, the kernel's result so far.
+
+        It computes four numbers at once if the expression allows it. Raises an error if the
+        operator cannot be fused.
+        """
         formula = formula_of(epilogue.op)
         if formula is None or not formula.fusable or epilogue.own:
             raise self.op.refuse(
@@ -175,8 +181,8 @@ class _Statements:
         return f"epi_value({len(self.values) - 1})"
 
     def _read(self, text: str) -> str:
-        """Returns the name of a value that is read once per channel, however many positions are
-        stored."""
+        """Declares a field that is read once per channel by the HLSL ``text``, and returns its
+        name."""
         name = f"read{len(self.fields)}"
         self.fields.append(f"{self.kind} {name};")
         self.reads.append(f"operands.{name} = {text};")
@@ -189,20 +195,24 @@ class _Statements:
         return tensor
 
     def _behind_bias(self, name: str) -> str:
-        """The numbers of a block of channels, or of one."""
+        """Places the constant ``name`` after the bias and returns the HLSL that reads it for a
+        channel.
+
+        For vectors the HLSL reads the four values of a block.
+        """
         self.beside.append(name)
         block, lane = ("channel", "") if self.kind == "float4" else ("channel / 4", "[channel % 4]")
         return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
 
     def _lane(self, name: str, positions: int) -> str:
-        """Returns HLSL that reads, from an operand in blocks, the element that is plain at
-        ``at``."""
+        """Returns HLSL that reads the element of a blocked operand that has the index ``at`` if
+        plain."""
         count, number = f"uint({self._value(float(positions))})", "operands.number"
         block = f"{number} / 4 * {count} + at - {number} * {count}"
         return f"float4({self._bind(name, self.op.vector_type(name))}[{block}])[{number} % 4]"
 
     def _operand(self, epilogue: Epilogue, name: str) -> tuple[str, str]:
-        """The type and the text of an operand, which is bound."""
+        """Binds an operand and returns its HLSL type and the HLSL that reads it."""
         op, graph = self.op, self.op.graph
         result, fact, number = op.outputs[0], op.fact(name), _number(graph, name)
         channels, value = result.shape[self.channel_axis], op.constant(name)
@@ -234,33 +244,39 @@ class _Statements:
 
 
 def is_by_position(operand: Fact, result: Fact) -> bool:
-    """Returns True if the operand has one value per position of a single picture, ``[1,1,H,W]``."""
+    """Returns True if the operand has one value per position of a single picture, ``[1,1,H,W]``.
+
+    It must not have too many positions for float indices.
+    """
     shape = (1, 1, *result.shape[2:])
     single = result.rank > 2 and result.shape[0] == 1
     return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
 
 
 def reads_blocks(result: Fact) -> bool:
-    """Returns True if a kernel that stores such a result plain can read an operand in blocks."""
+    """Returns True if a kernel that stores ``result`` plain can read an operand in blocks of four.
+
+    It can for a single picture whose number of elements is exact in a float.
+    """
     return result.rank > 2 and result.shape[0] == 1 and 0 < result.size <= _MOST_POSITIONS
 
 
 def _number(graph: Graph, name: str) -> float | None:
-    """The one value of a constant that has no other."""
+    """Returns the value of a constant with one element, otherwise None."""
     if not graph.is_constant(name) or graph.facts[name].size != 1:
         return None
     return float(graph.constants[name].reshape(()))
 
 
 def _whole(value: Array) -> bool:
-    """Returns True if floats and integers represent the values alike."""
+    """Returns True if all values are integers that a float represents exactly."""
     return bool(((np.abs(value) < FLOAT_BOUND) & (value == np.rint(value))).all())
 
 
 def per_channel(value: Array, channels: int, multiple: int = 4) -> Array:
-    """Returns ``value`` (one number, or one per channel) per channel, padded with zeros.
+    """Returns float32 values for each channel, followed by zeros up to a multiple of ``multiple``.
 
-    The length is rounded up to a multiple of ``multiple``.
+    ``value`` is one number for all channels, or one per channel.
     """
     filled = np.zeros(-(-channels // multiple) * multiple, np.float32)
     filled[:channels] = value.reshape(-1)

@@ -1,5 +1,4 @@
-"""Expressions of elementwise operators: parsed once, then generated as scalar HLSL, vector HLSL or
-NumPy.
+"""Expressions of elementwise operators: parses them, and generates HLSL or evaluates them in NumPy.
 
 An expression has numbers, operands, ``{attributes}``, ``+ - * /``, comparisons, ``&& ||``, ``c ?
 x : y``, parentheses and calls. Conditions and numbers are distinct types, so that all generated
@@ -42,7 +41,7 @@ _MOST_DEEP, _MOST_PARTS = 64, 1000
 
 
 class ExpressionError(ValueError):
-    """An error in an expression; ``at`` is the index of the character, from 0."""
+    """Raised for an invalid expression; ``at`` is the index of the character, from 0."""
 
     def __init__(self, what: str, text: str, at: int) -> None:
         super().__init__(f"{what}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
@@ -88,7 +87,7 @@ class Term:
         return self.parts[1:] if self.kind == "known" else self.parts
 
     def calls(self) -> list[Term]:
-        """Calls of functions that only shaders have."""
+        """Returns the calls in this tree of functions that only shaders have, outermost first."""
         inner = [call for part in self.arguments for call in part.calls()]
         return [self, *inner] if self.kind == "call" else inner
 
@@ -99,7 +98,7 @@ def parse(
     attributes: Sequence[str] = (),
     known: Mapping[str, KnownFunction] | None = None,
 ) -> Term:
-    """Parses an expression.
+    """Parses the text of an expression into a tree.
 
     ``operands`` maps names to letters. A called name that is not in ``known`` is a shader
     function. Raises :class:`ExpressionError` if the text is invalid or its type is not a number.
@@ -260,7 +259,10 @@ def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
 
 
 def near_names(name: str, known: Mapping[str, KnownFunction]) -> str:
-    """The known functions, those like the name first."""
+    """Returns a hint for a message: "call" and the known functions that are similar to the name.
+
+    If none is similar, it lists all.
+    """
     near = get_close_matches(name, known, n=3) or get_close_matches(name[4:], known, n=3)
     return f"call {' or '.join(near or sorted(known))}"
 
@@ -269,7 +271,7 @@ def near_names(name: str, known: Mapping[str, KnownFunction]) -> str:
 
 
 def hlsl(term: Term) -> str:
-    """Returns scalar HLSL with ``{attributes}``.
+    """Returns the expression as scalar HLSL, with ``{attributes}`` left to be replaced.
 
     Every operation is in parentheses, and every number is written as its float32 value.
     """
@@ -282,9 +284,11 @@ def hlsl(term: Term) -> str:
 
 
 def wide_hlsl(term: Term, kind: str) -> str | None:
-    """Returns branch-free HLSL for all numbers of a ``kind`` (``float``, ``float4``) at once.
+    """Returns the expression as branch-free HLSL on vectors of type ``kind`` (``float``,
+    ``float4``).
 
-    Returns None if the expression calls a function that takes scalars only.
+    ``{attributes}`` are left to be replaced. Returns None if the expression has ``!=`` or calls a
+    function that takes scalars only.
     """
     inner = [
         wide_hlsl(part, kind) for part in (term.parts[:1] if term.kind == "known" else term.parts)
@@ -302,7 +306,10 @@ def wide_hlsl(term: Term, kind: str) -> str | None:
 
 
 def _alike(term: Term, inner: Sequence[str]) -> str:
-    """Returns HLSL that is the same for one element and for four."""
+    """Returns the term as HLSL that is the same for one element and for four.
+
+    ``inner`` is the HLSL of its parts.
+    """
     match term.kind:
         case "number":
             return literal(term.text)
@@ -320,13 +327,14 @@ def _alike(term: Term, inner: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """The number of 32 bits that is nearest, exactly, as HLSL and Python write it."""
+    """Returns the nearest float32 of a number as text for HLSL and Python, with a point or an
+    exponent."""
     shown = str(np.float32(text))
     return shown if set(shown) & set(".e") else f"{shown}.0"
 
 
 def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str, Any]) -> Any:
-    """The expression's value in NumPy."""
+    """Computes the expression with NumPy; ``operands`` are arrays by letter."""
     if term.kind == "number":
         return np.float32(term.text)
     if term.kind == "operand":

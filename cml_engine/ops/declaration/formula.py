@@ -1,4 +1,4 @@
-"""The elementwise formula of an operator.
+"""The elementwise formula of an operator, from which all code that computes it is generated.
 
 It is the one source of the operator's kernel, of its place in chains, and of the statement by which
 another kernel applies it to its own result (``epilogue.py``).
@@ -51,17 +51,20 @@ class Formula:
         return len(self.types)
 
     def values(self, attrs: Attrs) -> list[float]:
-        """The attributes' values, in order."""
+        """Returns the values of the formula's attributes as floats, in the order of
+        :attr:`attrs`."""
         return [float(attrs[name]) for name in self.attrs]
 
     def expression(self, attributes: Sequence[str]) -> str:
-        """The HLSL of one number, with those texts in the place of the attributes."""
+        """Returns the scalar HLSL; ``attributes`` are the texts that replace the attributes, in
+        order."""
         return self.hlsl.format(**dict(zip(self.attrs, attributes, strict=True)))
 
     def wide_expression(self, kind: str, attributes: Sequence[str]) -> str | None:
-        """Returns branch-free HLSL for all numbers of a ``kind`` (``float4``) at once.
+        """Returns branch-free HLSL on vectors of type ``kind`` (``float4``), with texts for the
+        attributes.
 
-        Returns None if the expression calls a function that takes scalars only.
+        Returns None if the expression has no such form.
         """
         found = wide_hlsl(self._term, kind)
         return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))

@@ -1,4 +1,5 @@
-"""Calls of functions that a game supplies: errors name the operator and the game's line."""
+"""Turns exceptions of functions that a game supplies into errors with the operator and game's
+line."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _ENGINE = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def calling(is_game: bool, what: str, fault: Callable[[str], OperatorError]) -> Iterator[None]:
-    """Turns an exception of a game's function into :class:`OperatorError`.
+    """Turns an exception of a game's function in the ``with`` block into :class:`OperatorError`.
 
     The message states the exception's type and the last line of the game's code; ``__cause__`` is
     the exception itself. A :class:`CmlError` passes unchanged.
@@ -39,7 +40,8 @@ def calling(is_game: bool, what: str, fault: Callable[[str], OperatorError]) -> 
 
 
 def node_fault(node: Node) -> Callable[[str], OperatorError]:
-    """Returns a function that makes errors that name the node and its line in the model."""
+    """Returns a function from a message to an error that names the node and its line in the
+    model."""
     return lambda said: OperatorError(f"{node.title}: {said}", node.source)
 
 
@@ -59,5 +61,5 @@ def game_line(error: BaseException) -> str:
 
 
 def short(error: BaseException) -> str:
-    """Returns the type and the message of an exception."""
+    """Returns the type and the message of an exception as text: ``ValueError: message``."""
     return f"{type(error).__name__}: {error}".rstrip(": ")

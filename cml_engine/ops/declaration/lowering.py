@@ -1,4 +1,4 @@
-"""The surroundings of an operator while it is turned into dispatches."""
+"""The lowering of an operator's node to dispatches: the services that a kernel's ``lower`` uses."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class Lowering:
         return self.graph.facts[name]
 
     def layout(self, name: str) -> str:
-        """Returns the tensor's memory layout: ``"plain"`` (row-major), ``"c4"`` or ``"c4h"``."""
+        """Returns the tensor's memory layout, such as ``"plain"`` (row-major), ``"c4"`` or
+        ``"c4h"``."""
         return self.layouts.get(name, PLAIN)
 
     def is_blocked(self, name: str) -> bool:
@@ -106,15 +107,16 @@ class Lowering:
         return self.layout(name) in BLOCKED
 
     def vector_type(self, name: str) -> str:
-        """Returns the HLSL type of one load from the feature map."""
+        """Returns the HLSL type of one load from the tensor in its layout."""
         return VECTOR_TYPE[self.layout(name)]
 
     def constant(self, name: str) -> Array | None:
-        """The tensor's value where it never changes, else None."""
+        """Returns the value of a tensor that is a constant, otherwise None."""
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def pack(self, key: str, make: Callable[[], Array | Packing]) -> str:
-        """Adds a constant with the value ``make()`` to the plan and returns its name.
+        """Adds a constant with the value ``make()`` to the plan and returns its name, which is
+        ``key``.
 
         ``key`` and the node's constants must determine the value: a value with a known key is
         reused, also at other shapes. The constant is bound like any tensor.
@@ -129,9 +131,9 @@ class Lowering:
         return key
 
     def _pack_for_game(self, key: str, make: Callable[[], Array | Packing]) -> None:
-        """Packs a constant of a game's operator.
+        """Adds a constant of a game's operator to the plan, with types of at most 32 bits.
 
-        The key must not be the name of a tensor, and must have the same value in every node.
+        Raises an error if the key is the name of a tensor, or has another value in another node.
         """
         made = np.ascontiguousarray(make())
         if made.dtype.kind not in DTYPE_OF_KIND:
@@ -150,7 +152,8 @@ class Lowering:
         return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
 
     def nbytes(self, name: str) -> int:
-        """Returns the bytes of a tensor that the node binds."""
+        """Returns the size in bytes of a tensor that the node binds: scratch, packed, constant
+        or computed."""
         if name in self.scratch_words:
             return 4 * self.scratch_words[name]
         array = self.packed.get(name, self.graph.constants.get(name))
@@ -159,8 +162,10 @@ class Lowering:
         return 4 * words(self.fact(name), self.layout(name))
 
     def scratch(self, words: int) -> str:
-        """Allocates a temporary tensor of ``words`` 32-bit elements that lives during this node
-        only."""
+        """Allocates a temporary tensor of ``words`` 32-bit elements and returns its name.
+
+        It lives during this node only.
+        """
         if not is_whole(words) or words < 0:
             raise self._fault(f"scratch({words!r}): wanted a whole number of 32-bit words")
         name = f"{self.node.outputs[0]}.scratch{len(self.scratch_words)}"
@@ -168,11 +173,13 @@ class Lowering:
         return name
 
     def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
-        """Returns one of the options: the choice of the variant table for ``key``, or the default.
+        """Returns the value of one of the options: the variant table's choice for ``key``, or the
+        default.
 
-        Each option must give a correct kernel. The key (:class:`Choice`) and the options may
-        only depend on the node and the limits, so that a tuner finds them again. A network at
-        other shapes keeps the first choices, so that its packed weights stay valid.
+        A kernel that the caller requested comes first. Each option must give a correct kernel.
+        The key (:class:`Choice`) and the options may only depend on the node and the limits, so
+        that a tuner finds them again. A network at other shapes keeps the first choices, so that
+        its packed weights stay valid.
         """
         if self.pinned:
             pinned: T = self.pinned.pop(0)[1]
@@ -189,9 +196,10 @@ class Lowering:
         return options[chosen]
 
     def _requested_option(self, options: Mapping[str, T], usual: str) -> str:
-        """Returns the requested option.
+        """Returns the name of the option that the caller requested; raises :class:`InputError` if
+        none fits.
 
-        If the request names a kernel without a tile, the kernel's default tile is preferred.
+        If the request names a kernel without a tile, the option ``usual`` is preferred.
         """
         wanted = self.requested_kernel
         fits = [o for o in (usual, *options) if o == wanted or o.startswith(f"{wanted} ")]

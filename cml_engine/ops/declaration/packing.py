@@ -22,7 +22,7 @@ class PackedArray(Array):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Packing:
-    """Weights in the order in which a kernel reads them.
+    """A rule that reorders a constant ``source`` into the order in which a kernel reads it.
 
     The steps of all dimensions map an index of the result to an element of ``source``; the
     result is zero beyond the source's extents. ``matrix`` replaces each 3x3 window, the source's
@@ -36,7 +36,7 @@ class Packing:
     matrix: Array | None = None
 
     def array(self) -> PackedArray:
-        """Returns the packed weights; 8-bit and 16-bit integers are viewed as 32-bit words."""
+        """Returns the packed weights, one-dimensional; integers are viewed as 32-bit words."""
         values = self.source if self.matrix is None else _transformed(self.source, self.matrix)
         with np.errstate(over="ignore"):
             made = _scatter(values.astype(self.dtype), self.dims)
@@ -48,7 +48,10 @@ class Packing:
 
 
 def _transformed(windows: Array, matrix: Array) -> Array:
-    """The products in doubles, their three terms added up in order: alike in all players."""
+    """Returns ``matrix @ window @ matrix.T`` of all 3x3 windows, flattened, as float32.
+
+    It is computed in float64 and in a fixed order, so that all players get identical bits.
+    """
     v = windows.reshape(*windows.shape[:2], 3, 3).astype(np.float64)
     a = [matrix[:, i, None] * v[..., None, i, :] for i in range(3)]
     down = (a[0] + a[1]) + a[2]
@@ -57,7 +60,7 @@ def _transformed(windows: Array, matrix: Array) -> Array:
 
 
 def _scatter(values: Array, dims: tuple[PackedDim, ...]) -> Array:
-    """The values in that order, as one axis."""
+    """Returns the values in the order of ``dims``, flattened, with zeros beyond the extents."""
     reach = list(values.shape)
     for a, extent in enumerate(values.shape):
         last = sum((n - 1) * step for n, axis, step in dims if axis == a)
@@ -70,6 +73,6 @@ def _scatter(values: Array, dims: tuple[PackedDim, ...]) -> Array:
 
 
 def pack_unchanged(array: Array) -> Packing:
-    """Returns a packing without a rule, whose result is its source."""
+    """Returns a packing that only flattens the array."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return Packing(flat, ((prod(array.shape), 0, 1),), array.dtype)

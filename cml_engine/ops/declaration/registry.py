@@ -15,13 +15,17 @@ _BUILTIN: dict[str, OpSpec] = {}
 
 
 def define(spec: OpSpec) -> OpSpec:
-    """Registers one of this package's own operators."""
+    """Registers one of this package's own operators, also for :func:`find_builtin`, and returns
+    it."""
     _BUILTIN[spec.name] = spec
     return replace(spec)
 
 
 def replace(spec: OpSpec) -> OpSpec:
-    """Registers an operator; raises :class:`OperatorError` if the name is already registered."""
+    """Registers an operator and returns it; raises :class:`OperatorError` if another has its name.
+
+    It replaces nothing: the other operator must be unregistered first.
+    """
     if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")
     _REGISTRY[spec.name] = spec
@@ -29,13 +33,15 @@ def replace(spec: OpSpec) -> OpSpec:
 
 
 def find_builtin(name: str) -> OpSpec | None:
-    """Returns this package's operator of that name, even if a game's operator replaces it."""
+    """Returns this package's operator of that name, even if a game's operator replaces it, or
+    None."""
     return _BUILTIN.get(name)
 
 
 def unregister(name: str) -> None:
-    """Removes an operator (for a hot reload or a test) and restores the engine's one it
-    replaced.
+    """Removes an operator, for a hot reload or a test; an unknown name does nothing.
+
+    If a game's operator had replaced one of the engine's, the engine's is restored.
 
     Examples
     --------
@@ -47,8 +53,10 @@ def unregister(name: str) -> None:
 
 
 def lookup(name: str) -> OpSpec:
-    """Returns the operator of that name; raises :class:`UnsupportedOp` with the most similar
-    names."""
+    """Returns the operator registered under the name.
+
+    Raises :class:`UnsupportedOp`, which suggests similar names, if there is none.
+    """
     try:
         return _REGISTRY[name]
     except KeyError:
@@ -65,7 +73,7 @@ def is_registered(name: str) -> bool:
 
 
 def is_builtin(*names: str) -> bool:
-    """Returns True if all of these are this package's own operators.
+    """Returns True if all of the names are registered as this package's own operators.
 
     Passes rely on properties of the engine's operators. An operator that a game has put in the
     place of one has none of them, so passes leave it alone.
@@ -79,5 +87,5 @@ def formula_of(name: str) -> Formula | None:
 
 
 def registered() -> Mapping[str, OpSpec]:
-    """Returns all operators by name, in order of registration."""
+    """Returns a copy of the registry: all operators by name, in order of registration."""
     return dict(_REGISTRY)

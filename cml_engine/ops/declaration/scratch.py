@@ -46,15 +46,21 @@ class Scratch(threading.local):
         self._results: list[Array] = []
 
     def prepared(self, way: str, weights: Array, prepare: Callable[[Array], Array]) -> Array:
-        """Weights as an operator reads them: made once for all programs of a network, at whatever
-        shapes of its inputs. ``prepare`` looks at nothing but them."""
+        """Returns ``prepare(weights)``, computed once for all programs of a network.
+
+        ``way`` names the preparation. The result must depend on the weights alone, not on the
+        shapes of inputs.
+        """
         found = self._prepared.get((way, id(weights)))
         if found is None:  # what is kept with it keeps the weights, and so their id, alive
             found = self._prepared[way, id(weights)] = weights, prepare(weights)
         return found[1]
 
     def take(self, name: str, *shape: int) -> Array:
-        """Returns uninitialized float32 memory of that shape."""
+        """Returns uninitialized float32 memory of that shape, in the buffer called ``name``.
+
+        The buffer is reused by the next call with the name, unless it is too large to keep.
+        """
         size = prod(shape)
         if size > _MOST:
             return np.empty(shape, np.float32)
@@ -64,7 +70,8 @@ class Scratch(threading.local):
         return buffer[:size].reshape(shape)
 
     def result(self, *shape: int) -> Array:
-        """Returns uninitialized memory for an operator's result: an unused buffer, or a new one."""
+        """Returns uninitialized float32 memory for a result: a buffer that no array refers to,
+        or a new one."""
         size = prod(shape)
         if not _LEAST <= size <= _MOST:
             return np.empty(shape, np.float32)
@@ -81,12 +88,16 @@ class Scratch(threading.local):
         return results[index][:size].reshape(shape)
 
     def result_as(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Returns memory for a result whose dimensions have the memory order of ``x``."""
+        """Returns uninitialized memory of ``shape`` whose dimensions have the memory order of
+        ``x``."""
         order = memory_order(x)
         laid = self.result(*(shape[axis] for axis in order))
         return laid.transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 def memory_order(x: Array) -> list[int]:
-    """The dimensions, those with the longest strides first."""
+    """Returns the indices of the dimensions in the order of their strides, the longest first.
+
+    Dimensions of extent 1 come last.
+    """
     return sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] > 1 else 0)

@@ -51,7 +51,8 @@ class Cost:
 
     @classmethod
     def moving(cls, flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-        """Returns a cost of ``flops`` with every tensor moved once."""
+        """Returns a cost of ``flops`` in which every input is read once and every output written
+        once."""
         return cls(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
 
     @property
@@ -59,7 +60,7 @@ class Cost:
         return self.read + self.written
 
     def scaled(self, share: float) -> Cost:
-        """Returns the given share of the cost."""
+        """Returns the cost multiplied by ``share``."""
         return Cost(self.flops * share, self.read * share, self.written * share)
 
     def __add__(self, other: Cost) -> Cost:

@@ -1,4 +1,4 @@
-"""``conv`` with one output per input channel, by tiles. Shader: ``depthwise.hlsl``.
+"""``conv`` of one output per input channel (depthwise), by tiles. Shader: ``depthwise.hlsl``.
 
 Windows of stride 1 overlap, so a thread that computes a tile of results loads far less than one
 that loads every window separately. Other depthwise convolutions use ``tile.py``.
@@ -28,7 +28,10 @@ _TILES = ((1, 4), (2, 2), (2, 4), (4, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a depthwise convolution with overlapping windows in two dimensions."""
+    """Returns True for a depthwise convolution with overlapping windows in two dimensions.
+
+    Its stride and dilation are 1, and it computes in floats.
+    """
     shape = conv.shape
     if conv.transposed or not is_depthwise(conv) or len(shape.axes) != 2 or conv.sums == "int":
         return False
@@ -37,7 +40,7 @@ def is_possible(conv: Conv) -> bool:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take, rows by columns of results for a thread."""
+    """Returns the default tile of a thread: rows by columns of results."""
     return ConvTile(_SOFTWARE_TILE_Y if conv.op.limits.software else _TILE_Y, _TILE_X, GROUP)
 
 

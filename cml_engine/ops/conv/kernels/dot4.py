@@ -27,19 +27,23 @@ Lower = Callable[[Conv, ConvTile], Iterator[Dispatch]]
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True if inputs and weights are bytes and each output reads several inputs."""
+    """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights, not
+    depthwise."""
     if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
         return False
     return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True if this kernel is expected to be the fastest."""
+    """Returns True on hardware, and on a software driver if ``row_tile.py`` is not possible."""
     return not conv.op.limits.software or not row_tile.is_possible(conv)
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take; on a software driver more positions share a weight."""
+    """Returns the default tile of ``tile.py``; on a software driver with more columns.
+
+    More positions then share a weight.
+    """
     found = tile.default_tile(conv)
     return replace(found, columns=_SOFTWARE_COLUMNS) if conv.op.limits.software else found
 

@@ -1,5 +1,5 @@
-"""Functions of the kernels of conv_line.hlsli, in which a thread computes neighbouring results
-of a line."""
+"""Functions that the kernels of conv_line.hlsli share; their threads compute results along a
+line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_PRODUCTS, MOST_BUILT = 256, 512
 
 
 def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
-    """Returns the tile size with the least time, including the results that it computes in vain.
+    """Returns the size in ``speeds`` with the least time, including results beyond the edge.
 
-    ``speeds`` are a software driver's relative speeds of each size.
+    A size is (rows, columns); ``speeds`` are a software driver's relative speeds of each size.
     """
     line = phases_of(conv)[0][2]
 
@@ -37,9 +37,10 @@ def fastest(conv: Conv, speeds: Mapping[Size, float]) -> Size:
 def lower_line(
     conv: Conv, tile: ConvTile, defines: Mapping[str, int | str], fused: int = 1
 ) -> Iterator[Dispatch]:
-    """Lowers a convolution whose input is in blocks of four channels.
+    """Yields the dispatches of a convolution by a line kernel, and packs its operands.
 
-    ``fused`` is the number of phases that are computed together.
+    A plain input is copied to blocks of four channels. ``fused`` is the number of phases that are
+    computed together.
     """
     op = conv.op
     x = yield from blocks_of(conv)
@@ -64,7 +65,10 @@ def lower_line(
 
 
 def line_params(conv: Conv, tile: ConvTile, fused: int = 1) -> tuple[int, dict[str, AttrValue]]:
-    """Workgroups, and the parameters of conv_line.hlsli; ``fused`` phases are done together."""
+    """Returns the number of workgroups and the parameters of conv_line.hlsli.
+
+    ``fused`` is the number of phases that are computed together.
+    """
     shape = conv.shape
     steps, phases = phases_of(conv)
     runs = shape.batch * steps[0] * steps[1] * -(-steps[2] * fused // tile.columns)

@@ -1,5 +1,6 @@
-"""``conv`` and ``deconv`` of more products for each result than a thread's loops may have turns:
-the register tiles of ``tile.py``, some taps and blocks of inputs in each launch.
+"""``conv`` and ``deconv`` with more products per result than a thread's loops may run.
+
+It uses the register tiles of ``tile.py``; each launch computes some of the taps and input blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
 
 def is_needed(conv: Conv) -> bool:
-    """Returns True if one of the other kernels could need more loop turns than a thread may run."""
+    """Returns True if the node may need more loop iterations per thread than the limit
+    ``MOST_TURNS``.
+
+    This is estimated for the kernel that needs the most.
+    """
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
     # taps may be three loops of one turn in one another
     return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS

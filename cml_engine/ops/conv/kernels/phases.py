@@ -34,13 +34,18 @@ _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42,
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True if this kernel is expected to be faster than ``tile.py`` (see
-    ``row_tile.is_faster``)."""
+    """Returns True on a software driver if the code of some tile fits the instruction cache.
+
+    The reason is that of ``row_tile.is_faster``.
+    """
     return conv.op.limits.software and bool(_fast_speeds(conv))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True if the taps of a line follow each other, phase by phase."""
+    """Returns True for a deconv whose windows overlap or touch along the last axis.
+
+    It must not be depthwise; its dilation along that axis is 1.
+    """
     line = conv.shape.axes3[2]
     return (
         conv.transposed
@@ -58,12 +63,13 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile: the fastest, including the results that it computes in vain."""
+    """Returns the fastest tile on a software driver, counting the results that it computes in
+    vain."""
     return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
 
 def _fast_speeds(conv: Conv) -> dict[Size, float]:
-    """Returns the speeds of the sizes whose code fits the first instruction cache."""
+    """Returns the speeds by size of the sizes whose code fits the first instruction cache."""
     return {size: _SPEED[size] for size in _sizes(conv, MOST_PRODUCTS)}
 
 

@@ -26,7 +26,8 @@ _MOST_CHANNELS = 8
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True if the node reads a plain input of few channels, all of them for each result."""
+    """Returns True for a conv of one group with a plain input of few channels and a constant
+    filter."""
     shape = conv.shape
     if conv.transposed or not conv.constant or shape.groups != 1:
         return False

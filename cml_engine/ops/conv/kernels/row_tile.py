@@ -38,8 +38,10 @@ def is_faster(conv: Conv) -> bool:
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True if the windows overlap along a line, so that a row of them reads fewer inputs
-    than taps."""
+    """Returns True for a conv whose windows overlap so much that a row of them reads few inputs.
+
+    It must not be depthwise.
+    """
     line = conv.shape.axes3[2]
     if is_depthwise(conv) or conv.transposed or not is_built(conv):
         return False
@@ -59,12 +61,13 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the default tile: the fastest, including the results that it computes in vain."""
+    """Returns the fastest tile on a software driver, counting the results that it computes in
+    vain."""
     return ConvTile(*fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
 
 def fast_tiles(conv: Conv) -> list[ConvTile]:
-    """Returns the tiles whose code fits the first instruction cache."""
+    """Returns the tiles whose code fits the first instruction cache, for a software driver."""
     return [ConvTile(*size, SOFTWARE_GROUP) for size in _fast_speeds(conv)]
 
 

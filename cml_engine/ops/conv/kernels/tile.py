@@ -1,6 +1,7 @@
-"""Register tiles: output channels by positions. Shader: ``shaders_hlsl/conv/conv.hlsl``.
+"""Register tiles of output channels by positions, for any ``conv`` or ``deconv``.
 
-What other kernels share with them is here too: their tiles, and the defines of their includes.
+Shader: ``shaders_hlsl/conv/conv.hlsl``. The module also has the tiles and the defines that other
+kernels share with it.
 """
 
 from __future__ import annotations
@@ -71,26 +72,28 @@ def rows_of(conv: Conv) -> int:
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
-    """Returns the products, padding included, over their speed with ``rows`` rows per thread."""
+    """Returns the relative time with ``rows`` rows per thread: products, padding included, over
+    speed."""
     row_blocks = -(-conv.shape.out_channels // rows)
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take."""
+    """Returns the default tile, :func:`tile_of` for the node's positions and phases."""
     steps, phases = phases_of(conv)
     return tile_of(conv, conv.shape.batch * prod(steps), phases)
 
 
 def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
-    """Returns tiles of these (rows, columns), without tiles that are at least half padding."""
+    """Returns a tile for each (rows, columns) in ``sizes``, without those that are at least half
+    padding."""
     most = 2 * max(conv.shape.out_channels, 4)
     group = default_group(conv)
     return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Returns the tiles worth trying."""
+    """Returns the tiles that an autotuner should try."""
     if is_depthwise(conv):
         return [ConvTile(4, columns, default_group(conv)) for columns in (1, 2, 4)]
     if conv.op.limits.software:
@@ -116,7 +119,8 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 
 def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workgroups and the parameters of conv.hlsl, without the epilogues'."""
+    """Returns the number of workgroups and the parameters of conv.hlsl, without those of
+    epilogues."""
     shape = conv.shape
     steps, phases = phases_of(conv)
     row_blocks = -(-shape.out_channels // tile.rows)
@@ -147,14 +151,18 @@ def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
 
 
 def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
-    """Returns the defines of conv_store.hlsli, which applies epilogues and stores results."""
+    """Returns the defines of conv_store.hlsli, which applies epilogues and stores results.
+
+    ``first`` is the slot of the first epilogue tensor.
+    """
     out = f"T{first + len(epilogue.tensors)}"
     kind = conv.op.vector_type(conv.op.out_names[0])
     return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}
 
 
 def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
-    """The epilogue's defines, and the name of the output's buffer behind its tensors."""
+    """Returns the epilogue's defines, the slot of the output (after the epilogue's tensors) and
+    GROUP."""
     return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
 
 
@@ -167,7 +175,8 @@ def shares_loads(conv: Conv) -> bool:
 
 
 def product_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
-    """Defines of conv_product.hlsli."""
+    """Returns the defines of conv_product.hlsli: the tile's sizes, and whether lanes share
+    loads."""
     share = int(shares_loads(conv))
     return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}
 

@@ -35,7 +35,10 @@ def is_possible(conv: Conv) -> bool:
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True if the windows are too long for row tiles. Measured on llvmpipe only."""
+    """Returns True on a device that shares rows, if ``row_tile.py`` is not faster.
+
+    Measured on llvmpipe only.
+    """
     return shares_rows(conv.op.limits) and not row_tile.is_faster(conv)
 
 
@@ -45,8 +48,10 @@ def lower_windows(conv: Conv, tile: MatmulTile) -> Iterator[Dispatch]:
 
 
 def _input(conv: Conv) -> Generator[Dispatch, None, tuple[str, int]]:
-    """The input and the numbers in a row of it: a copy with a border where windows reach beyond
-    it, or where rows of several images begin between the vectors."""
+    """Returns the name of the input and the numbers in one of its rows, after a copy if necessary.
+
+    The copy adds the border that windows reach into, or lets each image's row begin at a vector.
+    """
     op, shape, line = conv.op, conv.shape, conv.shape.axes3[2]
     width = (line.narrow - 1) * line.stride + line.reach
     aligned = shape.batch == 1 or line.wide % 4 == 0

@@ -54,7 +54,8 @@ _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a 3x3 convolution of stride 1 whose filter is constant."""
+    """Returns True for a 3x3 convolution in floats of stride 1 and one group whose filter is
+    constant."""
     shape = conv.shape
     if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
         return False
@@ -64,7 +65,10 @@ def is_possible(conv: Conv) -> bool:
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True if a node that it can compute is expected to be faster by it."""
+    """Returns True if Winograd should be the fastest: enough channels and tiles, and little waste.
+
+    The node must satisfy :func:`is_possible`.
+    """
     shape = conv.shape
     least = _LEAST_CHANNELS
     if conv.op.limits.software:
@@ -78,18 +82,19 @@ def is_faster(conv: Conv) -> bool:
 
 
 def _waste(conv: Conv, tile: ConvTile) -> float:
-    """Returns the computed results per needed result, due to whole tiles and workgroups."""
+    """Returns the ratio of computed to needed results; whole tiles and workgroups compute too
+    many."""
     whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
     return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """The tile that the rules take for the products."""
+    """Returns the default tile of the stage that multiplies."""
     return tile_of(conv, _tiles_of_round(conv), _POINTS)
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
-    """Returns the tiles worth trying."""
+    """Returns the tiles that an autotuner should try, without those that waste too much."""
     fitting = fitting_tiles(conv, _SOFTWARE_TILES if conv.op.limits.software else _TILES)
     return [tile for tile in fitting if _waste(conv, tile) <= _MOST_TRIED_WASTE]
 
@@ -140,7 +145,10 @@ def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 def _round(
     conv: Conv, tensors: tuple[str, str, str, str], params: dict[str, Any], tile: ConvTile
 ) -> Iterator[Dispatch]:
-    """The three stages of some tiles."""
+    """Yields the three dispatches (input transform, products, output transform) of some tiles.
+
+    ``tensors`` are the names of the input, the transformed values, their sums and the bias.
+    """
     x, values, sums, bias = tensors
     epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
     none = {"epi_value": [0.0]}
@@ -180,7 +188,10 @@ def _round(
 
 
 def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
-    """The filter; in 16 bits with the steps that its numbers count."""
+    """Packs the transformed filter and returns its name.
+
+    If it is stored in 16 bits, the name of its step sizes follows (:func:`in_steps`).
+    """
     key = f"{conv.op.in_names[1]}.winograd.rows{rows}"
     packing = transformed_filter(*conv.filter_source(), rows)
     if not conv.half:
@@ -194,7 +205,8 @@ def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
 
 
 def in_steps(filter: Array) -> tuple[Array, Array]:
-    """Quantizes a transformed filter to 16-bit steps; returns the counts and the step sizes.
+    """Quantizes a transformed filter to 16 bits; returns the counts (int16) and step sizes
+    (float32).
 
     There is one step size per point and row. The results are small compared to their terms, so
     rounding errors matter; they are a sixth of those of float16.
@@ -205,7 +217,7 @@ def in_steps(filter: Array) -> tuple[Array, Array]:
 
 
 def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing:
-    """Packs a filter as [36][row block][input block][4 in][rows].
+    """Returns the packing of a 3x3 filter as [36][row block][input block][4 in][rows], transformed.
 
     ``out`` and ``inner`` are the axes of its output and input channels.
     """
@@ -216,10 +228,10 @@ def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing
 
 
 def _filter_transform() -> Array:
-    """Returns, for each finite point p, (1, p, p²) divided by the product of its distances to the
-    others.
+    """Returns the 6x3 matrix that transforms a filter's column to the six points.
 
-    The last row is the point at infinity.
+    The row of a finite point p is (1, p, p²) divided by the product of its distances to the
+    others. The last row is the point at infinity.
     """
     points = [0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2]
     finite = [[p**k / prod(p - q for q in points if q != p) for k in range(3)] for p in points]
