@@ -74,5 +74,5 @@ graph net(a, b) -> (y)
     longer = session.reshaped({"a": (1, 5)})
     assert longer.inputs["b"].shape == longer.outputs["y"].shape == (2, 5)
     assert session.reshaped({"a": (1, 5), "b": (2, 5)}) is longer
-    with pytest.raises(cml.InputError, match="'S' as 5 and as 4"):
+    with pytest.raises(cml.InputError, match="'S' as 5 and 4"):
         session.reshaped({"a": (1, 5), "b": (2, 4)})
