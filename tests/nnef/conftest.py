@@ -1,5 +1,4 @@
-"""Models written by the tests: text, tensor files, and the operators that the engine claims to
-have."""
+"""Fixtures that write NNEF models and load them."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ HEADER = (
 
 
 def primitive(op: str) -> bool:
-    """Returns True for the operators without a body, as an engine with only those would."""
+    """Returns True if the standard's operator has no body, so that an engine must implement it."""
     return op in standard_fragments() and standard_fragments()[op].body is None
 
 
@@ -30,7 +29,7 @@ def everything(op: str) -> bool:
 
 
 def plain(graph: Graph) -> dict[str, Any]:
-    """Returns the graph without source positions, for comparison."""
+    """Returns the graph's contents as a dictionary without source positions, for comparison."""
     return {
         "name": graph.name,
         "inputs": graph.inputs,
@@ -47,7 +46,8 @@ def plain(graph: Graph) -> dict[str, Any]:
 
 @pytest.fixture
 def write_model(tmp_path: Path) -> Callable[..., Path]:
-    """``write_model(text, label=array, ...)`` -> the model's folder."""
+    """A function ``write_model(text, label=array, ...)`` that writes a model and returns its
+    folder."""
 
     def write(text: str, /, **tensors: np.ndarray[Any, Any]) -> Path:
         return models.write_model(tmp_path / "model", text, **tensors)
@@ -57,7 +57,10 @@ def write_model(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def load_body(write_model: Callable[..., Path]) -> Callable[..., Graph]:
-    """``load_body("y = relu(x);")``: a graph from ``x`` [1,2,4,4] to ``y``."""
+    """A function that loads a graph of statements, such as ``load_body("y = relu(x);")``.
+
+    The graph has the input ``x`` [1,2,4,4] and the output ``y``.
+    """
 
     def load(body: str, *, fragments: str = "", native: Any = everything, **more: Any) -> Graph:
         text = (

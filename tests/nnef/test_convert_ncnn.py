@@ -1,4 +1,4 @@
-"""ncnn models: the operators that common layers become, and invalid files.
+"""Tests of ncnn models: the operators that common layers become, and invalid files.
 
 ``tests/oracles/test_ncnn_layers.py`` compares every layer's numbers with ncnn's.
 """
@@ -31,7 +31,11 @@ def counted(count):
 
 @pytest.fixture
 def convert_lines(tmp_path):
-    """``convert_lines("ReLU r 1 1 in out", weights=b"")``: with an input ``in`` of [1,4,8,8]."""
+    """A function that loads an ncnn model of these lines, such as ``convert_lines("ReLU r 1 1 in
+    out")``.
+
+    The model has the input ``in`` [1,4,8,8]; ``weights`` are the bytes of its ``.bin`` file.
+    """
 
     def run(*lines, weights=b"", **more):
         every = ("Input input 0 1 in 0=8 1=8 2=4", *lines)
@@ -85,7 +89,7 @@ def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path):
 
 
 def test_any_shape_at_run_time(tmp_path):
-    """As with every other format, the file is not read again and the weights are shared."""
+    """A session and a graph of an ncnn model can be reshaped after the file is deleted."""
     lines = ["Input i 0 1 a/b", "Convolution c 1 1 a/b y 0=2 1=1 6=6", "Pooling p 1 1 y out 4=1"]
     path = write(tmp_path, lines, FLOAT32 + counted(6))
     graph = cml.load(path, shapes=(1, 3, 8, 8))
@@ -224,7 +228,8 @@ def test_all_unknown_layers_are_named_at_once(convert_lines):
 
 
 def test_the_documentation_lists_what_converts():
-    """``docs/ncnn_layers.md`` has a line for each layer type, with its refused parameters."""
+    """``docs/ncnn_layers.md`` has a line for each layer type, converted or refused, with its
+    limits."""
     text = DOCS.read_text(encoding="utf-8")
     rows = [f"| {kind.name} | {kind.limits} |" for _, kind in sorted(LAYERS.items())]
     rows += [f"| {name} | {todo} |" for name, todo in sorted(REFUSED.items())]

@@ -1,4 +1,4 @@
-"""Expressions at compile time: their values, and limits that no text can exceed."""
+"""Tests of expressions at compile time: their values, and limits that no text can exceed."""
 
 import time
 from collections.abc import Callable
@@ -112,7 +112,8 @@ def test_no_text_takes_unbounded_time_or_memory(load_body, body):
     ],
 )
 def test_models_of_too_many_tensors_are_stopped(load_body, body, message):
-    """A comprehension is expanded item by item."""
+    """Comprehensions and ``copy_n`` that need more nodes than the load limit raise
+    ``OverBudget``."""
     with (
         pytest.raises(OverBudget, match=f"7:.*{message} needs .* the limit is 1,000"),
         load_budget(LoadLimits(nodes=1_000)),

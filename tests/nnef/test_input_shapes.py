@@ -1,4 +1,4 @@
-"""Shapes other than those in a model's text: at loading, and for a loaded graph."""
+"""Tests of input shapes other than those in a model's text: at loading, and for a loaded graph."""
 
 import copy
 import pickle
@@ -48,7 +48,8 @@ def run(graph, image):
 
 
 def written(model, shape):
-    """Returns the graph of a text that has the shape in its ``external`` line."""
+    """Returns the graph of a copy of the model whose text has ``shape`` in its ``external``
+    line."""
     other = model.parent / "written"
     shutil.copytree(model, other, dirs_exist_ok=True)
     text = (model / "graph.nnef").read_text()
@@ -57,8 +58,10 @@ def written(model, shape):
 
 
 def test_a_given_shape_counts_instead_of_the_texts(model, rng):
-    """Everything that the text computes from shapes changes too, in fragments and
-    comprehensions."""
+    """A model loaded with another input shape equals one whose text has that shape.
+
+    This includes all that the text computes from shapes, in fragments and comprehensions.
+    """
     graph = cml.load(model, shapes={"image": (2, 2, 6, 10)})
     wanted = written(model, "[2, 2, 6, 10]")
     assert graph.facts["image"].shape == (2, 2, 6, 10)
@@ -147,7 +150,10 @@ def test_weights_stay_as_they_are(model):
 
 
 def test_a_graph_that_was_changed_has_no_other_shapes(model):
-    """Reading the text again would lose the change."""
+    """A changed, copied or unpickled graph cannot be reshaped: it raises an ``InputError``.
+
+    Reading the text again would lose the change.
+    """
     graph = cml.load(model)
     for other in (graph.with_(name="other"), pickle.loads(pickle.dumps(graph)), copy.copy(graph)):
         assert other.origin is None

@@ -1,4 +1,5 @@
-"""Calls become nodes or expansions; covers everything that a graph's body may contain."""
+"""Tests of lowering: calls become nodes or are expanded, with all that a graph's body may
+contain."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Reading is linear in the text: ten thousand operators take about a second."""
+"""Tests that the time to read a model is linear in its text: ten thousand operators take about 1
+s."""
 
 import time
 

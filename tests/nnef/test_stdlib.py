@@ -1,4 +1,5 @@
-"""The standard library has every operator, and the bodies of compounds compute it."""
+"""Tests that the standard library has every operator and that compound operators' bodies are
+right."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The lexer, the parser and the printer."""
+"""Tests of NNEF's lexer, parser and printer."""
 
 import pytest
 

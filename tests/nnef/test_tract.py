@@ -1,4 +1,4 @@
-"""NNEF as tract and torch_to_nnef write it: their extension lines, operators and literals."""
+"""Tests of NNEF as tract and torch_to_nnef write it: extension lines, operators and literals."""
 
 import struct
 from typing import Any
@@ -126,8 +126,11 @@ def test_what_is_refused(tmp_path, head, body, message):
 
 
 def result_of(body, head="", tensors=None):
-    """Returns ``y`` for an ``x`` of ones, [2, 3], whose first extent is the symbol S in the
-    text."""
+    """Returns ``y`` of a model with these statements on the CPU, for an input ``x`` of ones, [2,
+    3].
+
+    The text declares the first extent of ``x`` as the symbol S.
+    """
     text = (
         f"version 1.0;\nextension tract_registry tract_core;\n{head}graph g(x) -> (y)\n"
         f"{{\n    x = external(shape = [S, 3]);\n{body}\n}}\n"
@@ -171,7 +174,10 @@ def test_a_model_s_own_fragment_counts_before_ours(fragment):
 
 @pytest.mark.parametrize(("code", "is_paired"), [(0x3040, False), (0x2040, True)])
 def test_weights_of_q4_0(tmp_path, code, is_paired):
-    """Blocks of 32 values: a float16 scale and 4 bits for each value, in two orders."""
+    """Weights in tract's format Q4_0 are read as floats, in both orders of their 4-bit values.
+
+    A block of 32 values has a float16 scale and 4 bits for each value.
+    """
     rng = np.random.default_rng(1)
     codes, scales = rng.integers(0, 16, (6, 32), np.uint8), rng.normal(size=6).astype(np.float16)
     low, high = (codes[:, ::2], codes[:, 1::2]) if is_paired else (codes[:, :16], codes[:, 16:])

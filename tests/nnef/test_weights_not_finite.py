@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite: one warning at load that names them; masks are none."""
+"""Tests that loading gives one warning that names all NaN or infinite weights, except masks."""
 
 import warnings
 

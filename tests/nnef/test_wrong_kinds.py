@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind, and models of other frameworks, are refused in words."""
+"""Tests that arguments of a wrong type and models of other frameworks raise helpful errors."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def need_gcc(name: str = "gcc") -> str:
-    """Returns the path of gcc, or g++; skips the test without it."""
+    """Returns the path of gcc or of the named compiler; skips the test if it is not installed."""
     gcc = shutil.which(name)
     if gcc is None:
         pytest.skip(f"{name} is not installed: the C player cannot be built")
@@ -37,7 +37,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def wgpu_folder() -> Path:
-    """Returns the folder of the wheel's headers and library of wgpu-native."""
+    """Returns the folder of wgpu-native's headers and library in the wgpu wheel.
+
+    Skips the test if wgpu is not installed.
+    """
     spec = importlib.util.find_spec("wgpu")
     if spec is None or spec.origin is None:
         pytest.skip("wgpu is not installed: there is no webgpu.h to build against")
@@ -45,13 +48,13 @@ def wgpu_folder() -> Path:
 
 
 def sources(device: bool) -> list[Path]:
-    """Returns the player's sources: all of them, or those that need no device."""
+    """Returns the C files of the player, sorted; without ``device`` only those that need no GPU."""
     found = sorted((PLAYER / "src").glob("*.c"))
     return [file for file in found if device or file.name not in DEVICE_SOURCES]
 
 
 def wgpu_library() -> Path:
-    """Returns the library of wgpu-native in the wheel; skips the test without it."""
+    """Returns the path of wgpu-native's library in the wheel; skips the test if there is none."""
     library = next(wgpu_folder().glob("libwgpu_native*.so"), None)
     if library is None:
         pytest.skip("the wgpu wheel has no library for this platform")
@@ -59,7 +62,7 @@ def wgpu_library() -> Path:
 
 
 def run_compiler(*command: str | Path, cwd: Path | None = None) -> None:
-    """Runs a command that must succeed without output on stderr."""
+    """Runs a command; asserts that its exit code is 0."""
     made = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd)
     assert made.returncode == 0, made.stderr
 
@@ -80,9 +83,10 @@ def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
 
 @functools.cache
 def build(source: str, *flags: str, device: bool = False) -> Path:
-    """Builds a tool or example of ``players/c``, or a source beside the tests, with the player.
+    """Builds a program from one source and the player, and returns the program's path.
 
-    Returns the program. With ``device`` it is linked with wgpu-native.
+    The source is a tool or example of ``players/c``, or a file beside the tests. With ``device``
+    the program is linked with wgpu-native. The same arguments are built once.
     """
     gcc = need_gcc()
     flags = flags or ("-O2",)

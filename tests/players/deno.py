@@ -17,7 +17,11 @@ _SECONDS = 240
 
 
 def deno_command(*words: str | Path) -> dict[str, Any]:
-    """Returns the arguments of `subprocess.run` that run Deno in the project's root."""
+    """Returns keyword arguments of `subprocess.run` that run Deno with ``words`` in the project's
+    root.
+
+    Raises ``FileNotFoundError`` if Deno is not installed.
+    """
     program = find_deno()
     if program is None:
         raise FileNotFoundError("deno is not installed: pip install deno (the extra `players`)")
@@ -26,7 +30,10 @@ def deno_command(*words: str | Path) -> dict[str, Any]:
 
 
 def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs Deno for a test, which is skipped if Deno is not installed."""
+    """Runs Deno and returns the finished process; skips the test if Deno is not installed.
+
+    With ``check`` a failure of Deno fails the test.
+    """
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
     done = subprocess.run(**deno_command(*words), capture_output=True, text=True, timeout=_SECONDS)

@@ -78,8 +78,10 @@ def main() -> int:
 
 
 def _by_deno(file: Path, budget_ms: float, frames: int) -> bool:
-    """Prints the JavaScript player's table; returns True if slices were bit-identical to a whole
-    run."""
+    """Prints the table of the JavaScript player; returns True if Deno's exit code is 0.
+
+    It is 0 if slices were bit-identical to a whole run.
+    """
     words = ("--budget-ms", str(budget_ms), "--frames", str(frames))
     command = deno_command("run", "-A", "--no-check", WEB / "frames.js", file, *words)
     done = subprocess.run(**command, capture_output=True, text=True)
@@ -88,7 +90,8 @@ def _by_deno(file: Path, budget_ms: float, frames: int) -> bool:
 
 
 class _ByC:
-    """The C player's frames, over all its rounds together."""
+    """The C player's frames: their times and the objects created in them, collected over all
+    rounds."""
 
     def __init__(self, file: Path, budget_ms: float, frames: int) -> None:
         self.program = build("play.c", "-O2", device=True)

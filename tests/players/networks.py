@@ -1,4 +1,4 @@
-"""Plays real networks in the JavaScript player: the results agree with Python's, for any slices.
+"""Plays real networks in the JavaScript player and compares the results with Python's.
 
     python -m tests.players.networks                            # all networks available here
     python -m tests.players.networks upres integer-texture
@@ -28,7 +28,11 @@ from tests.players.deno import WEB, deno_command
 
 
 def play_golden(files: Sequence[Path], profile: str = "") -> list[dict[str, Any]]:
-    """Returns the results of ``check.js`` for each file."""
+    """Plays each cooked file on its golden input in Deno; returns what ``check.js`` prints, in
+    order.
+
+    Raises ``AssertionError`` at the first file that cannot be played.
+    """
     words = ["--profile", profile] if profile else []
     done = subprocess.run(
         **deno_command("run", "-A", "--no-check", WEB / "check.js", *files, *words),

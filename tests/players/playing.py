@@ -24,7 +24,8 @@ class Played:
 
 
 def run_play(program: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the program with leak detection off and returns the finished process."""
+    """Runs the program with leak detection off; returns the finished process, whatever its exit
+    code."""
     environment = {
         **os.environ,
         "NODEVICE_SELECT": "1",  # a Mesa layer that requires a desktop
@@ -36,7 +37,8 @@ def run_play(program: Path, *words: str | Path) -> subprocess.CompletedProcess[s
 
 
 def as_on_device(array: Array) -> Array:
-    """Returns the numbers as on a device: 4 bytes each, logical values as 0 or 1."""
+    """Returns the array as it lies on a device: float32, int32, or uint32 with 0 or 1 for truth
+    values."""
     kind = {"f": np.float32, "b": np.uint32}.get(array.dtype.kind, np.int32)
     return np.ascontiguousarray(array, kind)
 
@@ -45,7 +47,12 @@ def play(
     program: Path, file: Path, inputs: Mapping[str, Array], outputs: Mapping[str, Any], *words: str,
     trusted: bool = True,
 ) -> Played:  # fmt: skip
-    """Plays the file; returns the outputs in the given types, and the number of frames."""
+    """Plays a cooked file; returns the outputs as flat arrays, and the JSON that the program
+    prints.
+
+    ``outputs`` has the outputs' types by name; ``words`` are further options. The inputs and
+    outputs are files beside the cooked one.
+    """
     command: list[str | Path] = [file, *(["--trusted"] if trusted else [])]
     for name, array in inputs.items():
         path = file.with_suffix(f".{name}.in")
@@ -63,9 +70,10 @@ def play(
 
 @dataclass(frozen=True)
 class InSlices:
-    """A network played with several budgets.
+    """The comparison of one network's runs with several budgets.
 
-    ``off`` is the largest difference from the expected outputs, over 1 plus the value.
+    ``same_slices`` is True if all runs are bit-identical, ``same_bits`` if they equal the expected
+    outputs. ``off`` is the largest difference from these, over 1 plus the value.
     """
 
     frames: tuple[int, ...]
@@ -78,10 +86,9 @@ def play_in_slices(
     program: Path, file: Path, inputs: Mapping[str, Array], wanted: Mapping[str, Array],
     budgets: tuple[str, ...] = ("0.5", "8", "1e9"),
 ) -> InSlices:  # fmt: skip
-    """Plays the network with each budget.
+    """Plays a cooked file once with each budget in milliseconds, and compares the outputs.
 
-    Compares the runs with each other for identical bits, and the first one with a session's
-    outputs.
+    The runs are compared with each other for identical bits, and the first one with ``wanted``.
     """
     expected = {name: as_on_device(array) for name, array in wanted.items()}
     kinds = {name: array.dtype for name, array in expected.items()}

@@ -15,7 +15,8 @@ _POLICIES = ("least_laxity", "fair_share", "by_priority")
 
 
 def lines_of(recording: Recording) -> Iterator[str]:
-    """Returns all data of a replay, one item per line; numbers are exact."""
+    """Yields a recording's options, networks and events as lines for the C program; numbers are
+    exact."""
     options = recording.options
     guess = FirstGuess.from_json(options["cost_model"]["guess"])
     jobs = sum(event["kind"] == "submit" for event in recording.events)
@@ -86,7 +87,7 @@ def _words(*values: str | float) -> str:
 
 
 def replayed(program: Path, recording: Recording) -> list[list[list[int]]]:
-    """Returns the slices that the C player decides, frame by frame."""
+    """Replays a recording in the C player; returns a list per frame of its slices, as integers."""
     lines = "\n".join(lines_of(recording)) + "\n"
     run = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Damaged and malicious cooked files give an error in the C player and do nothing else."""
+"""Tests that damaged and malicious cooked files give an error in the C player and do no harm."""
 
 import random
 import struct
@@ -39,7 +39,8 @@ def cooked():
 
 @pytest.fixture
 def said(program, tmp_path):
-    """A function that returns the player's status and message for a file's bytes."""
+    """A function that takes a file's bytes and returns the C player's status (0: valid) and
+    message."""
 
     def look(data):
         file = tmp_path / "x.cml"
@@ -169,8 +170,7 @@ def test_a_device_that_lacks_something_says_what(gpu, cooked, tmp_path):
 
 @pytest.mark.gpu
 def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
-    """Random bytes in the plan give an error, or a network that runs, with run-time checks
-    enabled."""
+    """A wrong byte in the plan gives an error or a run, but no memory error and no panic."""
     program = build("play.c", *SANITIZED, device=True)
     chance = random.Random(1)
     size = next(n for tag, _, n in sections(cooked) if tag == "plan")
@@ -193,7 +193,10 @@ def test_a_stranger_s_file_does_no_harm(gpu, cooked, tmp_path):
     ],
 )
 def test_code_that_does_not_compile_is_an_error(gpu, cooked, tmp_path, language, trust, said):
-    """The code is well packed with matching hashes, but is not valid shader code."""
+    """A cooked file whose kernels are not valid shader code gives an error and no panic.
+
+    Its hashes match.
+    """
     nonsense = {"SPIR-V": b"\x03\x02\x23\x07" + 60 * b"no", "WGSL": b"this is no WGSL"}[language]
     file = tmp_path / "nonsense.cml"
     code = (nonsense, b"") if language == "SPIR-V" else (b"", nonsense)

@@ -1,4 +1,5 @@
-"""The C player agrees with sessions for any slices, and creates no object in steady state."""
+"""Tests that the C player agrees with sessions for any slices, and allocates nothing while it
+runs."""
 
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_a_network_computes_what_the_session_does(careful, small, gpu):
 
 
 def test_another_input_gives_another_output(program, small, gpu):
-    """The comparison can fail."""
+    """The outputs of another input do not agree, so the comparison ``agree`` can fail."""
     wanted = cml.Session(small_model(), gpu).run(small_inputs())
     other = {"image": small_inputs()["image"] + 1}
     found = play(program, small, other, types(wanted)).outputs
@@ -77,7 +78,8 @@ def test_another_input_gives_another_output(program, small, gpu):
     "name", ["upres", "population", pytest.param("texture", marks=pytest.mark.long)]
 )
 def test_any_slices_give_the_same_bits(program, folder, gpu, name):
-    """Plays an agent of the demo in frames of few slices up to a single frame."""
+    """A demo network gives bit-identical outputs in many frames and in one, close to a
+    session's."""
     import demo_game.operators  # noqa: F401 - registers the demo's own operators
 
     graph = cml.load(MODELS / f"{name}.nnef")
@@ -92,7 +94,10 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["animevideo", "diffusion", "stylegan2"])
 def test_large_networks_play(name, tmp_path, gpu):
-    """`python -m tests.cooked_networks --in-c` prints their results."""
+    """Large networks give bit-identical outputs for all slice sizes in C, and agree with a session.
+
+    `python -m tests.cooked_networks --in-c` prints their results.
+    """
     assert cooked_networks.check_in_c(name, gpu, tmp_path)
 
 
@@ -116,7 +121,10 @@ def test_nothing_is_made_in_steady_state(program, small):
 
 
 def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
-    """Encoding takes some 30 us (docs/ship_it.md); the limit has slack for a shared machine."""
+    """Encoding ten slices takes less than 150 us (median) and creates no objects.
+
+    It takes some 30 us on an idle machine (docs/ship_it.md).
+    """
     file, inputs = (
         written(folder, "chain", chain(), player=True),
         {"y0": np.ones((1, 8), np.float32)},
@@ -150,7 +158,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_a_host_does(case, folder, gpu):
-    """``tests/players/behaviour.c`` describes the cases."""
+    """Each case of ``tests/players/behaviour.c``, which describes them, ends as expected."""
     program = build("behaviour.c", *SANITIZED, device=True)
     run = run_play(program, case, written(folder, "counter", counter(), player=True))
     assert run.returncode == 0, run.stderr
@@ -188,8 +196,10 @@ larger = nearest_upsample(mixed, factor = [2, 2]);
 
 
 def test_the_example_shows_the_network_s_picture(folder, gpu):
-    """The picture shows the scene on the left, and the scene with red and blue swapped on the
-    right."""
+    """The C example's picture shows the scene on the left and the network's output on the right.
+
+    The network swaps red and blue.
+    """
     swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
     graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
     file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"

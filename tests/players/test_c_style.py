@@ -1,4 +1,4 @@
-"""The C player as others compile and read it."""
+"""Tests of the C player's sources: format, warnings, the header, visible names, other compilers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_every_function_of_the_header_is_exported_and_defined():
 
 
 def test_only_names_of_the_player_are_visible(tmp_path):
-    """A host may use any name that does not begin with cml_."""
+    """Every visible symbol of the player begins with ``cml_``, so a host may use all other
+    names."""
     command = [need_gcc(), "-std=c99", "-c", *INCLUDES, f"-isystem{wgpu_folder()}"]
     subprocess.run([*command, *map(str, sources(device=True))], cwd=tmp_path, check=True)
     objects = sorted(map(str, tmp_path.glob("*.o")))
@@ -74,14 +75,15 @@ def test_only_names_of_the_player_are_visible(tmp_path):
 
 
 def test_the_sources_are_one_file_too(tmp_path):
-    """``cml export --to c`` writes it."""
+    """The single C file that ``cml export --to c`` writes compiles with strict warnings."""
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     where = (f"-I{PLAYER / 'include'}", f"-isystem{wgpu_folder()}")
     run_compiler(need_gcc(), *STRICT, *where, "-fsyntax-only", tmp_path / "cml.c")
 
 
 def test_dawn_needs_the_standard_header_alone(tmp_path):
-    """With ``CML_DAWN`` nothing of ``wgpu.h`` is used; test_dawn.py runs it on Dawn itself."""
+    """With ``CML_DAWN`` the player compiles without ``wgpu.h``; test_dawn.py runs it on Dawn
+    itself."""
     (tmp_path / "webgpu").mkdir()
     shutil.copyfile(wgpu_folder() / "webgpu.h", tmp_path / "webgpu/webgpu.h")
     hosts = [PLAYER / name for name in ("tools/play.c", "example/host.c", "example/scene.c")]

@@ -1,4 +1,4 @@
-"""The C player against Dawn's ``webgpu.h``.
+"""Tests of the C player on Dawn instead of wgpu-native.
 
 ``CML_DAWN`` names a folder with ``include/webgpu/webgpu.h`` and optionally a library
 ``libwebgpu*.so``. Dawn refuses older versions of Mesa; ``VK_ICD_FILENAMES`` may name SwiftShader.

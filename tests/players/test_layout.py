@@ -1,4 +1,5 @@
-"""The C structs, the JavaScript readers and docs/cooked.md are those of the schema in Python."""
+"""Tests that the C structs, the JavaScript readers and docs/cooked.md match the schema in
+Python."""
 
 from __future__ import annotations
 

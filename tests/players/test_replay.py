@@ -1,4 +1,4 @@
-"""The C player decides as the Python scheduler does: recordings replay in it to the same slices."""
+"""Tests that the C player replays recordings of the Python scheduler with the same slices."""
 
 import random
 
@@ -26,7 +26,7 @@ def test_recordings_replay_to_the_same_slices(program, run):
 
 
 def test_other_timings_are_decided_otherwise(program):
-    """The comparison can fail."""
+    """A recording with changed timings replays to other slices, so the comparison can fail."""
     recording = eventful_run(120)[0]
     for event in recording.events:
         if event["kind"] == "end":
@@ -57,7 +57,7 @@ class _ShortOfMemory(SimGpu):
 
 
 def random_run(seed, frames=300):
-    """Records a random run of the scheduler.
+    """Returns the recording of a random run of the scheduler.
 
     It has networks of all sizes, some with shared memory, and more jobs than fit, with all options.
     Frames may be abandoned, and budgets change or depend on the renderer.

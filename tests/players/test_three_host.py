@@ -1,4 +1,4 @@
-"""three.js as the host, on one device with networks: exact numbers in Deno, and pictures in
+"""Tests of three.js as the host of networks on one device: numbers in Deno, pictures in
 Chromium."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ graph enlarge(image) -> (enlarged)
 
 @pytest.mark.gpu
 def test_the_example_of_the_documentation_shows_the_output(tmp_path):
-    """The examples of docs/ship_it.md run as printed; three.js shows the output's own values."""
+    """The examples of docs/ship_it.md run as printed, and three.js shows the network's output."""
     text = (ROOT / "docs/ship_it.md").read_text(encoding="utf-8")
     first, three = re.findall(r"```js\n(.*?)```", text, re.DOTALL)
     try:

@@ -1,4 +1,5 @@
-"""Constants are stored once, and all players build identical buffers from them."""
+"""Tests that a file stores constants once and that all players build identical buffers from
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def of(net: Net) -> cml.Graph:
 
 
 def wide() -> cml.Graph:
-    """Returns a network with Winograd, long rows in a first layer, and groups."""
+    """Returns a network with Winograd convs, long rows in its first layer, a deconv and groups."""
     net = Net(1, 3, 32, 32)
     x = net.conv(net.conv(net.conv("x", 37, 7), 45), 45)
     return net.graph(net.conv(net.deconv(x, 12), 24, groups=3))
@@ -91,7 +92,8 @@ def digests_of(plan) -> list[str]:
 
 
 def wanted(model: cml.Graph, half: bool) -> list[str]:
-    """Returns the digests of the buffers that a session on the model uploads, for every profile."""
+    """Returns the digests of the constant buffers in the model's plans, for all profiles in
+    order."""
     storage = "half" if half else "float"
     found = []
     for profile in PROFILES.values():

@@ -1,4 +1,4 @@
-"""All three players give the same verdict on any cooked file."""
+"""Tests that the Python, C and JavaScript players give the same verdict on any cooked file."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ _VALUES = {
 
 @pytest.fixture(scope="module")
 def whole():
-    """A file for players, which read all of it except its description."""
+    """The bytes of an undamaged cooked file; players read all of it except its description."""
     return cook(counter(), ["portable", "software"], player=True, guesses=cooked_guesses()[:2])
 
 
 def corpus(whole: bytes, count: int, seed: int) -> list[bytes]:
-    """Returns files with changed fields in any section, damaged files, and bombs.
+    """Returns cooked files: an undamaged one, bombs, ``count`` with changed fields, and damaged
+    ones.
 
-    Hashes and totals match.
+    The hashes and totals match.
     """
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     sizes = [(tag, size) for tag, _, size in sections(whole)]
@@ -77,7 +78,7 @@ def put(at: int, form: str, value: float) -> Callable[[bytearray], None]:
 
 
 def by_python(path: Path) -> tuple[str, str]:
-    """Returns the verdict and the reason."""
+    """Returns Python's verdict on a file (``loads`` or an error's name) and the error's message."""
     try:
         READERS["cooked"](path)
     except cml.CmlError as error:
@@ -86,7 +87,10 @@ def by_python(path: Path) -> tuple[str, str]:
 
 
 def lines(command: Sequence[str | Path], names: str, **where: Any) -> list[str]:
-    """Returns a reader's verdict on each file, under the names of Python's errors."""
+    """Returns a reader's verdict on each of the files, as ``loads`` or the name of Python's error.
+
+    ``names`` has one path per line.
+    """
     run = subprocess.run(command, input=names, capture_output=True, text=True, **where)
     assert run.returncode == 0, run.stderr
     ready, *found = run.stdout.splitlines()

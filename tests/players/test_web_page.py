@@ -1,4 +1,4 @@
-"""``cml export --to web``: a page that requires only a web server."""
+"""Tests of the page that ``cml export --to web`` writes, which requires only a web server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cml_command(*words: object) -> int:
 
 @pytest.fixture
 def page(tmp_path):
-    """The page of a network that upscales pictures."""
+    """The folder of an exported page for a network that upscales pictures."""
     model = write_model(tmp_path / "twice.nnef", TWICE)
     assert cml_command("export", model, tmp_path / "page", "--to", "web") == 0
     return tmp_path / "page"
@@ -84,7 +84,8 @@ def test_what_takes_none():
 
 
 def look(page, *words):
-    """Opens the page in Chromium and returns its status, its text and its layouts."""
+    """Opens the page in Chromium; returns what it shows (status, text and layouts) as a
+    dictionary."""
     browser = shutil.which("chromium")
     if browser is None or find_deno() is None:
         pytest.skip("chromium or deno is not installed")

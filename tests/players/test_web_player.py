@@ -1,4 +1,4 @@
-"""The JavaScript player in Deno: its files, its types, and its decisions compared with Python's."""
+"""Tests of the JavaScript player in Deno: its files, its types, its decisions and its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_recording_of_python_replays_to_the_same_slices(run, tmp_path):
 
 
 def test_a_recording_with_other_timings_replays_to_others(tmp_path):
-    """The comparison can fail."""
+    """A recording with changed timings replays to other slices, so the comparison can fail."""
     recording = eventful_run(120)[0]
     for event in recording.events:
         if event["kind"] == "end":
@@ -56,7 +56,8 @@ def test_a_recording_with_other_timings_replays_to_others(tmp_path):
 
 
 def replayed(recording: Recording, folder: Path) -> dict[str, object]:
-    """Replays a recording in JavaScript; returns the decisions that differ from it."""
+    """Replays a recording in JavaScript; returns the program's JSON, with the number of
+    different frames."""
     recording.save(folder / "run.json")
     done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
     return json.loads(done.stdout)
@@ -64,7 +65,7 @@ def replayed(recording: Recording, folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cooked network of the demo game."""
+    """The path of a cooked file of the demo's terrain network."""
     file = tmp_path_factory.mktemp("cooked") / "terrain.cml"
     graph = cml.load(ROOT / "demo_game" / "models" / "terrain.nnef")
     file.write_bytes(cook(graph, ["portable"]))
@@ -73,7 +74,10 @@ def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.gpu
 def test_cooked_networks_give_what_python_gives(terrain, tmp_path, gpu):
-    """Floats agree to tolerance, integers exactly; any slices are bit-identical to a whole run."""
+    """A float network agrees with Python within 1e-4 and an integer network exactly.
+
+    Any slices are bit-identical to a whole run.
+    """
     exact = tmp_path / "exact.cml"
     device = "software" if gpu.limits.software else "portable"
     exact.write_bytes(cook(NETWORKS["integer-population"](), [device]))

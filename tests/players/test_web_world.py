@@ -1,4 +1,4 @@
-"""The demo game's world in a browser has the tiles that Python makes."""
+"""Tests that the demo's world in a browser has the same tiles as in Python."""
 
 from __future__ import annotations
 

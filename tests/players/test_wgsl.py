@@ -1,4 +1,4 @@
-"""Untrusted WGSL that would crash the process is refused before a shader compiler reads it.
+"""Tests that untrusted WGSL that would crash a compiler is refused before a compiler reads it.
 
 The rules are the same in Python, C and JavaScript.
 """
@@ -39,7 +39,7 @@ def is_taken(text):
 
 @pytest.fixture(scope="module")
 def own():
-    """The engine's own kernels."""
+    """The WGSL of a small network's kernels."""
     file = Container(memoryview(cook(small_model())), None)
     return [kernel.kernel.code() for kernel in read_kernels(file, trusted=False)]
 
@@ -71,7 +71,7 @@ def test_array_sizes_are_plain_numbers(size):
 
 
 def mutated(texts, count, seed=0):
-    """Yields the texts with random tokens replaced."""
+    """Yields ``count`` random texts from ``texts``, with tokens removed, repeated or inserted."""
     chance = random.Random(seed)
     tokens = [*"()[]{}<>;,.+-/*&|=!@:_0", "array<", "array", "else", "fn f", "struct S", "const c",
               "S", "f(", "c", "//", "\n", "ä", "<=", "->", ">>", "i32(", "array<S, 9>"]  # fmt: skip
@@ -124,7 +124,10 @@ def test_a_session_and_the_c_player_refuse_the_file(name, gpu, tmp_path):
 
 @pytest.fixture(scope="module")
 def too_large():
-    """A file whose kernel has an array larger than its tensor, which is detected at encoding."""
+    """The bytes of a cooked file whose kernels declare an array larger than its tensor.
+
+    Players detect that when they encode.
+    """
     text = kernel("").replace("array<f32>", "array<f32, 4096>")
     return with_wgsl(cook(counter(), ["portable"], golden=False, player=True), text)
 

@@ -18,7 +18,10 @@ FRAME = 1000 / 60
 
 
 class Device(SimGpu):
-    """A device that records which running jobs use memory and the order of slices in each frame."""
+    """A device that records the networks with a job in progress and the order of executed slices.
+
+    It refuses the networks in ``refused``; those in ``short`` must wait for memory.
+    """
 
     def __init__(self):
         super().__init__()
@@ -93,7 +96,8 @@ def test_jobs_of_a_group_run_one_after_the_other(policy):
 
 
 def test_without_a_group_they_take_turns():
-    """The test above can fail: the same jobs interleave if each network has its own memory."""
+    """Jobs of networks without a shared group interleave, so the test of a shared group can
+    fail."""
     nets = [network(name, group=None) for name in "abc"]
     loop = Loop(*nets, policy=fair_share)
     for net in nets:
@@ -148,7 +152,8 @@ def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
 
 
 def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
-    """If a job must wait for memory, the frame is planned again and keeps the begun jobs."""
+    """A network starts only one job in a frame that is planned again because a job waits for
+    memory."""
     small, short = network("small", 0.1, group=None), network("short", group=None)
     loop = Loop(small, short)
     loop.device.short.add("short")
@@ -162,7 +167,8 @@ def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_a_host_does_only_one_holds_the_memory(seed):
-    """At most one job uses the memory under random host actions."""
+    """At most one job is in progress under random host actions, and in the end every job has
+    ended."""
     rng = random.Random(seed)
     nets = [network(name, rng.uniform(1, 20)) for name in "abcd"]
     loop = Loop(*nets, policy=rng.choice([least_laxity, fair_share, by_priority]))

@@ -1,4 +1,4 @@
-"""Tests on the virtual clock of hosts and executors that misbehave."""
+"""Tests on the virtual clock of hosts and devices that misbehave."""
 
 import threading
 
@@ -75,7 +75,10 @@ def frame(scheduler, frame_ms=FRAME):
 
 
 def whole(ran, name):
-    """Returns True if every workgroup of the network ran once and in order."""
+    """Returns True if each of the network's 4 steps ran all 100 workgroups in order.
+
+    Fails the test if one ran twice or out of order.
+    """
     step = first = 0
     for found, at, start, count in ran:
         if found == name:
@@ -140,7 +143,7 @@ def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device
 def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device, when):
     """A frame that was never submitted fails its job and all jobs that read the job's outputs.
 
-    This holds in every state of the job, and for readers in another scheduler.
+    This holds in every state of the job, and for readers in another scheduler. Other jobs succeed.
     """
     maker = scheduler.submit(network("a", 8.0), {})
     taker = scheduler.submit(network("b", 8.0), {"x": maker.output("y")})
@@ -280,7 +283,7 @@ def raising(*args, **kwargs):
 
 
 class BrokenNetwork(SimNetwork):
-    """A network that cannot be prepared, and that fails in the stage named by ``broken``."""
+    """A network that fails in the stage named by ``broken``; its ``prepare`` always fails."""
 
     broken = ""
 
@@ -301,7 +304,10 @@ NOTES = ["end_job", "end_frame", "take_losses", "release_input"]
 
 
 def plant(device, stage, bad, monkeypatch):
-    """Makes the device fail in ``stage``, for the network ``bad`` alone if it knows the network."""
+    """Makes the device or the network ``bad`` raise :class:`Planted` in ``stage``.
+
+    Where the device knows the network, it fails for ``bad`` alone.
+    """
     bad.broken = stage
     if stage == "one slice":
 
@@ -476,7 +482,10 @@ def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(sc
 
 
 def test_times_of_frames_that_never_were_change_nothing():
-    """Frame times before the first frame, after an abandoned one, or given twice have no effect."""
+    """Only the first frame time after an ended frame changes the budget.
+
+    Times before the first frame, after an abandoned one and second ones have no effect.
+    """
     made = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
     for _ in range(5):
         made.frame_took(900.0)
@@ -495,7 +504,7 @@ def test_times_of_frames_that_never_were_change_nothing():
 
 @pytest.mark.parametrize("what", ["the other job's tensor", "the inputs' way in"])
 def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monkeypatch, what):
-    """A job whose inputs cannot be uploaded reserves nothing, so other jobs can use its network."""
+    """A job whose inputs cannot be uploaded fails with the error and has nothing reserved."""
     held = set()
     maker = scheduler.submit(network("a"), {})
     while not maker.ended:

@@ -1,4 +1,4 @@
-"""Tests of the initial cost model, which depends only on the device's name."""
+"""Tests of the initial cost model, which is chosen by the device's name alone."""
 
 import json
 

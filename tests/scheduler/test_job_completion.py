@@ -1,4 +1,4 @@
-"""Tests of the ways to learn that a job has ended: await, callbacks, and wait."""
+"""Tests of three ways to learn that a job has ended: await, callbacks, and wait."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ FRAME = 1000 / 60
 
 
 class SlowReadback(SimGpu):
-    """A device whose readbacks arrive three frames after their request."""
+    """A device whose outputs can be read three frames after the request."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,11 @@ def run_until_ended(scheduler, job):
 
 
 def end(scheduler, job, how):
-    """Ends the job as done, cancelled, or failed because of a device or because of its input."""
+    """Runs frames until the job has ended as ``how`` says: ``"done"``, ``"cancelled"`` or
+    ``"failed"``.
+
+    A failed job has the error ``ValueError("broken")`` from the device.
+    """
     if how == "cancelled":
         job.cancel()
     elif how == "failed":

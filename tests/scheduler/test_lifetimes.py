@@ -12,7 +12,7 @@ FRAME = 1000 / 60
 
 
 class Outputs:
-    """The outputs of a job on the device."""
+    """A stand-in for the outputs of a job on the device."""
 
 
 class Device(SimGpu):
@@ -111,7 +111,11 @@ def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
 
 
 def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
-    """Outputs that the host released stay on the device while a queued job needs them."""
+    """Outputs that the host released stay on the device until the queued job that needs them is
+    done.
+
+    A job submitted later cannot have them.
+    """
     device, slow = scheduler.executor, network("slow", 40.0)
     maker = scheduler.submit(network("m"), {})
     until(scheduler, maker)
@@ -225,7 +229,10 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
 
 
 def test_a_dropped_scheduler_goes_at_once():
-    """A dropped scheduler is freed without the garbage collector, which ignores device memory."""
+    """A scheduler without references is freed at once, without the garbage collector.
+
+    The collector does not know how much device memory is in use.
+    """
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     made.record()
     job = made.submit(network("n"), {})

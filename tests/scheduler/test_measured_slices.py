@@ -1,4 +1,5 @@
-"""Tests of the measured time of each slice, which is known once the frame's timestamps are read."""
+"""Tests of the measured time of each slice, which is known after the frame's timestamps are
+read."""
 
 import pytest
 
@@ -9,9 +10,10 @@ STEPS, FRAME_MS = 10, 1000 / 60
 
 
 def measured_frames(max_groups, clock_source="timestamps", frames=8):
-    """Returns the first report and all measured ones of a network that fits in one frame.
+    """Runs a network that fits in one frame; returns the first frame's report and all measured
+    reports.
 
-    Its ten steps cost 1 to 10 times 0.01 ms, on a device twice as slow as the cost model believes.
+    Its ten steps cost 1 to 10 times 0.02 ms, on a device twice as slow as the cost model believes.
     """
     steps = [SimStep(f"k{i}", 10, 0.002 * (i + 1)) for i in range(STEPS)]
     model = CostModel()
@@ -56,7 +58,7 @@ def test_without_timestamps_slices_are_not_timed():
 
 
 def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
-    """Known steps share one timing per job, and are timed singly every 16 frames.
+    """Known steps share one timing per job, except in every 16th frame, which times each step.
 
     Each timing costs device time, but only single ones show that one operator became slower.
     """
@@ -84,9 +86,11 @@ def test_known_steps_are_timed_as_one_job_and_one_by_one_now_and_then():
 
 
 def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frames=160):
-    """Returns a pair per frame: True if all of its steps were known, and True if it was timed.
+    """Returns a pair per frame: True if the costs of all of its steps were known, and True if it
+    was timed.
 
-    A second network joins in frame 100.
+    A second network joins in frame 100. ``dear`` makes timing expensive; with ``told`` the
+    scheduler learns whole frame times.
     """
     gpu, clock = SimGpu(), VirtualClock(5.0)
     gpu.timing_is_expensive = dear
@@ -115,7 +119,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
 
 
 def test_where_whole_frames_are_told_and_timing_is_expensive_one_in_eight_is_timed():
-    """Frames that run unknown steps are all timed; of the others, one in eight is."""
+    """Every frame with unknown steps is timed, and one in eight of the others."""
     found = timed_frames()
     begun = [timed for _, timed in found].index(False)
     assert begun <= 32, "the steps are learned, and enough whole frames"

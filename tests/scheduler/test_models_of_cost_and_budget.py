@@ -1,4 +1,4 @@
-"""Tests of the cost model as a file, the limits of the spare budget, and clocks."""
+"""Tests of the cost model and its file, of the limits of the spare budget, and of clocks."""
 
 import random
 import warnings
@@ -38,7 +38,8 @@ def test_groups_within_is_the_largest_that_fits():
 
 
 def test_what_was_asked_before_changes_no_answer():
-    """Cached predictions equal those of a model without a cache."""
+    """Predictions that are cached equal those of a model without a cache, and the cache stays
+    small."""
     model, numbers = CostModel(), random.Random(3)
     steps = [SimStep(f"k{i}", 4096, 0.01) for i in range(3)]
     for turn in range(300):

@@ -1,4 +1,4 @@
-"""Tests that a frame's plan is a pure function of a state that can be serialized."""
+"""Tests that a frame's plan depends only on a state that can be written as JSON."""
 
 import json
 
@@ -11,7 +11,10 @@ from tests.scheduler.test_queues import POLICIES, eventful_run
 
 
 def decided_frames(monkeypatch, policy=least_laxity, seed=3):
-    """Returns the state, its JSON before planning, and the plan of each frame of a run."""
+    """Runs random host actions; returns a tuple per frame: the state, its JSON, and its plan.
+
+    The JSON is written before planning, and None for a policy that is not built in.
+    """
     seen = []
 
     def remembered(state):
@@ -43,7 +46,7 @@ def test_deciding_changes_nothing(monkeypatch):
 
 @pytest.mark.parametrize("lost", ["costs", "aim_ms", "now_ms", "jobs", "granule"])
 def test_each_part_of_a_state_matters(lost, monkeypatch):
-    """A change to any part of a serialized state changes the plan of some frame."""
+    """A change to any of five parts of a serialized state changes the plans of several frames."""
     differs = 0
     for _, written, found in decided_frames(monkeypatch):
         data = json.loads(written)

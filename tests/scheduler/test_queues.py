@@ -1,4 +1,4 @@
-"""Tests that a frame decides correctly among 10,000 waiting jobs without reading all of them."""
+"""Tests that scheduling among 10,000 waiting jobs is right without a look at all of them."""
 
 import random
 import sys
@@ -40,7 +40,11 @@ def scheduler_for(nets, policy, seed=0):
 
 
 def eventful_run(policy, seed, other=None, frames=220, record=False):
-    """Runs random host actions; returns decisions, final job states and the recording."""
+    """Runs random host actions; returns each frame's decisions, the final job states and the
+    recording.
+
+    ``other`` becomes the policy in frame 110. Without ``record`` the recording is None.
+    """
     chance, nets, jobs, decided = random.Random(seed), networks(), [], []
     s = scheduler_for(nets, policy, seed)
     recording = s.record() if record else None
@@ -82,7 +86,8 @@ POLICIES = [least_laxity, fair_share, by_priority]
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_few_that_may_be_first_decide_as_all_would(policy, seed):
-    """A built-in policy, which sees only candidates, decides as if it saw all waiting jobs."""
+    """A built-in policy, which sees only candidates, decides as the same policy that sees every
+    job."""
     other = POLICIES[seed % 3]
     few = eventful_run(policy, seed, other)
     everyone = eventful_run(lambda *a: policy(*a), seed, lambda *a: other(*a))
@@ -112,7 +117,8 @@ def calls(work):
 
 
 def work_beside(waiting, policy=least_laxity):
-    """Returns the number of calls in one submit and in ten frames while ``waiting`` jobs wait."""
+    """Returns the number of Python calls in one submit, and in ten frames, with ``waiting`` jobs
+    queued."""
     nets = networks()
     s = scheduler_for(nets, policy)
     chance = random.Random(3)

@@ -1,4 +1,4 @@
-"""Tests that a replayed recording decides the same, and that Perfetto can open a trace."""
+"""Tests that a replayed recording makes the same decisions, and that Perfetto can open a trace."""
 
 import json
 
@@ -19,7 +19,10 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 
 def eventful_run(frames=400):
-    """Runs jobs with noise, deadlines, a dependency, a slot, pauses and a cancellation."""
+    """Runs jobs with noise, deadlines, a dependency, a slot, pauses and a cancellation.
+
+    Returns the recording, the reports of all frames, and the jobs.
+    """
     clock = VirtualClock(123.0)
     gpu = SimGpu(Noise.of_tail(2.0), seed=4)
     scheduler = FrameScheduler(gpu, budget_ms=3.0, clock=clock)
@@ -142,7 +145,7 @@ def test_a_replay_without_timestamps_decides_the_same(tmp_path):
 
 @pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
 def test_what_a_recording_without_timestamps_holds_matters(lost):
-    """The replay decides otherwise if any value recorded without timestamps is missing."""
+    """The replay makes other decisions if any of five recorded values is missing or changed."""
     recording, _ = run_by_wall_clock()
     if lost == "share":
         recording, _ = run_with_margin()
@@ -160,7 +163,10 @@ def test_what_a_recording_without_timestamps_holds_matters(lost):
 
 
 def run_with_margin():
-    """Runs a noisy device, where the allowed share of frames over budget sets the margin."""
+    """Runs a noisy device with a margin for at most 5 % of frames over budget.
+
+    Returns the recording and the reports of all frames.
+    """
     clock = VirtualClock()
     scheduler = FrameScheduler(
         SimGpu(Noise.of_tail(2.0), seed=1), budget_ms=2.0, over_share=0.05, clock=clock

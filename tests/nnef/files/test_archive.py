@@ -1,4 +1,4 @@
-"""Models in archives: checksums are verified and sizes are limited."""
+"""Tests of models in archives: checksums are verified and sizes are limited."""
 
 import gzip
 import io
@@ -32,7 +32,8 @@ FILES.append(("graph.nnef", TEXT))
 
 
 def header(name, size, kind=b"0", size_field=None):
-    """Returns a tar header of the oldest format."""
+    """Returns the 512 bytes of a member's tar header in the oldest format; ``size`` may be
+    wrong."""
     field = b"%011o\0" % size if size_field is None else size_field
     block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2)
     block += field + b"0" * 11 + b"\0" + b" " * 8 + kind
@@ -54,7 +55,7 @@ def pack(path, content):
 
 
 def packed(path, format=tarfile.PAX_FORMAT, prefix=""):
-    """Packs the model with the standard library."""
+    """Packs the model's files into a ``.tgz`` with the standard library and returns its path."""
     with tarfile.open(path, "w:gz", format=format) as tar:
         for name, data in FILES:
             info = tarfile.TarInfo(prefix + name)
@@ -96,7 +97,11 @@ def test_folders_and_other_files_are_passed_over(tmp_path):
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
-    """Or the bit changes nothing, such as one in the packing time."""
+    """A flipped bit in an archive raises a ``ModelError``; fewer than ten bits change nothing
+    instead.
+
+    Those are in gzip's header, such as the packing time, or fill its last byte.
+    """
     path = packed(tmp_path / "m.tgz")
     whole = path.read_bytes()
     chance = random.Random(0)
@@ -114,7 +119,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
 
 
 def test_damage_before_packing_is_found(tmp_path):
-    """Gzip's own checksum is right here, but the tar headers are damaged."""
+    """A damaged tar header raises a ``ModelError``, although gzip's own checksum is right."""
     content = b"".join(member(name, data) for name, data in FILES) + END
     starts = [content.index(name.encode().ljust(100, b"\0")) for name, _ in FILES]
     for start in starts:
@@ -192,7 +197,8 @@ def test_every_length_of_a_cut_archive(tmp_path):
 
 
 def test_the_order_of_files_does_not_matter(tmp_path):
-    """Each forward pass reads the weights in their stored order, in any order of the graph."""
+    """Weights are read in their stored order, without seeking back, whatever the graph's order
+    is."""
     reads = []
     path = pack(tmp_path / "m.tgz", b"".join(member(n, d) for n, d in reversed(FILES)) + END)
     original = gzip.GzipFile.seek

@@ -1,4 +1,4 @@
-"""Locations of models, their labels, their weights and their quantization."""
+"""Tests of a model's files: their locations, labels, weights and quantization."""
 
 import io
 import lzma
@@ -309,7 +309,10 @@ def test_variables_of_one_label_are_each_read_by_their_own_line(write_model):
 
 
 def test_lines_for_floats_divide_no_shared_tensor(write_model):
-    """A float file holds the values themselves; a line only says how they were quantized."""
+    """Two variables with one label share an array although only one has a line in ``graph.quant``.
+
+    A float file holds the values themselves; a line only says how they were quantized.
+    """
     more = "    v = variable(shape = [2, 3], label = 'w');\n"
     folder = write_model(text_with().replace("    y =", f"{more}    y ="), w=VALUES)
     (folder / "graph.quant").write_text('"v": linear_quantize(min = 0.0, max = 1.0, bits = 8);')

@@ -1,4 +1,4 @@
-"""Models from memory, from bytes and from a game's own files."""
+"""Tests of models that are loaded from memory, from bytes and from a game's own files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ graph g(x) -> (y)
 
 
 class Files:
-    """A source with the given files, which counts its reads."""
+    """A model source with the given files in memory; ``asked`` has the files whose size was
+    requested."""
 
     name = "pak:net"
 
@@ -143,7 +144,11 @@ def test_a_source_at_fault_is_named(what, message):
 
 
 def test_sizes_before_memory():
-    """A header that claims a terabyte is refused because of the file's size."""
+    """Wrong sizes raise a ``ModelError``: a shape of a terabyte, a file's false size, and invalid
+    sizes.
+
+    No memory is allocated for them.
+    """
     huge = TEXT.replace("[2, 3]", "[1024, 1048576]")
     with pytest.raises(ModelError, match="shape \\[2, 3\\], the variable wants"):
         cml.load(Files({**files(), "graph.nnef": huge.encode()}))
@@ -223,7 +228,8 @@ def test_a_folder_reads_parts_of_its_files(tmp_path):
 @pytest.mark.parametrize("written", [b"", b"short", b"another text of the same size!", b"x" * 99])
 @pytest.mark.parametrize("suffix", [".onnx", ".param", ".nnef"])
 def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, written, suffix, monkeypatch):
-    """An exporter rewrites the file between the check of its size and the end of reading it."""
+    """A file that is rewritten between the check of its size and its reading raises a
+    ``ModelError``."""
     path = tmp_path / f"graph{suffix}"
     path.write_bytes(b"the text of a file before that")
     size = FolderSource.size

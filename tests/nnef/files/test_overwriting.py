@@ -1,4 +1,4 @@
-"""Saving a model over another one: after a kill at any moment, the old or the new one loads."""
+"""Tests that a save over another model leaves the old or the new one, killed at any moment."""
 
 import os
 import signal
@@ -29,8 +29,10 @@ def model(value, quantized):
 
 
 def is_whole(path):
-    """Returns the value of the present model, which must be the old or the new one, not a
-    mixture."""
+    """Loads the model and returns the value of its weights, which tells the old from the new one.
+
+    Asserts that all parts are of the same model.
+    """
     for name in (path, path / "graph.nnef"):
         graph = cml.load(name)
         (found,) = set(graph.constants["w"].reshape(-1).tolist())
@@ -40,7 +42,10 @@ def is_whole(path):
 
 
 def save_until(step, graph, path):
-    """Saves in a process that is killed at a step; returns False if it ended before that step."""
+    """Saves a model in a process that is killed at a step; returns True if it was killed.
+
+    Returns False if the save ended before that step.
+    """
     child = os.fork()
     if child == 0:
         seen = 0

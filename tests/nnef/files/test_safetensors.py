@@ -1,4 +1,4 @@
-"""safetensors files: valid ones of every type, and damaged ones."""
+"""Tests of safetensors files: valid ones of every type, and damaged ones."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def packed(header, data, pad=0):
-    """Returns a file with that header, valid or not."""
+    """Returns the bytes of a safetensors file with that header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * pad
     return len(text).to_bytes(8, "little") + text + data
@@ -27,7 +27,10 @@ def entry(dtype, shape, begin, end):
 
 
 def safetensors(**tensors):
-    """Returns a file with the given (type, array) tensors, stored consecutively."""
+    """Returns the bytes of a safetensors file; each tensor is given as (type, array).
+
+    They are stored one after the other.
+    """
     header = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, array) in tensors.items():

@@ -1,4 +1,4 @@
-"""Tensor files of every item type, and invalid files."""
+"""Tests of NNEF tensor files: every item type, and invalid files."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""A graph written to files and read back is the same graph."""
+"""Tests that a graph that is written to files and read back is the same graph."""
 
 import errno
 import tarfile
@@ -98,7 +98,10 @@ def test_nothing_is_overwritten_unasked(everything, tmp_path):
 
 @pytest.mark.parametrize("second", [np.ones(2, np.float32), np.zeros(2, np.int32)])
 def test_tensors_that_differ_share_no_label(tmp_path, second):
-    """Two variables of one label whose lines in graph.quant differ are such tensors."""
+    """Tensors with labels that differ only in case are written to different files.
+
+    Two equal tensors with one label stay one array.
+    """
     first = np.zeros(2, np.float32)
     kinds = {"a": first, "b": second, "c": first}
     facts = {n: Fact("scalar" if v.dtype == np.float32 else "integer", (2,))
@@ -114,7 +117,7 @@ def test_tensors_that_differ_share_no_label(tmp_path, second):
 
 
 def tree(folder):
-    """Returns every file below a folder."""
+    """Returns the bytes of every file below a folder, by relative path."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
 
 

@@ -1,4 +1,4 @@
-"""Tests on the virtual clock that frames stay within the budget and that jobs use all of it."""
+"""Tests on the virtual clock that inference stays within its budget and uses all of it."""
 
 import random
 
@@ -14,7 +14,10 @@ BUDGET = 4.0
 
 
 def network(seed=0, steps=20):
-    """Returns a network of operators of 0.02 ms to 200 ms, most of them longer than the budget."""
+    """Returns a network of ``steps`` random operators of 0.02 ms to 200 ms.
+
+    Most of them take longer than the budget.
+    """
     rng = random.Random(seed)
     return SimNetwork(
         f"net{seed}",
@@ -26,7 +29,7 @@ def network(seed=0, steps=20):
 
 
 class ExactTail(TailMargin):
-    """A safety margin with a fixed value instead of a learned one."""
+    """A safety margin that divides the budget by a fixed ``factor`` instead of a learned one."""
 
     def __init__(self, factor):
         super().__init__()
@@ -37,7 +40,11 @@ class ExactTail(TailMargin):
 
 
 def exact_model(net, factor=None):
-    """Returns a cost model that knows the true costs."""
+    """Returns a cost model that knows the network's true costs, with an :class:`ExactTail` of
+    ``factor``.
+
+    Without a factor the margin is learned.
+    """
     model = CostModel()
     for step in net.steps:
         for count in {1, step.groups}:
@@ -48,7 +55,8 @@ def exact_model(net, factor=None):
 
 
 def endless(net):
-    """Returns arrivals of more work than the budget can serve, so that a job always waits."""
+    """Returns arrivals of one network, twice as much work as a device could do, so a job always
+    waits."""
     return [Arrival(net, period_ms=net.total_ms * 2)]
 
 
@@ -71,7 +79,10 @@ def test_exact_costs_never_exceed_the_budget_and_use_it():
     ],
 )  # fmt: skip
 def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common, seed):
-    """The budget holds under a shared two-core machine's noise (P99 is 2.3 times the median)."""
+    """At most 1 % of the frames exceed the budget under noise whose P99 is 2.3 times the median.
+
+    At least 85 % of the work is done that the best fixed margin with as few overruns allows.
+    """
     net = network(seed)
     noise = Noise.of_tail(2.3, common)
     options = {"budget_ms": BUDGET, "noise": noise, "seed": seed}
@@ -86,7 +97,10 @@ def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common
 
 
 def test_hitches_that_do_not_depend_on_the_work_are_left_room():
-    """If any two frames in a hundred take 2 ms longer, about half of the budget is still used."""
+    """At most 1 % of the frames exceed the budget if 2 % of the frames take 2 ms longer at random.
+
+    At least 40 % of the budget is still used.
+    """
     noise = Noise(0.03, 0.03, hitch_ms=2.0, hitch_share=0.02)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]
@@ -95,7 +109,11 @@ def test_hitches_that_do_not_depend_on_the_work_are_left_room():
 
 
 def test_hitches_beyond_the_budget_do_not_starve_the_networks():
-    """Slices do not shrink to nothing because of hitches that smaller slices cannot prevent."""
+    """At least 15 % of the budget is used although 3 % of the frames have hitches longer than the
+    budget.
+
+    Smaller slices cannot prevent these hitches.
+    """
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.03)
     outcome = simulate(endless(network()), FRAMES, budget_ms=BUDGET, noise=noise)
     late = outcome.inference_ms[2000:]
@@ -104,7 +122,7 @@ def test_hitches_beyond_the_budget_do_not_starve_the_networks():
 
 
 def test_after_hitches_the_budget_is_used_again():
-    """Hitches are forgotten after a window of frames."""
+    """At least 80 % of the budget is used some thousand frames after the last hitch."""
     net = network()
     model = CostModel()
     noise = Noise(0.03, 0.03, hitch_ms=6.0, hitch_share=0.05)
@@ -136,7 +154,10 @@ def test_a_device_that_slows_down_is_noticed_and_followed():
 
 
 def test_unknown_costs_are_learned_without_a_long_frame():
-    """An empty cost model learns within the budget on a device half as fast as its first guess."""
+    """A job with unknown costs ends, and none of its frames takes more than 2.5 times the budget.
+
+    The device is half as fast as the first guess; at most 10 % of the frames exceed the budget.
+    """
     steps = [SimStep(f"u{i}", 64, 0.05, flops=5e5, nbytes=1e3) for i in range(30)]
     outcome = simulate([Arrival(SimNetwork("new", steps))], 300, budget_ms=BUDGET)
     assert outcome.done == 1

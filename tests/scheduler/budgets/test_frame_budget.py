@@ -20,7 +20,8 @@ NAMES = list(frame_budgets.scenarios(1))
 
 
 def keeps(kept, best):
-    """Returns True if a rule does most of the work of the best one and adds few late frames."""
+    """Returns True if ``kept`` does at least 75 % of the work of ``best`` and adds few late
+    frames."""
     return kept.work_ms >= 0.75 * best.work_ms and kept.added <= SHARE + SAMPLING
 
 
@@ -42,7 +43,10 @@ def test_most_of_the_work_and_few_late_frames(name, rule):
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])
 def test_other_plans_do_less_or_are_late_more_often(factor):
-    """The comparison can fail: a smaller or a larger constant plan does not pass it."""
+    """A constant plan with half or 1.5 times the best work fails the comparison ``keeps``.
+
+    This shows that the comparison can fail.
+    """
     noise = frame_budgets.like_a_gpu(FRAMES)
     best = best_constant(noise, SHARE)
     work = [factor * best.work_ms] * (FRAMES - WARM_UP)
@@ -85,7 +89,7 @@ def test_hitches_that_would_have_been_in_time_limit_the_plan():
 
 
 def test_frames_that_are_late_only_with_networks_are_theirs():
-    """Late frames count against the networks if frames without networks are never late."""
+    """Inference gets less time if frames are late only when networks run in them."""
     chance = random.Random(1)
     rests = [30.0 if chance.random() < 0.2 else 9.0 for _ in range(1200)]
     rests = [-9.0 if n % 40 == 7 else rest for n, rest in enumerate(rests)]
@@ -126,7 +130,7 @@ def test_where_there_is_no_room_frames_run_no_networks_but_for_one_in_three():
 
 
 def is_skipped(controller, frame):
-    """Returns True if the frame skips inference, and encodes the frame.
+    """Encodes a frame and returns True if the controller skips inference in it.
 
     Also checks that a second call of ``skips`` gives the same answer.
     """
@@ -138,7 +142,7 @@ def is_skipped(controller, frame):
 
 
 def test_skipped_frames_are_counted_if_they_ran():
-    """Repeated calls and abandoned frames do not count as frames without inference."""
+    """Abandoned frames and repeated calls of ``skips`` do not count as skipped frames."""
     controller = learned([9.0] * 300 + [16.0] * 3)
     for frame in range(303, 308):
         assert is_skipped(controller, frame), "none of them ran"
@@ -165,7 +169,10 @@ def test_silence_is_noticed():
 
 
 def run_with_spare(frames=500):
-    """Runs a game that reports its whole frame times, some of which are long."""
+    """Runs a game that reports its whole frame times, 5 % of which are 20 ms longer.
+
+    Returns the recording and the reports of all frames.
+    """
     clock, chance = VirtualClock(5.0), random.Random(2)
     gpu = SimGpu(Noise.of_tail(1.3), seed=3)
     scheduler = FrameScheduler(gpu, clock=clock)

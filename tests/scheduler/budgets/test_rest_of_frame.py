@@ -1,4 +1,4 @@
-"""Tests of networks that run last in a frame and use the time that is left in it."""
+"""Tests of networks that run last in a frame, in the time that is left in it."""
 
 import json
 import math
@@ -25,7 +25,11 @@ def test_as_much_is_done_as_the_best_plan_does_and_few_frames_are_late(name):
 
 
 def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8.0, share=0.01):
-    """Returns the estimate after ``frames`` frames that took ``beyond`` longer than predicted."""
+    """Returns a controller after ``frames`` frames.
+
+    ``elapsed`` gives the milliseconds before inference in each frame, and ``beyond`` those by which
+    inference exceeds its prediction.
+    """
     rest = FrameController(share, reports_elapsed=True)
     for number in range(frames):
         passed = elapsed(number)
@@ -34,7 +38,8 @@ def learned(frames, beyond=lambda number, elapsed: 0.5, elapsed=lambda number: 8
 
 
 def runs(rest, elapsed, beyond, least=0.0):
-    """Simulates one frame and returns the milliseconds of inference that it ran."""
+    """Simulates one frame and returns the planned milliseconds of inference; 0 if it was
+    skipped."""
     rest.begin_frame(FRAME_MS, elapsed)
     aim = 0.0 if rest.skips(least) else max(least, rest.aim_ms)
     rest.encoded(0, rest.aim_ms, aim)
@@ -59,7 +64,8 @@ def test_the_networks_own_hitches_limit_the_plan():
 
 
 def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
-    """If rendering was slow in this frame, inference is expected to be slow by the same factor."""
+    """If the work before inference took 1.5 times as long as usual, inference is expected to do
+    so too."""
     rest = learned(400)
     usual, slow = runs(rest, 8.0, 0.5), runs(rest, 12.0, 0.5)
     assert slow == pytest.approx((FRAME_MS - 12.0) / 1.5 - 0.5, rel=0.05)
@@ -87,7 +93,10 @@ def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then
 
 
 def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
-    """A frame-long excess is forgotten in frames without inference, which cannot measure it."""
+    """After an excess that left no time for inference, inference runs again within 40 frames.
+
+    Frames without inference cannot measure the excess.
+    """
     rest = learned(100)
     for _ in range(15):
         rest.begin_frame(FRAME_MS, 8.0)

@@ -48,7 +48,7 @@ def test_a_device_slower_than_at_load_is_noticed_by_late_frames():
 
 
 def test_a_host_that_is_slow_by_itself_does_not_starve_the_networks():
-    """Networks keep running in a host whose own work limits it to ten frames a second."""
+    """Inference gets more than 2 ms per frame in a host whose own work takes 100 ms per frame."""
     _, inference = run(true_ms=0.05, load_ms=0.05, render=100.0, frames=1000)
     assert sum(inference[500:]) / 500 > 2.0
 
@@ -72,7 +72,8 @@ def test_a_hiccup_of_the_machine_is_forgotten():
 
 @pytest.mark.parametrize("elapsed", [None, 8.0])
 def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
-    """The plan stays steady without timestamps, at four times the predicted cost.
+    """Few frames are late and inference runs steadily without timestamps, at four times the known
+    cost.
 
     The excess over the prediction must not be attributed to the rest of the frame and back again.
     """
@@ -99,7 +100,11 @@ def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
 @pytest.mark.parametrize("frame_ms", [FRAME, 60.0, 225.0])
 @pytest.mark.parametrize("loading", [0, 12])
 def test_an_eta_is_right_in_a_host_that_is_slow_by_itself(clock_source, frame_ms, loading):
-    """The ETA is right within a factor of two after a few frames, even for unmeasured steps."""
+    """A job's ETA is right within a factor of two from the fifth frame on, even with unmeasured
+    steps.
+
+    The host's frames take up to 225 ms, with and without timestamps.
+    """
     network = SimNetwork("net", [SimStep(f"k{i}", 400, 0.02, flops=4e5) for i in range(10)])
     network.ready = False
     clock, gpu = VirtualClock(), SimGpu(clock_source=clock_source)

@@ -13,7 +13,10 @@ X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})
 
 
 def network(**reuse):
-    """Returns an encoder of two steps and a decoder of one, which alone depends on ``z``."""
+    """Returns a network of three steps that retains its inputs; only the last one depends on ``z``.
+
+    The first two steps are an encoder, the last one a decoder.
+    """
     steps = [SimStep(f"s{i}", 10, 0.1, title=f"step {i}") for i in range(3)]
     made = SimNetwork("net", steps, retains=True)
     made.reuse = {BOTH: None, X: (0, 1, 2), Z: (2,), frozenset(): ()}

@@ -23,7 +23,10 @@ class Loop:
         self.reports = []
 
     def frame(self, copy=False):
-        """Runs one frame and returns the milliseconds that inference and copies took in it."""
+        """Runs one frame and returns its milliseconds of inference and copies.
+
+        With ``copy`` the output of every finished job is copied to a texture.
+        """
         self.reports.append(self.scheduler.encode(None))
         done = [job for job in self.jobs if job.state == "done"] if copy else []
         for job in done:
@@ -38,7 +41,8 @@ class Loop:
 
 
 def warm(loop, net):
-    """Runs jobs until the costs of all steps, loads and copies are known."""
+    """Runs jobs until the costs of all steps, loads and copies are known, then clears the
+    reports."""
     loop.jobs = []
     for _ in range(12):
         loop.jobs.append(loop.scheduler.submit(net, {"x": TEXTURE}))
