@@ -1,4 +1,4 @@
-"""A budget of milliseconds per frame for neural networks: measured, and kept.
+"""Runs neural networks beside a renderer, within a budget of milliseconds per frame.
 
 >>> scheduler = FrameScheduler(gpu, frame_ms=1000 / 60, budget_ms=4.0)     # doctest: +SKIP
 >>> job = scheduler.submit(session, {"image": array}, deadline_ms=250)      # doctest: +SKIP

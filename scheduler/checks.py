@@ -13,9 +13,9 @@ from cml_engine.errors.arguments import shortened
 
 
 def check_number(name: str, value: object, *, least: float = 0.0, above: bool = False) -> float:
-    """Returns the value as a finite number of at least ``least``; with ``above``, greater.
+    """Returns the value as a finite float of at least ``least``; with ``above``, greater than it.
 
-    Raises :class:`InputError` for anything else.
+    Raises :class:`InputError` for anything else, with ``name`` in the message.
     """
     number = _number(value)
     if number is None or number < least or (above and number == least):
@@ -25,7 +25,7 @@ def check_number(name: str, value: object, *, least: float = 0.0, above: bool = 
 
 
 def check_count(name: str, value: object) -> int:
-    """Returns the value as a whole number of at least 1; else raises :class:`InputError`."""
+    """Returns the value as an int of at least 1; raises :class:`InputError` for anything else."""
     number = _number(value)
     if number is None or number < 1 or number != int(number):
         raise InputError(f"{name} is {shortened(repr(value))}: wanted a whole number of 1 or more")
@@ -33,7 +33,8 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_share(name: str, value: object) -> float:
-    """Returns the value as a number between 0 and 1; else raises :class:`InputError`."""
+    """Returns the value as a float between 0 and 1, both excluded; else raises
+    :class:`InputError`."""
     number = _number(value)
     if number is None or not 0 < number < 1:
         raise InputError(f"{name} is {shortened(repr(value))}: wanted a number between 0 and 1")
@@ -41,13 +42,14 @@ def check_share(name: str, value: object) -> float:
 
 
 def is_ms(value: object) -> bool:
-    """Returns True if the value is a finite number of milliseconds that is not negative."""
+    """Returns True if the value can be a duration: a finite number that is not negative."""
     number = _number(value)
     return number is not None and number >= 0
 
 
 def _number(value: object) -> float | None:
-    """Returns the value as a finite number, or None if it is not one."""
+    """Returns the value as a finite float, or None if it is not one. Texts and booleans are
+    none."""
     if isinstance(value, str | bytes | bool):
         return None
     try:

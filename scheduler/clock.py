@@ -1,4 +1,5 @@
-"""Clocks: the same scheduler runs on the real clock and on a virtual one."""
+"""The clocks that a scheduler can run on: the machine's, a virtual one, and a guard for the
+host's."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class RealClock:
     """
 
     def now_ms(self) -> float:
-        """Returns the milliseconds of the system's monotonic clock."""
+        """Returns the current time of the system's monotonic clock in milliseconds."""
         return 1e3 * time.perf_counter()
 
 
@@ -66,7 +67,7 @@ class VirtualClock:
 
 
 class SteadyClock:
-    """A clock that guards against a faulty clock of the host.
+    """A clock that follows the host's clock and guards against its faults.
 
     A time that is not a number, or goes back, is replaced by the last valid one and counted in
     :attr:`ignored`.

@@ -1,4 +1,4 @@
-"""The protocols through which a scheduler uses a device and its networks; it imports neither."""
+"""The protocols of a device and its networks, as a scheduler uses them; it imports neither."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Handle: TypeAlias = Any
 
 
 class Network(Protocol):
-    """A network on the device, for a GPU session its :attr:`cml_engine.Session.program`.
+    """The interface of a network that runs on the device; a GPU session's ``program`` implements
+    it.
 
     Examples
     --------
@@ -33,26 +34,33 @@ class Network(Protocol):
         ...
 
     def step_costs(self) -> Sequence[StepCost]:
-        """Returns the cost of each step, in order."""
+        """Returns the cost (kernel, workgroups, FLOPs, bytes) of each of the network's steps, in
+        order."""
         ...
 
     @property
     def ready(self) -> bool:
-        """True once the weights are uploaded and the pipelines built."""
+        """True once the weights are uploaded and the pipelines are built, so that a job can
+        begin."""
         ...
 
     def prepare(self, budget_ms: float) -> None:
-        """Uploads weights and builds pipelines, for about ``budget_ms``; never waits."""
+        """Continues to upload weights and build pipelines, for about ``budget_ms``; never waits."""
         ...
 
     @property
     def waiting_for(self) -> str:
-        """A text about the steps until :attr:`ready`; "" if it is ready or nothing is known."""
+        """A text that says what is missing until :attr:`ready`; "" if it is ready or nothing is
+        known."""
         ...
 
     @property
     def exclusive_group(self) -> str | None:
-        """The group of networks that share memory; only one of them has a running job."""
+        """The name of the group of networks that share memory with this one; None without such a
+        group.
+
+        Only one network of a group has a running job.
+        """
         ...
 
     @property
@@ -80,7 +88,7 @@ class Network(Protocol):
 
     @property
     def load_times_ms(self) -> Sequence[float]:
-        """The time of each step, measured when the network was loaded.
+        """The milliseconds of each step, measured when the network was loaded.
 
         Empty on devices that can time their work in a frame.
         """
@@ -88,12 +96,13 @@ class Network(Protocol):
 
 
 def exclusivity_key(network: Network) -> str | int:
-    """Returns the key that only one running job may have: a network, or its shared memory."""
+    """Returns a key that only one running job may have: the group that shares memory, or the
+    network."""
     return network.exclusive_group or id(network)
 
 
 class Executor(Protocol):
-    """The device's side of a frame loop.
+    """The interface of a device to a scheduler: memory, encoding, timings and readbacks.
 
     Examples
     --------
@@ -112,7 +121,7 @@ class Executor(Protocol):
     timing_is_expensive: bool
 
     def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Checks the inputs of a new job and returns them in the form that the device keeps.
+        """Checks the inputs of a new job and returns them by name, as the device keeps them.
 
         Host arrays are copied; GPU tensors are kept until :meth:`release_input`. A value with
         ``job`` and ``name`` is the output of that name of the network ``job.network``. Raises
@@ -124,16 +133,16 @@ class Executor(Protocol):
     def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> Sequence[StepCost]:
         """Returns the costs of the texture loads that run before the network's first step.
 
-        They are in the order of the accepted inputs.
+        There is one for each texture, in the order of the accepted inputs.
         """
         ...
 
     def release_input(self, value: Handle) -> None:
-        """Frees an accepted input."""
+        """Frees an input value that :meth:`accept` returned."""
         ...
 
     def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
-        """Reserves the network and the memory for its outputs, before a job begins.
+        """Reserves the network and the memory for its outputs for a job, before the job begins.
 
         Returns "" if both are available, else a text that says what the job waits for. Never
         waits itself; raises if they can never become available.
@@ -143,10 +152,11 @@ class Executor(Protocol):
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: Handle, inputs: Mapping[str, object]
     ) -> Handle:
-        """Copies the inputs (host arrays or GPU tensors) to the buffers that the network reads.
+        """Encodes copies of the inputs to the buffers that the network reads, and returns the run's
+        handle.
 
-        Returns a handle of the run, for :meth:`harm`. If it raises, it has already released what
-        :meth:`reserve` took.
+        Inputs are host arrays or GPU tensors. :meth:`harm` takes the handle. If it raises, it
+        has already released what :meth:`reserve` took.
         """
         ...
 
@@ -158,32 +168,36 @@ class Executor(Protocol):
         *,
         timed: bool = True,
     ) -> Sequence[tuple[Handle, Exception]] | None:
-        """Encodes the slices; with ``timed``, each group is timed as one.
+        """Encodes the slices of a frame, group by group; with ``timed``, each group gets one
+        timing.
 
-        Returns the networks whose slices could not be encoded, with the error; all others were
-        encoded.
+        Returns the networks whose slices could not be encoded, each with the error; all others were
+        encoded. None means that all were.
         """
         ...
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Handle:
-        """Encodes copies of the outputs into memory of their own and returns a handle.
+        """Encodes copies of the network's outputs into separate memory and returns the copies'
+        handle.
 
         Returns None if there is no memory for the outputs yet.
         """
         ...
 
     def end_job(self, network: Handle) -> None:
-        """Ends a job that had begun, whether it is done, was cancelled or failed."""
+        """Frees the network for its next job: the job that had begun is done, was cancelled or
+        failed."""
         ...
 
     def resume_job(self, network: Handle) -> None:
-        """Continues a job whose end was part of a frame that is being abandoned."""
+        """Undoes :meth:`end_job` for a job whose end was part of a frame that is being
+        abandoned."""
         ...
 
     def end_frame(self, frame: int) -> Sequence[Timing]:
-        """Notes that the host has submitted the frame and returns the timings that have arrived.
+        """Notes that the host has submitted the frame; returns the timings that have arrived.
 
-        Never waits.
+        The timings belong to earlier frames. Never waits.
         """
         ...
 
@@ -192,19 +206,19 @@ class Executor(Protocol):
         ...
 
     def new_encoder(self) -> wgpu.GPUCommandEncoder:
-        """Returns a new encoder for a frame that is not the host's."""
+        """Returns a new command encoder, for a frame that the scheduler runs without the host."""
         ...
 
     def submit(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Submits an encoder of :meth:`new_encoder`."""
+        """Submits an encoder of :meth:`new_encoder` to the device."""
         ...
 
     def check_encoder(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Raises :class:`cml_engine.InputError` if this is not an encoder of the host."""
+        """Raises :class:`cml_engine.InputError` if ``encoder`` is not a command encoder."""
         ...
 
     def check(self) -> None:
-        """Raises if the device is lost."""
+        """Raises an exception if the device is lost."""
         ...
 
     def preparing(self) -> str:
@@ -212,14 +226,14 @@ class Executor(Protocol):
         ...
 
     def take_losses(self) -> bool:
-        """Returns True if more runs are known to be wrong since the last call.
+        """Returns True if since the last call more runs became known to have wrong results.
 
-        Runs are wrong if a frame was ended and never submitted.
+        A run's results are wrong if one of its frames was ended and never submitted.
         """
         ...
 
     def harm(self, run: Handle) -> str:
-        """Returns the reason why the results of a run are wrong, or "" if none is known."""
+        """Returns the reason why the results of a run (:meth:`begin_job`) are wrong, or ""."""
         ...
 
     @property
@@ -230,7 +244,7 @@ class Executor(Protocol):
     # --- outputs of finished jobs
 
     def tensor(self, result: Handle, name: str) -> GpuTensor:
-        """Returns a GPU tensor of a finished job."""
+        """Returns output ``name`` of a finished job (:meth:`finish_job`) as a GPU tensor."""
         ...
 
     def copy_to_texture(
@@ -240,19 +254,25 @@ class Executor(Protocol):
         name: str,
         options: Mapping[str, object],
     ) -> StepCost:
-        """Encodes the copy of an output into a host's texture and returns its cost."""
+        """Encodes the copy of output ``name`` into a texture of the host and returns the copy's
+        cost.
+
+        ``options`` are the other arguments of :meth:`Job.copy_to_texture`.
+        """
         ...
 
     def take_copies(self) -> Sequence[tuple[StepCost, float]]:
-        """Returns the copies whose measured milliseconds have arrived, each only once."""
+        """Returns texture copies with their measured milliseconds, as soon as these arrive, each
+        only once."""
         ...
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Handle) -> None:
-        """Encodes the copy that a readback needs."""
+        """Encodes the copy of a finished job's outputs that :meth:`read` needs."""
         ...
 
     def read(self, result: Handle, name: str) -> Array | None:
-        """Returns the output as a host array, or None until the readback has arrived."""
+        """Returns output ``name`` as a host array, or None until the requested readback has
+        arrived."""
         ...
 
     def is_reading(self, result: Handle) -> bool:
@@ -260,12 +280,12 @@ class Executor(Protocol):
         ...
 
     def release(self, result: Handle) -> None:
-        """Frees the outputs."""
+        """Frees the outputs of a finished job."""
         ...
 
 
 class ExecutorSource(Protocol):
-    """A device that creates executors, such as :class:`cml_engine.Gpu`."""
+    """The interface of a device that creates executors, such as :class:`cml_engine.Gpu`."""
 
     def executor(self) -> Executor:
         """Returns a new executor."""

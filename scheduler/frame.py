@@ -1,6 +1,7 @@
-"""One frame: collects the state for the decision, starts the chosen jobs and encodes slices.
+"""The steps of a frame: collects the state for the decision, starts the chosen jobs, encodes
+slices.
 
-Errors fail the jobs that they belong to.
+Errors fail the jobs that they belong to; they do not leave the frame.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def gather(
     jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float, model: CostModel,
     *, gpu_behind: bool,
 ) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
-    """Returns the input of the decision about this frame, and the candidate jobs by number.
+    """Returns the state from which the frame is planned, and the jobs that could run, by number.
 
-    Networks that are not ready are prepared further.
+    Networks that are not ready are prepared further. Jobs whose input will never arrive fail.
     """
     _fail_without_input(jobs)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
@@ -89,11 +90,11 @@ class _Numbers:
 def _candidates(
     jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float
 ) -> tuple[list[Job], Reason]:
-    """Returns the jobs that could run now, and the reason to report if they end before the budget.
+    """Returns the jobs that could run now, by number, and a reason to report if all of them end.
 
     A candidate is not paused, has its inputs, and its network is ready and free. Of the jobs
     that wait for the same network only the few that may come first are included
-    (:mod:`scheduler.jobs.queues`).
+    (:mod:`scheduler.jobs.queues`). Networks that are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()
     otherwise: Reason = "all waiting" if jobs.job_list.held_back else "nothing to do"
@@ -120,7 +121,7 @@ def _candidates(
 
 
 def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
-    """Returns True if the network is ready; on an error, fails all jobs that wait for it."""
+    """Returns True if the queue's network is ready; on an error, fails all jobs in the queue."""
     try:
         return bool(queue.network.ready)
     except Exception as error:
@@ -129,7 +130,7 @@ def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
 
 
 def _prepare(jobs: Lifecycle, queue: NetworkQueue, ms: float) -> None:
-    """Prepares the network for ``ms``; on an error, fails all jobs that wait for it."""
+    """Prepares the network of a queue with jobs for ``ms``; on an error, fails all these jobs."""
     if len(queue):
         try:
             queue.network.prepare(ms)
@@ -160,9 +161,9 @@ def begin(
     state: FrameState,
     chosen: dict[int, Job],
 ) -> FramePlan:
-    """Decides the frame and starts the jobs that begin in it.
+    """Plans the frame, starts the jobs that begin in it, and returns the plan.
 
-    If a job cannot start, decides the frame again without it.
+    If a job cannot start, the frame is planned again without it.
     """
     while True:
         plan = planner(state)
@@ -175,7 +176,7 @@ def begin(
 
 
 def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameState:
-    """Returns the state after some jobs have started and one could not.
+    """Returns the state without job ``refused``, after other jobs of the plan have started.
 
     If the refused job waits for memory, the other queued jobs of its network are left out too.
     Queued jobs whose network is now in use are left out in any case.
@@ -223,7 +224,7 @@ def _start(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, job: Job, now: floa
 
 
 def _missing_memory(network: Network) -> str:
-    """Returns what the network has lost since it was ready; "" if nothing.
+    """Returns a text with what the network has lost since it was ready; "" if it is still ready.
 
     A network may lose memory when another job starts.
     """
@@ -231,7 +232,10 @@ def _missing_memory(network: Network) -> str:
 
 
 def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[Chosen]:
-    """Advances the jobs by the plan's slices, and adds these to the report."""
+    """Advances the jobs by the plan's slices, adds the slices to the report, and returns them.
+
+    Each returned item is the slice to encode, its step's cost, and the predicted milliseconds.
+    """
     report.reason, report.planned = plan.reason, plan.by_budget
     found: list[Chosen] = []
     for part in plan.slices:
@@ -256,7 +260,8 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
-    """Returns for each queued network whether it is ready, for a recording."""
+    """Returns True or False by ``id(network)`` for each queued network: if it is ready. For a
+    recording."""
     found = {}
     for queue in queues:
         try:
@@ -272,7 +277,10 @@ def append(
     report: FrameReport,
     groups: Sequence[Sequence[Slice]],
 ) -> None:
-    """Encodes the slices, then the ends of completed jobs, then the readbacks."""
+    """Encodes the slices, then the ends of completed jobs, then the copies for readbacks.
+
+    Jobs whose slices could not be encoded fail.
+    """
     numbers = {part.job for part in report.slices}
     working = [job for job in jobs.job_list.running.values() if job.number in numbers]
     failed: list[tuple[Job, Exception]] = []

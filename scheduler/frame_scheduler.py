@@ -126,7 +126,7 @@ class FrameScheduler:
         self.lifecycle.run_frame = WeakMethod(self._run_frame)
 
     def _pace(self) -> FramePace:
-        """Returns the values from which jobs estimate their end.
+        """Returns the frame number, interval, rate and models from which jobs estimate their end.
 
         If the host's frames take longer than ``frame_ms``, the networks get as much GPU time per
         frame, and less per second.
@@ -165,9 +165,9 @@ class FrameScheduler:
         return recording
 
     def resume(self, options: JsonObject) -> None:
-        """Restores the state that a recorded scheduler had at the start of its recording.
+        """Restores the state in which a recorded scheduler began, from the recording's ``options``.
 
-        ``options`` are the options of the recording.
+        Raises :class:`cml_engine.InputError` if they are no options of a recording.
         """
         if not isinstance(options, dict):
             raise InputError(f"options is {options!r}; wanted the options of a recording, a dict")
@@ -267,7 +267,8 @@ class FrameScheduler:
     ) -> Periodic:
         """Runs the session every ``period_ms`` on the inputs that ``make_inputs()`` then returns.
 
-        The period is the deadline of each run.
+        Returns an object that has the latest done job and can stop the runs. The period is the
+        deadline of each run.
         """
         network_of(session)
         check_callable(make_inputs, "make_inputs")
@@ -283,7 +284,7 @@ class FrameScheduler:
         return made
 
     def forget_periodic(self, periodic: Periodic) -> None:
-        """Removes a periodic job that was stopped."""
+        """Removes a stopped periodic job from the ones that each frame looks at."""
         with self.lifecycle.lock:
             self._periodic = [other for other in self._periodic if other is not periodic]
 
@@ -315,16 +316,19 @@ class FrameScheduler:
 
     @property
     def rate(self) -> float:
-        """GPU milliseconds for networks per millisecond of wall time."""
+        """The GPU milliseconds that networks get per millisecond of wall time, by the next
+        frame's plan."""
         return self.controller.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
-        """Returns the budget of the next frame in milliseconds, and the part of it to plan for."""
+        """Returns the next frame's budget in milliseconds, and the predicted milliseconds to
+        plan for."""
         return self.controller.plan(self.budget, self.cost_model, self._timing.back_off.factor)
 
     @property
     def next_budget_ms(self) -> float:
-        """The GPU milliseconds that the next frame's networks may take, by what is known now."""
+        """The GPU milliseconds that the networks may take in the next frame, as far as known
+        now."""
         return self._allowed()[0]
 
     # --- a frame
@@ -443,7 +447,8 @@ class FrameScheduler:
         return measured
 
     def _run_frame(self) -> FrameReport:
-        """Runs a frame of its own, for a host that waits without a frame loop."""
+        """Encodes, submits and ends one frame without the host, for a :meth:`Job.wait` outside a
+        frame loop."""
         encoder = self.executor.new_encoder()
         report = self.encode(encoder)
         self.executor.submit(encoder)
@@ -451,7 +456,11 @@ class FrameScheduler:
         return report
 
     def _timings(self) -> list[Timing]:
-        """Returns the timings of earlier frames that have arrived, without invalid ones."""
+        """Ends the frame on the device; returns the valid timings of earlier frames that have
+        arrived.
+
+        Invalid timings are counted. Jobs whose results became wrong fail.
+        """
         try:
             timings = self.executor.end_frame(self.frame)
             if self.executor.take_losses():
@@ -493,7 +502,10 @@ def _cpu_ms() -> float:
 
 
 def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:
-    """Returns the budget that the argument ``budget_ms`` selects."""
+    """Returns the budget that the argument ``budget_ms`` selects: a number, or ``"spare"``.
+
+    Raises :class:`InputError` for anything else.
+    """
     if isinstance(budget_ms, str) and budget_ms == "spare":
         return SpareBudget(frame_ms)
     if isinstance(budget_ms, str) or budget_ms is None:

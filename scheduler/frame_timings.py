@@ -1,4 +1,4 @@
-"""Teaches the measured times of frames to the cost model."""
+"""Teaches the measured times of frames to the cost model, and groups slices for timing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _APART_EVERY = 16
 
 @dataclass(slots=True)
 class _InFlight:
-    """A frame whose timings have not arrived, with the parts of each timed group."""
+    """A frame whose timings have not all arrived: the steps of each timed group, and the known
+    times."""
 
     report: FrameReport
     groups: list[list[tuple[StepCost, int]]]
@@ -34,7 +35,7 @@ class _InFlight:
 
 
 class FrameTimings:
-    """Waits for the timings of frames and teaches them to a cost model.
+    """Collects the timings of frames and teaches them to a cost model.
 
     With ``wall_clock`` the device sends no timings, and only the intervals between the host's
     frames are known: they adjust :attr:`back_off`.
@@ -47,7 +48,8 @@ class FrameTimings:
         self.back_off = BackOff(frame_ms)
 
     def encoded(self, report: FrameReport, groups: list[list[tuple[StepCost, int]]]) -> None:
-        """Notes that a frame with these timed groups was encoded."""
+        """Notes that a frame was encoded. Each group has the steps that are timed as one, with
+        workgroups."""
         self._encoded = _InFlight(report, groups)
 
     def abandoned(self) -> None:
@@ -57,9 +59,10 @@ class FrameTimings:
     def ended(
         self, timings: Sequence[Timing], now_ms: float, model: CostModel
     ) -> list[FrameReport]:
-        """Notes that the host has submitted the frame, and learns from the timings.
+        """Notes that the host has submitted the frame, and teaches the arrived timings to the
+        model.
 
-        Returns the reports of the frames that are now measured.
+        Returns the reports of the earlier frames that are now measured, oldest first.
         """
         if self._encoded is not None:
             self._awaited.append(self._encoded)
@@ -79,9 +82,10 @@ class FrameTimings:
         return self._learn(max((t.frame for t in timings), default=-1), model)
 
     def _learn(self, newest: int, model: CostModel) -> list[FrameReport]:
-        """Learns from the frames up to ``newest`` and returns their reports.
+        """Teaches the frames up to number ``newest`` to the model and returns their reports.
 
-        The timings of these frames are complete.
+        The timings of these frames have all arrived, or never will. A frame that lacks some is
+        dropped.
         """
         done: list[FrameReport] = []
         while self._awaited and (
@@ -94,7 +98,7 @@ class FrameTimings:
 
 
 class CopyCosts:
-    """The predicted time of the copies into textures since the last frame was planned.
+    """Predicts the GPU time of copies into textures, which the next frame's budget must pay for.
 
     Their costs are learned apart from the networks' costs, because a host requests a copy at any
     time and no plan depends on it.
@@ -105,22 +109,23 @@ class CopyCosts:
         self._model = CostModel(guess=guess)
 
     def add(self, cost: StepCost) -> None:
-        """Adds the predicted time of a copy that is encoded in this frame or the next one."""
+        """Adds a copy's predicted time to :attr:`pending_ms`."""
         self.pending_ms += self._model.predict_ms(cost, cost.groups)
 
     def take(self) -> float:
-        """Returns the milliseconds to subtract from the next frame's budget, and resets them."""
+        """Returns the pending milliseconds, to subtract from the next frame's budget, and resets
+        them to 0."""
         taken, self.pending_ms = self.pending_ms, 0.0
         return taken
 
     def learn(self, measured: Iterable[tuple[StepCost, float]]) -> None:
-        """Learns from the measured times of copies."""
+        """Learns from copies and their measured milliseconds."""
         for cost, ms in measured:
             self._model.learn([(cost, cost.groups)], ms)
 
 
 def _confirm_guesses(groups: Sequence[Sequence[tuple[StepCost, int]]], model: CostModel) -> None:
-    """Confirms guessed costs of steps that ran in a frame that was in time.
+    """Teaches the model its own predictions for unmeasured steps of a frame that was in time.
 
     Without timestamps nothing is measured, so steps would otherwise be probed with small slices in
     every run.
@@ -147,7 +152,8 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
 
 
 def _divide(slices: Sequence[SliceReport], ms: float) -> None:
-    """Divides the time of a timed group among its slices in proportion to their predictions."""
+    """Sets each slice's ``measured_ms``: its share of the group's ``ms`` in proportion to
+    predictions."""
     predicted = sum(part.predicted_ms for part in slices)
     for part in slices:
         share = part.predicted_ms / predicted if predicted else 1 / len(slices)
@@ -174,12 +180,13 @@ def group_slices(
 
 
 def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
-    """Returns True if no two jobs share a timing."""
+    """Returns True if no group has slices of two networks, so that no two jobs share a timing."""
     return all(len({id(part.network) for part, _, _ in group}) == 1 for group in groups)
 
 
 def _balanced(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
-    """Returns at most ``limit`` groups of neighbours of about the same predicted time."""
+    """Returns the slices as at most ``limit`` groups of neighbours of about equal predicted
+    time."""
     target = sum(ms for _, _, ms in chosen) / limit
     groups: list[list[Chosen]] = [[]]
     filled = 0.0

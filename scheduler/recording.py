@@ -1,4 +1,4 @@
-"""A scheduler's inputs and decisions as data, to inspect and to replay.
+"""Records a scheduler's inputs and decisions as data, to inspect and to replay.
 
 Every decision is a function of the jobs, the clock, the budget and the timings that came back, or,
 on a device without timestamps, of the times at which the host ended its frames. A
@@ -24,9 +24,10 @@ _FORMAT = "cml recording 5"
 
 @dataclass
 class Recording:
-    """The events of a recording in order, each a JSON object with a ``kind``.
+    """A recorded run of a scheduler: its options, networks, events and decisions.
 
-    ``decisions`` are the slices of every frame: ``[job, step, first, count]``.
+    ``events`` are JSON objects with a ``kind``, in order. ``decisions`` has for each frame its
+    slices as ``[job, step, first, count]``.
     """
 
     options: JsonObject = field(default_factory=dict)
@@ -35,12 +36,13 @@ class Recording:
     decisions: list[list[list[int]]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Writes the recording as JSON, atomically."""
+        """Writes the recording to a JSON file, atomically."""
         write_atomically(path, json.dumps({"format": _FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Reads a file written by :meth:`save`; raises ``ValueError`` for any other file."""
+        """Returns the recording in a file of :meth:`save`; raises ``ValueError`` for any other
+        file."""
         try:
             data = read_json(path)
         except ValueError as error:
@@ -54,7 +56,7 @@ class Recording:
 
 
 class Recorder:
-    """Records the events of a scheduler; :attr:`recording` grows with every frame."""
+    """Adds the events of a running scheduler to :attr:`recording`, which grows with every frame."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -78,12 +80,12 @@ class Recorder:
         )
 
     def has_work(self, job: Job) -> None:
-        """Records that the steps of a job changed (its network retains its inputs)."""
+        """Records the new steps of a job, which changed because its network retains its inputs."""
         steps = None if job.steps is None else list(job.steps)
         self.recording.events.append({"kind": "work", "job": job.number, "steps": steps})
 
     def changed(self, job: Job, what: str, now: float) -> None:
-        """Records that a job was cancelled, paused or resumed by the host, or failed to start."""
+        """Records an event ``what`` of a job: "cancelled", "paused", "resumed" or "failed"."""
         self.recording.events.append({"kind": what, "job": job.number, "now": now})
 
     def encoded(
@@ -147,5 +149,5 @@ def _row(cost: StepCost) -> list[str | float]:
 
 
 def decisions_of(report: FrameReport) -> list[list[int]]:
-    """Returns the slices of a frame as numbers."""
+    """Returns the slices of a frame as lists ``[job, step, first, count]``, in order."""
     return [[part.job, part.own, part.first, part.count] for part in report.slices]

@@ -1,4 +1,4 @@
-"""Reports of frames: the slices that ran, and why the frame stopped."""
+"""The report of a frame: the slices that it ran, their times, and why it stopped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Reason = Literal[
 
 @dataclass(slots=True)
 class SliceReport:
-    """A slice of a frame: workgroups ``[first, first + count)`` of ``step`` of a job's network.
+    """One slice that ran in a frame: workgroups ``[first, first + count)`` of a step of a job.
 
-    Steps below 0 are loads of the job's textures. ``own`` counts the steps that this job runs,
-    which may be some of the network's only if the network retains its inputs.
+    ``step`` is the step's number in the network; numbers below 0 are loads of the job's
+    textures. ``own`` counts only the steps that this job runs, which are fewer than the
+    network's if the network retains its inputs.
 
     ``measured_ms`` arrives with the frame's time. It is the slice's own time if the slice was
     timed alone, else its predicted share of the group of neighbouring slices that was timed as

@@ -18,7 +18,8 @@ _AHEAD = 4
 
 
 class TiledJob:
-    """The jobs of one picture, a few of which are queued at a time.
+    """A run of a network on a large picture, as one job per tile, few of which are queued at a
+    time.
 
     Call :meth:`advance` or :meth:`read` once in every frame.
 
@@ -46,7 +47,7 @@ class TiledJob:
 
     @property
     def progress(self) -> float:
-        """The share of the tiles that are done, 0 to 1."""
+        """The share of the picture's work that is done, 0 to 1; tiles under way count in part."""
         under_way = sum(job.progress for _, job in self._jobs)
         return min(1.0, (self._pasted + under_way) / len(self._tiles))
 
@@ -55,7 +56,8 @@ class TiledJob:
         return self._state in ENDED
 
     def advance(self) -> None:
-        """Collects the tiles that have arrived, and submits more."""
+        """Copies the tiles that have arrived into the outputs, and submits jobs for the next
+        tiles."""
         if not self.ended:
             self._take()
         if not self.ended:
@@ -91,7 +93,12 @@ class TiledJob:
             self._let_go()
 
     def read(self, name: str) -> Array | None:
-        """Returns the whole output as a NumPy array, or None until all tiles have arrived."""
+        """Returns output ``name`` of the whole picture as an array, or None until all tiles have
+        arrived.
+
+        Also does the work of :meth:`advance`. Raises :class:`InputError` if the run failed or was
+        cancelled.
+        """
         self.advance()
         if self._state in ("failed", "cancelled"):
             said = f": {self.error}" if self.error else ""
@@ -99,7 +106,8 @@ class TiledJob:
         return self._tiles.outputs[name] if self._state == "done" else None
 
     def cancel(self) -> None:
-        """Cancels all tiles that have not run."""
+        """Cancels the run: the tiles that are under way are cancelled, and no more are
+        submitted."""
         if not self.ended:
             self._state = "cancelled"
             self._let_go()
@@ -122,7 +130,7 @@ def submit_tiled(
     align: int = 1,
     **options: Any,
 ) -> TiledJob:
-    """Submits a tiled run like :func:`cml_engine.run_tiled`, within the budget of frames.
+    """Submits a run like :func:`cml_engine.run_tiled` to the scheduler and returns its state.
 
     ``options`` are those of :meth:`FrameScheduler.submit` for each tile's job.
 

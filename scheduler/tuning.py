@@ -1,4 +1,4 @@
-"""Tuning in a running game: kernels are measured in the budget that the other networks leave.
+"""Tunes kernels in a running game: measures them in the budget that the other networks leave.
 
 >>> bench = cml_engine.runtime.tuning.Bench(session, again=False)               # doctest: +SKIP
 >>> tuning = Tuning(scheduler, bench)                                   # doctest: +SKIP
@@ -33,7 +33,7 @@ _MOST_VAIN = 8
 
 @dataclass
 class _Run:
-    """A timed job with its milliseconds and workgroups so far."""
+    """A job that runs one option, with the milliseconds and workgroups that were timed so far."""
 
     option: str
     job: Job
@@ -95,13 +95,13 @@ class Tuning:
 
     @property
     def done(self) -> bool:
-        """True if everything is decided and written."""
+        """True if every choice is decided and every decision is written."""
         return not self._waiting and not self._saving
 
     def observe(self, measured: Sequence[FrameReport]) -> bool:
-        """Takes the result of :meth:`FrameScheduler.end_frame` and continues.
+        """Takes the reports that :meth:`FrameScheduler.end_frame` returned, and does the next step.
 
-        Returns True if all is done.
+        Call it in every frame. Returns True if all choices are decided and written.
         """
         self._take(measured)
         self._look_at_saves()
@@ -116,7 +116,7 @@ class Tuning:
         return self.done
 
     def stop(self) -> None:
-        """Stops now; decisions are kept.
+        """Cancels the measurements; decisions made so far are kept.
 
         A later bench with ``again=False`` continues from them.
         """
@@ -143,7 +143,8 @@ class Tuning:
                     by_job[part.job].add(part, report.jobs_apart)
 
     def _begin(self) -> None:
-        """Starts the computation of the next candidate's plans, and checks if it has finished."""
+        """Starts to compute the plans of the next choice on a thread; once they are done, starts
+        its trial."""
         if self._plans is None:
             self._plans = self._thread.submit(self.bench.plans, self._waiting[0])
         elif self._plans.done():
@@ -180,7 +181,10 @@ class Tuning:
         return _Run(option, job, sum(step.groups for step in program.step_costs()))
 
     def _judge(self, trial: Trial) -> None:
-        """Passes the pair's times to the trial once they have arrived."""
+        """Passes the times of the current pair of jobs to the trial once they have arrived.
+
+        A failed job removes its option. A pair without a time of its own is run again.
+        """
         for run in self._runs:
             if run.job.state in ("failed", "cancelled"):
                 self._give_up(trial, run.option, run.job.error or run.job.state)

@@ -1,4 +1,4 @@
-"""Admission of jobs: checks sessions and inputs, and deadlines that cannot be met."""
+"""Checks a new job: its session, its inputs, and a deadline that cannot be met."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class AdmissionError(RuntimeError):
 
 
 def admit(job: Job, admission: Admission, others: int) -> None:
-    """Warns or raises :class:`AdmissionError` if the job cannot meet its deadline.
+    """Warns or raises :class:`AdmissionError` if the job is predicted to miss its deadline.
 
-    ``others`` is the number of the other jobs, for the message.
+    ``admission`` selects the reaction; ``others`` is the number of the other jobs, for the message.
     """
     if job.deadline_at_ms is None or admission == "accept":
         return
@@ -69,7 +69,7 @@ def network_of(session: Session | Network) -> Network:
 def accept_inputs(
     executor: Executor, session: Session | Network, inputs: Mapping[str, object]
 ) -> dict[str, object]:
-    """Returns the checked inputs, as the device keeps them.
+    """Returns a new job's inputs by name, checked and in the form that the device keeps.
 
     The session checks host arrays; the executor checks tensors on the device.
     """
@@ -80,5 +80,6 @@ def accept_inputs(
 
 
 def _on_gpu(inputs: Mapping[str, object]) -> frozenset[str]:
-    """Returns the names of the inputs that are not host arrays."""
+    """Returns the names of the inputs that are on the device: other jobs' outputs, tensors,
+    textures."""
     return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

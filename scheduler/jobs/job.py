@@ -27,7 +27,7 @@ ENDED: frozenset[str] = frozenset({"done", "cancelled", "failed"})
 
 
 class JobOwner(Protocol):
-    """The interface of a scheduler to its own jobs."""
+    """The interface of a scheduler as its own jobs use it."""
 
     @property
     def executor(self) -> Executor: ...
@@ -62,7 +62,7 @@ class JobOutput:
 
 
 class EndedNetwork:
-    """The placeholder for an ended job's network, so that a job keeps no session alive."""
+    """A stand-in that replaces an ended job's network, so that the job keeps no session alive."""
 
     name, waiting_for, ready, exclusive_group = "", "", False, None
     load_times_ms: Sequence[float] = ()
@@ -157,7 +157,8 @@ class Job(Ranked):
 
     @property
     def eta_ms(self) -> float:
-        """Milliseconds until the job's end if no other job is submitted; 0 once ended."""
+        """Predicted wall milliseconds until the job's end if no other job is submitted; 0 once
+        ended."""
         return self.owner.eta_ms(self)
 
     @property
@@ -165,11 +166,12 @@ class Job(Ranked):
         return self.state in ENDED
 
     def output(self, name: str) -> JobOutput:
-        """Returns the future output as an input for another job."""
+        """Returns a placeholder for the job's output ``name``, to give to another job as an
+        input."""
         return JobOutput(self, check_text(name, "an output's name"))
 
     def tensor(self, name: str) -> GpuTensor:
-        """Returns the output on the GPU, without a readback.
+        """Returns output ``name`` as a tensor on the GPU, without a readback.
 
         Raises :class:`cml_engine.InputError` if the job is not done or its outputs were released.
         """
@@ -212,10 +214,10 @@ class Job(Ranked):
         return self.owner.waiting_for(self)
 
     def read(self, name: str) -> Array | None:
-        """Returns the output as a NumPy array, or None until it has arrived.
+        """Returns output ``name`` as a NumPy array, or None until it has arrived.
 
-        The copy is part of the next frame and arrives some frames later. Raises if the job was
-        cancelled or failed.
+        The first call requests the readback: the copy is part of the next frame and arrives some
+        frames later. Raises if the job was cancelled or failed.
         """
         return self.owner.read(self, name)
 
@@ -274,7 +276,8 @@ class Job(Ranked):
             raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
 
     def cancel(self) -> None:
-        """Cancels the job: none of its remaining slices run."""
+        """Ends the job as cancelled: none of its remaining slices run. No effect on an ended
+        job."""
         self.owner.end(self, "cancelled")
 
     def pause(self) -> None:
@@ -297,11 +300,16 @@ class Job(Ranked):
 
     @property
     def result(self) -> Handle:
-        """The device's handle of the outputs."""
+        """The device's handle of the outputs; None until the job is done and after they are
+        freed."""
         return self.outputs.result
 
     def check_done(self, name: str) -> None:
-        """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs."""
+        """Raises :class:`cml_engine.InputError` unless the job is done and its outputs are not
+        released.
+
+        ``name`` is the output's name in the message.
+        """
         if self.state != "done":
             why = f": {self.error}" if self.error else ""
             raise InputError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
@@ -309,7 +317,8 @@ class Job(Ranked):
             raise InputError(f"job '{self.name}': its outputs were released")
 
     def find_steps(self, *, behind: bool) -> bool:
-        """Finds the steps that the job has to run; returns True if they changed.
+        """Sets :attr:`steps` and :attr:`costs` to the steps that the job runs; returns True if they
+        changed.
 
         With ``behind`` the job follows another unfinished job; otherwise it starts from the
         network's memory as it is now.
@@ -325,17 +334,22 @@ class Job(Ranked):
         return True
 
     def network_step(self, step: int) -> int:
-        """Returns the network's number of one of the job's steps; loads have numbers below 0."""
+        """Returns the number in the network of the job's step ``step``; texture loads are below
+        0."""
         own = step - self.loads
         return own if self.steps is None or own < 0 else self.steps[own]
 
     def undo_end(self) -> None:
-        """Undoes the job's end, because the frame in which it ended is abandoned."""
+        """Discards the job's end time and outputs, because the frame in which it ended is
+        abandoned."""
         self.ended_ms = self.ended_frame = None
         self.outputs.take_back()
 
     def release_inputs(self) -> None:
-        """Releases the inputs: they are in the network's memory, or the job has ended."""
+        """Drops the inputs and frees them on the device: they were copied, or the job has ended.
+
+        An error is noted in the scheduler and not raised.
+        """
         inputs, self.inputs = self.inputs, {}
         for value in inputs.values():
             try:
@@ -348,12 +362,12 @@ class Job(Ranked):
 
     @property
     def remaining_ms(self) -> float:
-        """The predicted GPU time of the remaining work."""
+        """The predicted GPU milliseconds of the work that is not encoded yet."""
         return self.owner.remaining_ms(self)
 
     @property
     def producers(self) -> list[Job]:
-        """The jobs whose outputs this job takes as inputs."""
+        """The jobs whose outputs this job takes as inputs; empty once the inputs are released."""
         return [v.job for v in self.inputs.values() if isinstance(v, JobOutput)]
 
     @property

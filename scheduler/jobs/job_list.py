@@ -40,7 +40,7 @@ class JobList:
 
     @property
     def queues(self) -> list[NetworkQueue]:
-        """The queues of the networks for which a job waits, each with its candidates."""
+        """The queues of jobs that could start, one for each network."""
         return list(self._queues.values())
 
     @property
@@ -51,7 +51,7 @@ class JobList:
     # --- changes
 
     def add(self, job: Job) -> None:
-        """Adds a new job with the lowest fair-share level of the others.
+        """Adds a new job and sets its fair-share level to the lowest level of the others.
 
         A new job must not catch up on GPU time from before its submission.
         """
@@ -64,7 +64,7 @@ class JobList:
         self.queued(job)
 
     def queued(self, job: Job) -> None:
-        """Adds a job that is new, or queued again because its frame was abandoned."""
+        """Puts a job among the waiting ones: a new job, or one whose start was undone."""
         self.running.pop(job.number, None)
         self._levels[job.idle].add(job)
         self._jobs[job.number] = job
@@ -77,9 +77,9 @@ class JobList:
         self.running[job.number] = job
 
     def resume_ended(self, job: Job) -> None:
-        """Restores a job whose end was part of an abandoned frame.
+        """Puts a job back among the running ones because the frame in which it ended is abandoned.
 
-        Jobs that take its outputs wait again.
+        Queued jobs that take its outputs wait for it again.
         """
         self._jobs[job.number] = job
         self.running[job.number] = job
@@ -119,7 +119,8 @@ class JobList:
         self.without_input.append(job)
 
     def reindex(self, job: Job) -> None:
-        """Indexes a job again after it was paused or resumed."""
+        """Updates a queued job's place in the index after its state changed, such as paused or
+        resumed."""
         if job.state == "queued" and job.number in self._jobs:
             self._unindex(job)
             self._index(job)
@@ -131,22 +132,27 @@ class JobList:
     # --- queries
 
     def waiting_in(self, slot: str) -> list[Job]:
-        """Returns the jobs of that slot that have not begun."""
+        """Returns the jobs of slot ``slot`` that have not begun."""
         return list(self._slots.get(slot, {}).values())
 
     def has_predecessor(self, job: Job) -> bool:
-        """Returns True if the job builds on the memory of a job that has not ended."""
+        """Returns True if the job's network retains its inputs and has another unfinished job."""
         return job.network.retains and any(j.network is job.network for j in self._jobs.values())
 
     def is_blocked(self, job: Job) -> bool:
-        """Returns True if the job builds on a job that itself waits for the outputs of others."""
+        """Returns True if an earlier job of a network that retains its inputs still waits for other
+        jobs.
+
+        The job builds on the earlier one's results, so it must not start first.
+        """
         if not job.network.retains:
             return False
         before = (j for j in self.jobs if j.number < job.number and j.network is job.network)
         return any(not producer.ended for other in before for producer in other.producers)
 
     def refresh_foreign_jobs(self) -> None:
-        """Indexes again the jobs that wait for jobs of other schedulers, which may have ended."""
+        """Checks again the jobs that wait for jobs of other schedulers, which may have ended
+        meanwhile."""
         for job in list(self._foreign.values()):
             self._unindex(job)
             self._index(job)

@@ -1,4 +1,4 @@
-"""The life of jobs from submission to end, and the undoing of frames that never ran."""
+"""Moves jobs from submission to their end, and undoes frames that were never submitted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Work = tuple[int, tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class FramePace:
-    """The pace of the scheduler at its last update, from which jobs estimate when they end.
+    """The scheduler's values at its last update, from which jobs predict when they end.
 
     It is a value without a reference to the scheduler, so a scheduler that a host drops is freed at
     once, with its memory on the device.
@@ -58,7 +58,7 @@ _IDLE_S, _LOOK_S = 0.001, 0.05
 
 
 class FrameSnapshot:
-    """The jobs that a frame works on, as they were before it was encoded."""
+    """The states of the jobs that a frame works on, saved before the frame was encoded."""
 
     def __init__(self, running: Iterable[Job]) -> None:
         self._was: list[tuple[Job, State, int, int, float, float]] = []
@@ -71,7 +71,10 @@ class FrameSnapshot:
         self._was.append(now)
 
     def restore(self, executor: Executor, job_list: JobList) -> None:
-        """Restores the saved states; jobs that the frame started are queued again."""
+        """Restores the saved states of jobs that were not cancelled and have not failed.
+
+        A job that the frame ended is running again; a job that the frame started is queued again.
+        """
         for job, state, step, group, given_ms, virtual_ms in self._was:
             if job.state in ("cancelled", "failed"):
                 continue
@@ -126,9 +129,10 @@ class Lifecycle:
     # --- a job
 
     def add(self, job: Job, admission: Admission) -> None:
-        """Adds a new job.
+        """Adds a new job to the job list.
 
-        Finds its steps, checks its deadline and supersedes waiting jobs of its slot.
+        Finds the steps that it runs, warns about its deadline or refuses it, and cancels waiting
+        jobs of the same slot.
         """
         producers = job.producers
         job.needs = tuple(producer.number for producer in producers if producer.owner is self)
@@ -152,7 +156,10 @@ class Lifecycle:
                 self.recorder.submitted(job)
 
     def end(self, job: Job, state: State, error: str = "") -> None:
-        """Ends a job in the given state; its outputs exist only if it is done."""
+        """Ends a job in the given state with an error message; an ended job stays as it is.
+
+        Its callbacks run later, in :meth:`settle`.
+        """
         with self.lock:
             if job.ended:
                 return
@@ -178,14 +185,14 @@ class Lifecycle:
                 self._let_ended_go()
 
     def fail(self, job: Job, error: Exception) -> None:
-        """Ends the job as failed because of this error."""
+        """Ends the job as failed, with ``error`` as its exception, and logs a warning."""
         _log.warning("job '%s' failed: %s", job.name, str(error) or type(error).__name__)
         if not job.ended:
             job.exception = error
         self.end(job, "failed", str(error) or type(error).__name__)
 
     def note(self, error: Exception) -> None:
-        """Records an error that belongs to no job; the host's frame continues."""
+        """Sets :attr:`last_error` to an error that belongs to no job, and does not raise it."""
         self.last_error = f"{type(error).__name__}: {error}"
 
     def pause(self, job: Job, paused: bool) -> None:
@@ -235,7 +242,11 @@ class Lifecycle:
             self.note(error)
 
     def settle(self) -> None:
-        """Calls the callbacks of jobs that have ended for good; not to be called with the lock."""
+        """Calls the callbacks of jobs that have ended for good and whose requested arrays have
+        arrived.
+
+        The caller must not hold the lock.
+        """
         with self.lock:
             ended = [job for job in self._unsettled if job.ended]
             self._unsettled = [job for job in ended if self._is_reading(job)]
@@ -254,7 +265,10 @@ class Lifecycle:
         return job in self.reads or (job.wants_read and self.executor.is_reading(job.result))
 
     def wait(self, job: Job, timeout: float | None) -> None:
-        """Waits until the callbacks of the job are called; implements :meth:`Job.wait`."""
+        """Waits until the job has ended for good and its arrays have arrived; see :meth:`Job.wait`.
+
+        Runs frames itself unless another thread runs the frame loop.
+        """
         end = None if timeout is None else time.monotonic() + check_number("timeout", timeout)
         settled = Event()
         self.add_done_callback(job, lambda _: settled.set())
@@ -272,7 +286,11 @@ class Lifecycle:
                 settled.wait(_LOOK_S)
 
     def _drive(self, job: Job) -> None:
-        """Runs one frame for a thread that waits for the job."""
+        """Runs one frame for a thread that waits for the job; sleeps a little if the frame ran
+        nothing.
+
+        Raises :class:`InputError` inside an open frame, or if the scheduler no longer exists.
+        """
         if self.open_frame is not None:
             raise InputError(
                 f"job '{job.name}': wait() was called between encode() and end_frame(), where the "
@@ -289,7 +307,7 @@ class Lifecycle:
         return waiting_for(job, self._find_memory_user, self.pace.last_report)
 
     def _find_memory_user(self, job: Job) -> Job | None:
-        """Returns the other job that runs in the network's memory, or None."""
+        """Returns another running job of the same network or the same shared memory, or None."""
         with self.lock:
             key = exclusivity_key(job.network)
             running = (j for j in self.job_list.running.values() if j is not job)
@@ -298,7 +316,7 @@ class Lifecycle:
     # --- estimates
 
     def eta_ms(self, job: Job) -> float:
-        """Returns the predicted wall time to the end of the job.
+        """Returns the predicted wall milliseconds to the end of the job; 0 if it has ended.
 
         The jobs that the policy puts before it run first.
         """
@@ -315,7 +333,7 @@ class Lifecycle:
             return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + pace.frame_ms
 
     def remaining_ms(self, job: Job) -> float:
-        """Returns the predicted GPU time of the job's remaining work."""
+        """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""
         if job.ended or job.all_encoded:
             return 0.0
         current = job.costs[job.step]
@@ -323,7 +341,7 @@ class Lifecycle:
         return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
 
     def _from(self, job: Job, step: int) -> float:
-        """Returns the predicted time of a job's steps from ``step`` on.
+        """Returns the predicted GPU milliseconds of all the job's steps from number ``step`` on.
 
         The sums are cached until the cost model learns something.
         """
@@ -343,7 +361,8 @@ class Lifecycle:
     # --- a frame
 
     def begin_frame(self, pace: FramePace) -> None:
-        """Prepares for a frame that is about to be encoded."""
+        """Opens a frame: saves the states of the running jobs and resets the values of the last
+        frame."""
         self.pace = pace
         if pace.cost_model.lessons != self._lessons:
             self._lessons = pace.cost_model.lessons
@@ -359,7 +378,10 @@ class Lifecycle:
         self._begun.append(job)
 
     def end_frame(self) -> None:
-        """Makes the frame's changes final: the host has submitted it."""
+        """Makes the frame's changes final, because the host has submitted it.
+
+        The inputs of jobs that began in it are released.
+        """
         self.open_frame = None
         for job in self._begun:
             job.release_inputs()
@@ -376,9 +398,9 @@ class Lifecycle:
             self._let_ended_go()
 
     def fail_harmed(self) -> None:
-        """Fails the jobs whose results are wrong because frames never ran.
+        """Fails the running and done jobs whose results are wrong because a frame never ran.
 
-        This includes jobs that were done. Jobs that wait for their outputs fail too.
+        Jobs that wait for their outputs fail too.
         """
         for job in [*self.job_list.running.values(), *self._done]:
             why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
@@ -392,7 +414,10 @@ class Lifecycle:
                 self.job_list.reindex(job)
 
     def _let_ended_go(self) -> None:
-        """Drops the networks of ended jobs, which no abandoned frame can restore any more."""
+        """Replaces the networks of ended jobs by stand-ins, so that the jobs keep no session alive.
+
+        No abandoned frame can restore these jobs any more.
+        """
         ended, self._ended = self._ended, []
         for job in ended:
             if job.ended:
@@ -400,10 +425,10 @@ class Lifecycle:
 
 
 def calibrate(model: CostModel, network: Network) -> None:
-    """Teaches the model the step times that a network measured at its load.
+    """Teaches the model the step times that the network measured when it was loaded.
 
-    Only devices that cannot time their work in a frame have such times. Steps with samples keep
-    theirs.
+    Only devices that cannot time their work in a frame have such times. Steps that the model has
+    already measured are left out.
     """
     for cost, ms in zip(network.step_costs(), network.load_times_ms, strict=False):
         if model.samples(cost.key) == 0:
@@ -411,7 +436,10 @@ def calibrate(model: CostModel, network: Network) -> None:
 
 
 def gathered_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """Returns a job's inputs with the outputs of other jobs replaced by their tensors."""
+    """Returns a job's inputs by name; outputs of other jobs are replaced by their GPU tensors.
+
+    Raises :class:`InputError` if another job's output is gone.
+    """
     return {
         name: _tensor(value) if isinstance(value, JobOutput) else value
         for name, value in inputs.items()

@@ -13,10 +13,8 @@ _lock = Lock()
 
 
 class Outputs:
-    """A handle of outputs on the device.
-
-    It is kept until the host has released it and no job needs it.
-    """
+    """The device's handle of a job's outputs, freed once the host has released it and no job
+    needs it."""
 
     def __init__(self, release: Callable[[Handle], None]) -> None:
         self.result: Handle = None
@@ -26,9 +24,9 @@ class Outputs:
         self._consumers: WeakSet[object] = WeakSet()
 
     def add_consumer(self, consumer: object) -> bool:
-        """Keeps the outputs for a job until :meth:`remove_consumer`.
+        """Keeps the outputs for job ``consumer`` until :meth:`remove_consumer`.
 
-        Returns False if they were already released.
+        Returns False, and keeps nothing, if the host has already released them.
         """
         with _lock:
             if not self.released:
@@ -36,9 +34,10 @@ class Outputs:
             return not self.released
 
     def remove_consumer(self, consumer: object) -> None:
-        """Notes that the job has taken the outputs or no longer needs them.
+        """Notes that job ``consumer`` has copied the outputs or no longer needs them.
 
-        Has no effect for a job that :meth:`add_consumer` refused.
+        Frees them if the host has released them and this was the last job. Has no effect for a
+        job that :meth:`add_consumer` refused.
         """
         with _lock:
             was_taker = consumer in self._consumers
@@ -48,7 +47,8 @@ class Outputs:
             self.give_back()
 
     def release(self) -> None:
-        """Notes that the host no longer needs the outputs."""
+        """Notes that the host no longer needs the outputs, and frees them if no job needs them
+        either."""
         with _lock:
             self.released = True
             idle = not self._consumers
@@ -56,12 +56,13 @@ class Outputs:
             self.give_back()
 
     def give_back(self) -> None:
-        """Frees the memory now."""
+        """Frees the outputs' memory on the device now; no effect if there is none."""
         result, self.result = self.result, None
         if result is not None:
             self._release(result)
 
     def take_back(self) -> None:
-        """Discards the outputs because the end of their job is undone."""
+        """Frees the outputs because the end of their job is undone; the job can produce new
+        ones."""
         self.released = False
         self.give_back()

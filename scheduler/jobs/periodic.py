@@ -1,4 +1,4 @@
-"""Periodic jobs."""
+"""Periodic jobs, which the scheduler submits again after every period."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Submitter(Protocol):
-    """The interface of a scheduler to its periodic jobs."""
+    """The interface of a scheduler as its periodic jobs use it."""
 
     @property
     def submit(self) -> Callable[..., Job]: ...
@@ -24,7 +24,7 @@ class Submitter(Protocol):
 
 @dataclass
 class Periodic:
-    """A run every ``period_ms``, created by :meth:`FrameScheduler.submit_periodic`.
+    """A network run every ``period_ms``, created by :meth:`FrameScheduler.submit_periodic`.
 
     Its jobs share a slot: a run that still waits when the next is due is superseded, so a device
     that cannot keep up skips runs instead of queueing them. ``latest`` is the newest job that is
@@ -51,7 +51,7 @@ class Periodic:
 
     @property
     def latest(self) -> Job | None:
-        """The newest job that is done."""
+        """The newest job that is done; None before the first."""
         with self._lock:
             under_way = []
             for job in self._under_way:

@@ -1,4 +1,4 @@
-"""Queues of jobs that could start, which find the first in a policy's order without a full scan.
+"""Queues that find the first of a network's waiting jobs in a policy's order without a full scan.
 
 Of the jobs that wait for one network only the first can start in a frame. The policy decides which
 job is first. The built-in policies order waiting jobs by values that do not change while a job
@@ -63,17 +63,20 @@ class Heap:
 
 
 class Order(Protocol):
-    """The waiting jobs of one network, in the order of one policy."""
+    """The interface of a queue of one network's waiting jobs under one policy."""
 
     def add(self, job: Job) -> None: ...
     def remove(self, job: Job) -> None: ...
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        """Returns some of the jobs; the one that the policy would run first is among them."""
+        """Returns some of the jobs; the one that the policy would run first is among them.
+
+        ``rate`` is GPU milliseconds per millisecond of wall time.
+        """
         ...
 
 
 class _OneHeap:
-    """A queue ordered by a key that never changes while a job waits."""
+    """A queue with a single candidate: the job with the smallest ``key``, which never changes."""
 
     def __init__(self, key: Callable[[Job], Key]) -> None:
         self._heap = Heap(key)
@@ -85,7 +88,7 @@ class _OneHeap:
 
 
 class _ByLaxity:
-    """A queue for :func:`least_laxity`.
+    """A queue for :func:`least_laxity`, with up to three candidates.
 
     Candidates are the job with the earliest deadline that can still be met, the first by fair
     share, and the one that has waited longest. All jobs here have the same remaining work, so
@@ -123,7 +126,8 @@ class _ByLaxity:
         return list({job.number: job for job in found if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
-        """Returns the job with the earliest deadline that can still be met."""
+        """Returns the job with the earliest deadline that can still be met; None if there is
+        none."""
 
         def can_hold(entry: _Dated) -> bool:
             return self._jobs[entry[2]].laxity_ms(now_ms, rate) >= 0
@@ -133,7 +137,7 @@ class _ByLaxity:
 
 
 def _dated(job: Job) -> _Dated | None:
-    """Returns the job's sort key among the deadlines; None without one or at priority 0."""
+    """Returns the job's sort key by deadline; None without a deadline or at priority 0."""
     if job.deadline_at_ms is None or job.idle:
         return None
     return job.deadline_at_ms, -job.priority, job.number
@@ -156,7 +160,8 @@ class _Unordered:
 
 
 class _InSubmissionOrder(_OneHeap):
-    """A queue in order of submission, for jobs that build on the results of the job before."""
+    """A queue whose candidate is the oldest job, for jobs that build on the results of the job
+    before."""
 
     def __init__(self) -> None:
         super().__init__(lambda job: (job.number,))
@@ -173,7 +178,7 @@ def _order_for(policy: AnyPolicy) -> Order:
 
 
 class NetworkQueue:
-    """The jobs whose inputs are available and that wait only for one network."""
+    """The queue of one network: the jobs that have their inputs and wait only for the network."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -186,7 +191,7 @@ class NetworkQueue:
 
     @property
     def jobs(self) -> list[Job]:
-        """All jobs in the queue, the oldest first."""
+        """All jobs in the queue, in the order in which they were added."""
         return list(self._jobs.values())
 
     def add(self, job: Job) -> None:

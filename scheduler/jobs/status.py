@@ -1,4 +1,4 @@
-"""Texts that say what a job waits for and what a scheduler is doing."""
+"""Builds texts that say what a job waits for and what a scheduler is doing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _ended(job: Job) -> str:
 
 
 def _to_begin(job: Job, find_memory_user: Callable[[Job], Job | None]) -> str:
-    """Returns a text that says what a queued job needs to begin; "" if nothing."""
+    """Returns a text that says what a queued job waits for before it can begin; "" if nothing."""
     producers = [producer for producer in job.producers if not producer.ended]
     if producers:
         named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
@@ -65,9 +65,10 @@ def describe(
     *, frame: int, budget_ms: float, report: FrameReport | None, jobs: Sequence[Job],
     preparing: str, last_error: str, ignored: int,
 ) -> str:  # fmt: skip
-    """Returns a text about a scheduler, a line for each job.
+    """Returns a text of several lines about a scheduler, for people.
 
-    It has the budget, the last frame, the preparation thread and the jobs.
+    It has the budget, the last frame, the preparation thread, the last error, and a line for
+    each of the first jobs.
     """
     running = sum(job.state == "running" for job in jobs)
     lines = [
@@ -86,6 +87,7 @@ def describe(
 
 
 def one_line(text: str) -> str:
-    """Returns the text in one line, shortened if necessary."""
+    """Returns the text with its white space joined to one line, cut off after ``_LENGTH``
+    characters."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"

@@ -1,1 +1,1 @@
-"""The decision about a frame, on numbers alone: budgets, costs, policies, and the plan."""
+"""Plans a frame from numbers alone: budgets, cost predictions, policies, and the plan."""

@@ -1,4 +1,5 @@
-"""Keeps a frame rate by the host's intervals alone, where nothing else can be measured."""
+"""Adjusts the budget by the intervals between the host's frames, where nothing else can be
+measured."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class BackOff:
         self.factor = 1.0
 
     def state(self) -> dict[str, float | None]:
-        """Returns what was learned from the host's frames, for :meth:`resume`."""
+        """Returns the learned values by name, as JSON, for :meth:`resume`."""
         return {
             "back_off": self.factor,
             "usual": self._usual_ms,
@@ -52,7 +53,7 @@ class BackOff:
         }
 
     def resume(self, state: JsonObject) -> None:
-        """Restores a :meth:`state`."""
+        """Restores the values that :meth:`state` returned."""
         self.factor, self._usual_ms = state["back_off"], state["usual"]
         self._ended_ms = state["ended"]
         self.interval_ms, self._intervals = state["interval"], state["intervals"]
@@ -60,7 +61,10 @@ class BackOff:
         self.skip_due = state["rest_due"]
 
     def frame_ended(self, now_ms: float) -> float | None:
-        """Notes the end of a frame; returns the interval since the frame before, if any."""
+        """Records the end of a frame; returns the milliseconds since the end of the frame before.
+
+        Returns None for the first frame. A very long interval is cut off.
+        """
         before, self._ended_ms = self._ended_ms, now_ms
         if before is None:
             return None
@@ -70,9 +74,10 @@ class BackOff:
         return interval
 
     def judge(self, interval: float, ran: bool) -> bool:
-        """Updates the divisor; returns True if the frame was late.
+        """Updates :attr:`factor` after a frame that took ``interval`` ms; returns True if it was
+        late.
 
-        ``ran`` says whether it had networks. Frames without them show the usual frame time.
+        ``ran`` is True if the frame ran networks. Frames without them show the usual frame time.
         """
         late = interval > _LATE * self._usual_ms
         self._without = 0 if ran else self._without + 1

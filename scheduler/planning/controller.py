@@ -66,7 +66,9 @@ _SMOOTHED = 0.05
 
 @dataclass(slots=True)
 class FixedBudget:
-    """The same every frame. ``aim_ms`` is planned for; None: what the margin leaves of it.
+    """A budget of the same ``ms`` in every frame.
+
+    ``aim_ms`` is the predicted time to plan for; if None, it is ``ms`` less a learned margin.
 
     Examples
     --------
@@ -106,13 +108,13 @@ class SpareBudget:
             check_number(name, getattr(self, name))
 
     def clamp(self, ms: float) -> float:
-        """Returns the milliseconds limited to the range from floor to ceiling."""
+        """Returns ``ms`` limited to the range from ``floor_ms`` to ``ceiling_ms``."""
         return min(self.ceiling_ms, max(self.floor_ms, ms))
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A frame whose time is not known yet."""
+    """The values with which a frame was planned, kept until the frame's total time is known."""
 
     number: int
     predicted_ms: float
@@ -128,11 +130,12 @@ class _Frame:
 
 
 class FrameController:
-    """Plans the most work for which late frames stay rare, from the total times of frames.
+    """Learns from the total times of frames how many milliseconds of networks to plan in a frame.
 
-    With ``reports_elapsed`` the host says how much of a frame has passed before its networks. The
-    excess is then the networks' own and grows with them, and a frame that has been slower than
-    usual so far is expected to stay slow, because the cause is still there.
+    It plans the most work for which late frames stay rare. With ``reports_elapsed`` the host
+    says how much of a frame has passed before its networks. The excess is then the networks' own
+    and grows with them, and a frame that has been slower than usual so far is expected to stay
+    slow, because the cause is still there.
     """
 
     def __init__(self, share: float, *, reports_elapsed: bool) -> None:
@@ -162,7 +165,8 @@ class FrameController:
     # --- the plan
 
     def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0) -> None:
-        """Starts a frame of ``target_ms``, of which ``elapsed_ms`` have passed."""
+        """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have already
+        passed."""
         self._target_ms, self._elapsed_ms = target_ms, elapsed_ms
         if self._reports_elapsed:
             self._elapsed.append(elapsed_ms)
@@ -171,13 +175,14 @@ class FrameController:
 
     @property
     def is_known(self) -> bool:
-        """True if enough frames are known, and recent ones."""
+        """True if enough recent frame times are known to plan by them."""
         recent = self._expected.is_known and self._silent <= 2 * MEDIAN_FRAMES
         return self._reports_elapsed or recent
 
     @property
     def expected_ms(self) -> float:
-        """The expected time of the next frame beside the elapsed time and the prediction."""
+        """The expected milliseconds of the next frame beside the elapsed time and the networks'
+        prediction."""
         return max(0.0, self._last_ms if self._is_delayed else self._expected.value)
 
     @property
@@ -186,12 +191,12 @@ class FrameController:
 
     @property
     def room_ms(self) -> float:
-        """The largest predicted time of the networks that fits in the frame."""
+        """The most predicted milliseconds of networks that fit in the frame, without a margin."""
         return max(0.0, self._left_ms / self._slow - self.expected_ms)
 
     @property
     def aim_ms(self) -> float:
-        """The predicted milliseconds to plan for."""
+        """The predicted milliseconds of networks to plan for: the room less a margin."""
         room = self.room_ms
         if not room:
             return 0.0
@@ -201,7 +206,8 @@ class FrameController:
         return max(LEAST_SHARE * room, aim * allowed / caused) if caused > allowed else aim
 
     def _caused(self) -> float:
-        """Returns the number of frames that no plan would have met because of the networks.
+        """Returns the number of remembered frames that were late because of the networks, with any
+        plan.
 
         These are the late frames beyond what frames without networks and chance explain.
         """
@@ -215,16 +221,18 @@ class FrameController:
 
     @property
     def baseline_due(self) -> bool:
-        """True if the next frame should show whether late frames are due to the networks."""
+        """True if the next frame should run no networks, to show whether they cause the late
+        frames."""
         every = _BASELINE_EVERY * (1 + len(self._baseline) / _BASELINE_KNOWN)
         allowed = max(1.0, 0.5 * self._share * len(self._late))
         return self._since_baseline >= every and self._late_count > allowed
 
     def skips(self, least_ms: float) -> bool:
-        """Returns True if the frame runs no networks.
+        """Decides if the frame runs no networks, and returns True if so.
 
-        Either a baseline is due, or less than ``least_ms`` fit in the frame. A frame with networks
-        costs some tenths of a millisecond by itself, so very little work is not worth it.
+        Either a baseline is due, or less than ``least_ms`` fit in the frame. A frame with
+        networks costs some tenths of a millisecond by itself, so very little work is not worth
+        it. Only a few frames in a row are skipped for lack of room.
         """
         if self._reports_elapsed:
             most, hopeless = (_SKIPS_ON_TIME if self._left_ms > 0 else _SKIPS), False
@@ -237,7 +245,7 @@ class FrameController:
     # --- what was measured
 
     def encoded(self, number: int, aim_ms: float, predicted_ms: float) -> None:
-        """Notes that a frame runs ``predicted_ms`` of the ``aim_ms`` that it could have run."""
+        """Records that frame ``number`` runs ``predicted_ms`` of the planned ``aim_ms``."""
         skipped, self._skips_now = self._skips_now and not predicted_ms, False
         expected = self.expected_ms if self._expected.is_known else None
         before = self._skips, self._since_baseline
@@ -261,7 +269,7 @@ class FrameController:
             self._skips, self._since_baseline = self._frames.pop().before
 
     def took(self, ms: float, number: int | None = None) -> None:
-        """Learns the total time of a frame, of the last one by default.
+        """Learns the total time of frame ``number``, or of the frame that was encoded last.
 
         Times come in the order of the frames; those of skipped numbers do not come any more.
         """
@@ -304,7 +312,7 @@ class FrameController:
 
 @dataclass(slots=True)
 class _Rendered:
-    """A frame whose render time and networks' time are collected."""
+    """A frame for which the render time and the networks' time are still collected."""
 
     number: int
     predicted_ms: float
@@ -315,7 +323,11 @@ class _Rendered:
 
 
 class BudgetController:
-    """Converts budgets into planned milliseconds, with a controller for each kind of signal."""
+    """Turns a budget into the milliseconds to plan for, by the times that the host reports.
+
+    It has one :class:`FrameController` for frames with a reported elapsed time, and one for all
+    others.
+    """
 
     def __init__(self, frame_ms: float, share: float, executor: Executor) -> None:
         self._last = FrameController(share, reports_elapsed=True)
@@ -336,7 +348,7 @@ class BudgetController:
         self._current = self._beside
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
-        """Starts a frame, ``elapsed_ms`` of which have passed."""
+        """Starts a frame; ``elapsed_ms`` of it have passed, or None if the host does not say."""
         known = None if elapsed_ms is None else self._valid(elapsed_ms)
         if isinstance(budget, FixedBudget):
             if is_ms(budget.ms):
@@ -352,7 +364,7 @@ class BudgetController:
         self._beside.begin_frame((1 - unused) * self._frame_ms)
 
     def rate(self, aim_ms: float) -> float:
-        """Returns planned GPU milliseconds per millisecond of wall time.
+        """Returns the planned GPU milliseconds per millisecond of wall time.
 
         ``aim_ms`` is the next frame's plan.
         """
@@ -362,9 +374,10 @@ class BudgetController:
     def plan(
         self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
     ) -> tuple[float, float]:
-        """Returns the milliseconds that the next frame allows, and those to plan for.
+        """Returns the milliseconds that the next frame's networks may take, and those to plan for.
 
-        A budget that is not a number is replaced by the last valid one.
+        ``back_off`` divides the plan. A budget that is not a number is replaced by the last
+        valid one.
         """
         if isinstance(budget, FixedBudget):
             ms = float(budget.ms) if is_ms(budget.ms) else self._budget_ms
@@ -375,23 +388,24 @@ class BudgetController:
         return budget.clamp(current.room_ms), budget.clamp(current.aim_ms / back_off)
 
     def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
-        """Returns True if slices of known steps are timed in the frame.
+        """Returns True if the slices of frame number ``frame`` should be timed though all costs are
+        known.
 
-        If the host reports whole frames, the budget is kept by these, and timings only follow
-        the costs of the steps.
+        If timing is expensive and the host reports whole frames, only some frames are timed:
+        whole frames keep the budget, and timings only follow the costs of the steps.
         """
         whole = self._current is self._last or (self._whole_frames and self._beside.is_known)
         by_frames = isinstance(budget, SpareBudget) and whole
         return not (self._timing_is_expensive and by_frames) or frame % _TIMED_EVERY == 0
 
     def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
-        """Returns True if the next frame runs no networks, for lack of room or for a baseline."""
+        """Decides if the next frame runs no networks, for lack of room or for a baseline."""
         if self.skips or isinstance(budget, FixedBudget):
             return self.skips
         return self._current.is_known and self._current.skips(budget.floor_ms)
 
     def encoded(self, report: FrameReport, aim_ms: float) -> None:
-        """Notes that the frame has been encoded, and that ``aim_ms`` could have been planned."""
+        """Records an encoded frame; ``aim_ms`` is the time that was to be planned in it."""
         self._current.encoded(report.frame, aim_ms, report.predicted_ms)
         if self._current is self._beside:
             timed = report.timed and report.predicted_ms > 0
@@ -404,14 +418,16 @@ class BudgetController:
             self._rendered.pop()
 
     def render_took(self, ms: float) -> None:
-        """Takes the time given to :meth:`FrameScheduler.render_took`."""
+        """Records a render time from :meth:`FrameScheduler.render_took`, for the oldest frame
+        without one."""
         known = self._valid(ms)
         frame = next((f for f in self._rendered if f.render_ms is None), None)
         if known is not None and frame is not None:
             frame.render_ms = known
 
     def frame_took(self, ms: float) -> None:
-        """Takes the time given to :meth:`FrameScheduler.frame_took`."""
+        """Learns a frame time from :meth:`FrameScheduler.frame_took`, for the frame encoded
+        last."""
         known = self._valid(ms)
         if known is not None:
             self._whole_frames = self._whole_frames or self._current is self._beside
@@ -424,13 +440,16 @@ class BudgetController:
         return min(float(ms), _LONGEST * self._frame_ms)
 
     def measured(self, frame: int, ms: float) -> None:
-        """Notes the measured time of a frame's networks."""
+        """Records the measured milliseconds of the networks of frame number ``frame``."""
         for entry in self._rendered:
             if entry.number == frame:
                 entry.networks_ms = ms
 
     def learn(self) -> None:
-        """Learns from the render times of frames whose networks' times have arrived too."""
+        """Learns from the frames whose render time and networks' time are both known.
+
+        A networks' time that does not arrive for too long is replaced by its prediction.
+        """
         while self._rendered and not self._whole_frames:
             first = self._rendered[0]
             ran = first.networks_ms

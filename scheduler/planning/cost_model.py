@@ -1,4 +1,4 @@
-"""Predicts the time of a range of workgroups: a first guess, then measurements.
+"""Predicts the GPU time of a range of a step's workgroups: a first guess, then measurements.
 
 For every step key (kernel variant and work per workgroup) the model keeps the time of ``n``
 workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
@@ -58,7 +58,7 @@ def _clipped(error: float, most: float) -> float:
 
 @dataclass(slots=True)
 class _Point:
-    """The logarithm of the time (ms) of about ``count`` workgroups, learned from ``samples``."""
+    """The learned logarithm of the time (ms) of about ``exp(log_count)`` workgroups of a step."""
 
     log_count: float
     log_ms: float
@@ -66,7 +66,7 @@ class _Point:
     spread: float = 0.0
 
     def learn(self, log_count: float, log_ms: float) -> float:
-        """Moves towards a sample and returns the difference."""
+        """Moves :attr:`log_ms` towards a sample and returns the distance that it moved."""
         self.samples += 1
         weight = 1 / min(self.samples, _MEMORY)
         # the sample's size differs a little from the point's: compare at the point's size
@@ -96,7 +96,8 @@ class _Curve:
     _samples: int = -1
 
     def predict(self, count: int) -> float | None:
-        """Returns the logarithm of the time of ``count`` workgroups; None without measurements."""
+        """Returns the logarithm of the time (ms) of ``count`` workgroups; None without
+        measurements."""
         if not self.points:
             return None
         if len(self.known) >= _KEPT:
@@ -120,7 +121,7 @@ class _Curve:
 
     @property
     def samples(self) -> int:
-        """The number of measurements."""
+        """The number of measurements at all points."""
         if self._samples < 0:
             self._samples = sum(p.samples for p in self.points.values())
         return self._samples
@@ -141,12 +142,15 @@ class _Curve:
 
 
 def _bucket(count: int) -> int:
-    """Returns the half octave of a count; all counts in one share a point of the curve."""
+    """Returns the number of the half octave that a count of workgroups is in.
+
+    All counts in one half octave share a point of the curve.
+    """
     return round(2 * math.log2(count))
 
 
 class CostModel:
-    """Predicts and learns the time of slices; depends on nothing but its inputs.
+    """Predicts the GPU time of slices and learns it from measurements, without a device or a clock.
 
     Parameters
     ----------
@@ -174,7 +178,7 @@ class CostModel:
         self.lessons = 0
 
     def predict_ms(self, step: StepCost, count: int) -> float:
-        """Returns the predicted median time of ``count`` workgroups of the step."""
+        """Returns the predicted median milliseconds of ``count`` workgroups of the step."""
         if count <= 0:
             return 0.0
         curve = self._curves.get(step.key)
@@ -190,7 +194,11 @@ class CostModel:
         return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
-        """Returns the most workgroups, up to ``limit``, predicted to take at most ``ms``."""
+        """Returns the most workgroups of the step, at most ``limit``, predicted to take at most
+        ``ms``.
+
+        Returns 0 if not even one fits.
+        """
         if limit <= 0 or ms <= 0 or self.predict_ms(step, 1) > ms:
             return 0
         if self.predict_ms(step, limit) <= ms:
@@ -205,9 +213,11 @@ class CostModel:
         return low
 
     def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
-        """Learns that the slices ``(step, count)`` together took ``ms``.
+        """Learns that the slices ``parts``, pairs of a step and a workgroup count, together took
+        ``ms``.
 
-        Each slice gets its predicted share.
+        The time is divided among the slices in proportion to their predictions. An invalid time
+        is ignored.
         """
         parts = [(step, count) for step, count in parts if count > 0]
         predicted = [self.predict_ms(step, count) for step, count in parts]
@@ -239,7 +249,8 @@ class CostModel:
         self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
 
     def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``."""
+        """Learns the spread of frame times: a full frame with ``budget_ms`` took
+        ``measured_ms``."""
         if predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms):
             self.tail.learn(predicted_ms, measured_ms, budget_ms)
 
@@ -252,21 +263,22 @@ class CostModel:
         return math.exp(self._drift)
 
     def aim_ms(self, budget_ms: float) -> float:
-        """Returns the predicted milliseconds to plan for in a budget of ``budget_ms``."""
+        """Returns the predicted milliseconds to plan for so that frames rarely exceed
+        ``budget_ms``."""
         return self.tail.aim_ms(budget_ms)
 
     def samples(self, key: str) -> int:
-        """Returns the number of measurements of a step key."""
+        """Returns the number of measurements of a step key; 0 for an unknown one."""
         curve = self._curves.get(key)
         return curve.samples if curve else 0
 
     # --- as data
 
     def state(self, keys: Iterable[str]) -> JsonObject:
-        """Returns the model's knowledge of these steps as JSON, exactly.
+        """Returns what the model knows of the steps with these keys as JSON, without rounding.
 
         For each key it has the points of its curve, ``[log of workgroups, log of ms, samples,
-        spread]``.
+        spread]``. :meth:`of_state` reads it.
         """
         return {
             "guess": self.guess.to_json(),
@@ -286,7 +298,8 @@ class CostModel:
 
     @classmethod
     def of_state(cls, data: JsonObject, share: float = 0.01) -> CostModel:
-        """Returns a model with the same predictions as the one whose :meth:`state` this is."""
+        """Returns a new model with the predictions of the one whose :meth:`state` returned
+        ``data``."""
         model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown, model._drift = data["unknown"], data["drift"]
         model._error = data["error"]
@@ -298,11 +311,11 @@ class CostModel:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the steps that were measured."""
+        """The keys of the measured steps, the one measured last at the end."""
         return list(self._curves)
 
     def to_json(self) -> JsonObject:
-        """Returns the table in a readable format.
+        """Returns the learned costs as JSON in a readable format, for :meth:`from_json`.
 
         It has ``[workgroups, ms, samples, spread]`` rows for each step key.
         """
@@ -322,7 +335,7 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: object, share: float = 0.01) -> CostModel:
-        """Returns the model from the result of :meth:`to_json`.
+        """Returns a new model with the learned costs that :meth:`to_json` returned.
 
         Raises ``ValueError`` for anything else.
         """
@@ -339,14 +352,15 @@ class CostModel:
         return model
 
     def save(self, path: Path) -> None:
-        """Writes the table to a file atomically."""
+        """Writes the learned costs to a JSON file, atomically."""
         write_atomically(path, json.dumps(self.to_json(), indent=1))
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
-        """Reads the table in the file, or returns a new model with ``guess`` if there is none.
+        """Returns a model with the learned costs of a file, or a new one with ``guess`` without a
+        file.
 
-        Warns about a file that cannot be used.
+        A file that cannot be used causes a warning and also gives a new model.
         """
         try:
             return cls.from_json(read_json(path), share)

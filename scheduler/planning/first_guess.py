@@ -25,7 +25,8 @@ _DEFAULTS = Path(__file__).with_name("defaults")
 
 @dataclass(frozen=True, slots=True)
 class FirstGuess:
-    """A roofline: work takes the longer of its FLOPs and its bytes, plus ``launch_ms``.
+    """The assumed speed of a device: work takes the longer of its FLOPs and its bytes, plus a
+    launch.
 
     ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one variant
     (``winograd-50be9931``, the second word of a step's key). The default values describe a slow
@@ -40,7 +41,8 @@ class FirstGuess:
 
     @classmethod
     def for_device(cls, name: str) -> FirstGuess:
-        """Returns the shipped numbers for a device of that name, or the general ones."""
+        """Returns the shipped guess whose pattern matches the device's name, or the default
+        values."""
         for pattern, _, guess in _shipped():
             if re.search(pattern, name, re.IGNORECASE):
                 return guess
@@ -48,17 +50,19 @@ class FirstGuess:
 
     @classmethod
     def shipped_by_words(cls) -> list[tuple[str, FirstGuess]]:
-        """Returns all shipped numbers, each with words of device names joined by ``|``.
+        """Returns all shipped guesses, each after the words of device names it is for, joined by
+        ``|``.
 
-        The general numbers have "" as their words. docs/cooked.md says which numbers a player uses.
+        The last one has the default values, with "" as its words. docs/cooked.md says which
+        guess a player uses.
         """
         return [*((words, guess) for _, words, guess in _shipped()), ("", cls())]
 
     @classmethod
     def from_json(cls, data: JsonObject) -> FirstGuess:
-        """Reads a shipped file or the result of :meth:`to_json`.
+        """Returns the guess in a shipped file's JSON or in the result of :meth:`to_json`.
 
-        Raises ``ValueError`` if numbers are missing.
+        Raises ``ValueError`` if numbers are missing or invalid.
         """
         try:
             return cls(
@@ -72,11 +76,12 @@ class FirstGuess:
             raise ValueError(f"not a device's first guess: {error!r}") from error
 
     def to_json(self) -> JsonObject:
-        """Returns the numbers as a JSON object."""
+        """Returns the guess as a JSON object, for :meth:`from_json`."""
         return asdict(self)
 
     def work_ms(self, step: StepCost, count: int) -> float:
-        """Returns the time of ``count`` workgroups without the launch."""
+        """Returns the guessed milliseconds of ``count`` workgroups of the step, without the
+        launch."""
         work = max(step.flops / self.flops_per_ms, step.nbytes / self.bytes_per_ms)
         return count * work * self._factor(step.key)
 
@@ -88,7 +93,8 @@ class FirstGuess:
 
 @cache
 def _shipped() -> list[tuple[str, str, FirstGuess]]:
-    """Returns the name pattern, the words and the numbers of every shipped file, by file name."""
+    """Returns the name pattern, the words and the guess of every shipped file, in order of file
+    names."""
     found = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -33,24 +33,25 @@ class RunningMedian:
         self.value = 0.0
 
     def add(self, value: float) -> None:
-        """Adds a value."""
+        """Adds a value and updates :attr:`value`."""
         self._last.append(value)
         recent = list(self._last)
         self.value = max(sorted(recent)[len(recent) // 2], min(recent[-_RAISING:]))
 
     @property
     def is_known(self) -> bool:
-        """True if there were enough values to trust the median."""
+        """True if there were at least three values."""
         return len(self._last) >= _RAISING
 
     def forget(self) -> None:
-        """Weakens the latest values, as if the smallest of them had come again."""
+        """Adds the smallest remembered value once more, which lowers a median that may be
+        outdated."""
         if self._last:
             self.add(min(self._last))
 
 
 class TailMargin:
-    """Plans the most milliseconds for which at most ``share`` of the frames exceed their budget.
+    """Computes how much to plan so that at most ``share`` of the frames exceed their budget.
 
     The excess over a prediction grows with the frame if the device is slower for a while, and
     does not if another program takes its cores for a moment. A frame does not show which it was,
@@ -123,15 +124,17 @@ class TailMargin:
         self.remember(predicted_ms + lifted, measured_ms + lifted, hopeless)
 
     def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
-        """Adds a frame as in :attr:`frames`."""
+        """Adds a frame with the values of an entry of :attr:`frames`; the oldest entry may drop
+        out."""
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))
         insort(self._sorted, self._excess(*self._recent[-1]))
 
     def _excess(self, predicted_ms: float, measured_ms: float, hopeless: bool) -> float:
-        """Returns the excess, over the square root of the prediction if it grows.
+        """Returns the measured less the predicted milliseconds of a frame.
 
+        They are divided by the square root of the prediction if the excess grows with the frame.
         It is 0 for a hitch longer than the budget, which no plan would have met.
         """
         if hopeless:

@@ -1,4 +1,4 @@
-"""The decision: which slices a frame runs. A pure function of numbers."""
+"""Decides which slices a frame runs, as a pure function of numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _PROBE_SHARE = 0.25
 
 
 def plan_frame(state: FrameState) -> FramePlan:
-    """Plans a frame: takes slices in the policy's order until the planned time is reached.
+    """Returns the plan of a frame: slices in the policy's order of jobs, until the planned time is
+    full.
 
     Examples
     --------
@@ -47,9 +48,10 @@ def plan_frame(state: FrameState) -> FramePlan:
 def _slices_of(
     state: FrameState, job: JobState, left: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
-    """Returns the job's next slices within ``left`` ms, the time then left, and a flag.
+    """Returns the job's next slices within ``left`` ms, the milliseconds then left, and a flag.
 
-    The flag is True if the slices complete the job.
+    The flag is True if the slices complete the job. ``is_first`` says that the frame has no
+    slice yet; it then gets one even if it does not fit.
     """
     steps, step, group = state.networks[job.network], job.step, job.group
     parts: list[PlannedSlice] = []
@@ -75,7 +77,11 @@ def _slices_of(
 
 
 def _count(state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool) -> int:
-    """Returns the number of workgroups to take of the ``limit`` that are left of the step."""
+    """Returns the number of workgroups of a step that fit in ``ms``, at most the ``limit`` that is
+    left.
+
+    It is a multiple of the device's granule where possible. With ``at_least_one`` it is never 0.
+    """
     count = state.costs.groups_within(cost, limit, ms)
     if state.granule > 1 and state.granule < count < limit:
         count -= count % state.granule

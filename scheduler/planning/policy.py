@@ -1,7 +1,7 @@
-"""The scheduling policies.
+"""The scheduling policies: functions that order the jobs that could run in a frame.
 
-A policy orders the jobs that could run; the scheduler takes them in that order until the frame's
-budget is spent. Orders are pure functions of the jobs and the time.
+The scheduler takes jobs in that order until the frame's budget is spent. Orders are pure functions
+of the jobs and the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STICKINESS_MS = 20.0
 
 
 class Candidate(Protocol):
-    """The interface of a job to a policy.
+    """The interface of a job as a policy sees it.
 
     :class:`scheduler.Job` implements it, and so does its state in a frame
     (:class:`scheduler.planning.state.JobState`).
@@ -32,21 +32,23 @@ class Candidate(Protocol):
     def deadline_at_ms(self) -> float | None: ...
     @property
     def virtual_ms(self) -> float:
-        """The GPU time that the job has received, divided by its priority."""
+        """The job's fair-share level: GPU milliseconds that it has received, divided by its
+        priority."""
         ...
 
     @property
     def last_served_ms(self) -> float: ...
     @property
     def step(self) -> int:
-        """The current step; :attr:`group` is the number of its workgroups that are done."""
+        """The number of the current step; :attr:`group` is the number of its workgroups that are
+        done."""
         ...
 
     @property
     def group(self) -> int: ...
     @property
     def remaining_ms(self) -> float:
-        """The predicted GPU time of the remaining work."""
+        """The predicted GPU milliseconds of the remaining work."""
         ...
 
     @property
@@ -55,16 +57,16 @@ class Candidate(Protocol):
         ...
 
     def laxity_ms(self, now_ms: float, rate: float) -> float:
-        """Returns the time to spare before the deadline.
+        """Returns the milliseconds to spare before the deadline, negative if it will be missed.
 
         It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
-        per millisecond of wall time.
+        per millisecond of wall time. Infinite without a deadline.
         """
         ...
 
 
 class Ranked:
-    """The properties that every candidate derives from its numbers."""
+    """A base class that implements :attr:`Candidate.idle` and :meth:`Candidate.laxity_ms`."""
 
     __slots__ = ()
 
@@ -74,10 +76,10 @@ class Ranked:
         return self.priority == 0
 
     def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
-        """Returns the time to spare before the deadline.
+        """Returns the milliseconds to spare before the deadline, negative if it will be missed.
 
         It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
-        per millisecond of wall time.
+        per millisecond of wall time. Infinite without a deadline.
         """
         if self.deadline_at_ms is None:
             return float("inf")
@@ -92,11 +94,11 @@ AnyPolicy: TypeAlias = Policy[Any]
 
 
 def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Orders jobs with a deadline that can still be met by their time to spare, then all others.
+    """Returns the jobs ordered by the time to spare before their deadlines, then all other jobs.
 
-    The others are in the order of the fair share: a job that cannot meet its deadline any more
-    has no claim because of it, and joins them. So an overdue job neither starves others nor is
-    starved. Jobs of priority 0 come last.
+    The others have no deadline, or one that cannot be met any more, and are in the order of the
+    fair share. An overdue job therefore neither starves others nor is starved. Jobs of priority
+    0 come last.
 
     Examples
     --------
@@ -116,7 +118,9 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
 
 
 def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Orders jobs by GPU time over priority, the least first; deadlines do not count.
+    """Returns the jobs ordered by GPU time over priority, the least first; ignores deadlines.
+
+    Jobs of priority 0 come last.
 
     Examples
     --------
@@ -131,7 +135,8 @@ def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
 
 
 def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Orders jobs by priority, the highest first, then by age; low priorities may starve.
+    """Returns the jobs ordered by priority, the highest first, then by age; low priorities may
+    starve.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The input of the decision about a frame, as plain numbers, and the decision itself."""
+"""The input of a frame's plan and the plan itself, as plain numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.reports import Reason
 
 @dataclass(frozen=True, slots=True)
 class JobState(Ranked):
-    """A job that could run in this frame.
+    """The state of a job that could run in this frame, as numbers for the planner.
 
     ``network`` is an index of :attr:`FrameState.networks`. Only one of the jobs with the same
     ``exclusive`` may be running.
@@ -36,7 +36,7 @@ class JobState(Ranked):
 
 @dataclass(frozen=True, slots=True)
 class FrameState:
-    """Everything that the decision about a frame depends on.
+    """The input of a frame's plan: budget, jobs, step costs and the state of the device.
 
     ``budget_ms`` is what is allowed and ``aim_ms`` what is planned for; ``rate`` is GPU
     milliseconds per millisecond of wall time. ``granule``: the number of workgroups that run at
@@ -61,7 +61,10 @@ class FrameState:
         return self.policy(self.jobs, self.now_ms, self.rate) if self.jobs else ()
 
     def to_json(self) -> JsonObject:
-        """Returns the state as JSON, exactly; raises ``ValueError`` with a policy of the game."""
+        """Returns the state as JSON without rounding, for :meth:`from_json`.
+
+        Raises ``ValueError`` if the policy is not a built-in one.
+        """
         name = next((name for name, known in BUILT_IN.items() if known is self.policy), None)
         if name is None:
             raise ValueError("a state with a policy of the game's own cannot be written down")
@@ -76,7 +79,7 @@ class FrameState:
 
     @classmethod
     def from_json(cls, data: JsonObject) -> FrameState:
-        """Returns the state from the result of :meth:`to_json`."""
+        """Returns the state that :meth:`to_json` wrote as ``data``."""
         return cls(
             **{
                 **data,
@@ -101,7 +104,7 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """The plan of a frame: the slices in order, the jobs that begin in it, and why it stops.
+    """The plan of a frame: slices in order, the numbers of jobs that begin in it, and why it stops.
 
     ``by_budget`` is False if something else than the budget limited the frame; such a frame says
     nothing about how well budgets are kept.

@@ -32,7 +32,7 @@ _MAX_SIMULATED_FRAMES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The predicted course of a run under a budget, from a simulation."""
+    """The predicted number of frames, seconds and frame times of a run under a budget."""
 
     budget_ms: float
     frame_ms: float
@@ -58,7 +58,7 @@ class Forecast:
 def forecast(
     name: str, costs: Sequence[StepCost], budget_ms: float, frame_ms: float, model: CostModel
 ) -> Forecast:
-    """Simulates the number of frames that a network of these steps takes.
+    """Simulates one run of a network with these steps and returns the predicted frames and times.
 
     It uses the model's costs and :data:`ASSUMED_TAIL`.
     """
@@ -87,7 +87,8 @@ def forecast(
 
 
 def known_costs(device: str, file: Path | None) -> CostModel:
-    """Returns the costs measured on the device and kept in the file, else the assumed ones."""
+    """Returns the cost model that ``file`` keeps; without one, a model with the device's first
+    guess."""
     guess = FirstGuess.for_device(device)
     return CostModel.load(file, guess=guess) if file else CostModel(guess=guess)
 
@@ -97,7 +98,10 @@ def frames(
     layers: int, same: Callable[[Array, Array], bool], costs_file: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:  # fmt: skip
-    """Runs :func:`measure_frames` with the costs learned before, and saves the costs afterwards."""
+    """Runs :func:`measure_frames` with the costs in ``costs_file`` and returns its report.
+
+    The costs learned meanwhile are saved to the file.
+    """
     model = known_costs(gpu_of(session).name, costs_file)
     report = measure_frames(
         session, inputs, budget_ms=budget_ms, frame_ms=frame_ms, frames=count, layers=layers,
@@ -109,7 +113,8 @@ def frames(
 
 
 def _keep(model: CostModel, file: Path) -> None:
-    """Saves the learned costs; warns if that fails, because they can be learned again."""
+    """Saves the learned costs to the file; only warns if that fails, as they can be learned
+    again."""
     try:
         model.save(file)
     except OSError as error:
@@ -121,7 +126,7 @@ def trace(
     session: Session, inputs: Mapping[str, Array], path: Path, *, budget_ms: float, frame_ms: float,
     runs: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Runs the session ``runs`` times in frames and writes a trace.
+    """Runs the session ``runs`` times in frames and writes the trace of these frames to ``path``.
 
     Returns the numbers of frames and slices in it.
     """
@@ -156,7 +161,7 @@ def policies(
     name: str, costs: Sequence[StepCost], *, budget_ms: float, frame_ms: float, speed: float,
     model: CostModel, frames: int = 2000,
 ) -> list[SimulatedRun]:  # fmt: skip
-    """Simulates repeated runs of the network under each policy.
+    """Simulates repeated runs of the network under several schedulers; returns a result for each.
 
     The device is ``speed`` times as fast as this one. A run is submitted at most once per frame and
     takes at most half of the device's time. Rendering takes half a frame, at most 8 ms.

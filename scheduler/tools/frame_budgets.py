@@ -32,9 +32,10 @@ WARM_UP = 400
 
 @dataclass(frozen=True, slots=True)
 class NoisyFrame:
-    """The duration of a frame without its networks, and the factor on their predicted time.
+    """The random influences on a frame: the time of the rest, a factor on the networks, a hitch.
 
-    A hitch delays whatever the frame is executing: the networks, if it has any.
+    ``rest_ms`` is the frame's duration without networks. A hitch delays whatever the frame is
+    executing: the networks, if it has any.
     """
 
     rest_ms: float
@@ -43,11 +44,13 @@ class NoisyFrame:
     hitch_ms: float = 0.0
 
     def networks_ms(self, ms: float) -> float:
-        """Returns the measured time of networks predicted to take ``ms``."""
+        """Returns the time that networks predicted to take ``ms`` really take; 0 if there are
+        none."""
         return self.factor * ms + self.hitch_ms if ms else 0.0
 
     def others_ms(self, ms: float) -> float:
-        """Returns the time of everything else, beside networks predicted to take ``ms``."""
+        """Returns the time of everything else in the frame, beside networks predicted to take
+        ``ms``."""
         return self.rest_ms if ms else self.rest_ms + self.hitch_ms
 
     def late(self, ms: float) -> bool:
@@ -56,7 +59,7 @@ class NoisyFrame:
 
 
 def recorded(path: Path, frames: int) -> list[NoisyFrame]:
-    """Returns the frames of a recording, repeated as often as needed.
+    """Returns ``frames`` noisy frames from a recording's file, repeated as often as needed.
 
     The part of a frame's network time beyond twice the prediction counts as a hitch.
     """
@@ -70,7 +73,8 @@ def recorded(path: Path, frames: int) -> list[NoisyFrame]:
 
 
 def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
-    """Returns frames with a renderer of 9 ms, and clocks that vary by a few per cent."""
+    """Returns ``frames`` random frames: a renderer of about 9 ms, and clocks that vary by 3 per
+    cent."""
     chance = random.Random(seed)
     return [
         NoisyFrame(9.0 * math.exp(chance.gauss(0, 0.02)), math.exp(chance.gauss(0, 0.03)))
@@ -98,7 +102,7 @@ def with_hitches(frames: int, seed: int = 3) -> list[NoisyFrame]:
 
 
 class _Device(SimGpu):
-    """A simulated device that runs slices with the noise of a recorded frame."""
+    """A simulated device that runs each frame's slices with the noise of that frame."""
 
     def __init__(self, noise: Sequence[NoisyFrame]) -> None:
         super().__init__()
@@ -124,7 +128,8 @@ def _exact_ms(part: Slice) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The result of a rule: the average work per frame, and shares of late frames.
+    """The result of a budget rule: the average networks' ms per frame, and two shares of late
+    frames.
 
     ``late`` is the share of all late frames, ``added`` of those that are late because of the
     networks.
@@ -141,9 +146,9 @@ Rule = Literal["networks last", "whole frames", "render times"]
 def ours(
     noise: Sequence[NoisyFrame], share: float = 0.01, rule: Rule = "whole frames"
 ) -> RuleResult:
-    """Runs the scheduler with endless work under a rule and returns the result.
+    """Runs the frame scheduler with endless work on noisy frames and returns the result.
 
-    The rule decides which times the host reports: whole frames (with the elapsed time if the
+    ``rule`` decides which times the host reports: whole frames (with the elapsed time if the
     networks run last), or render times only.
     """
     steps = [SimStep(f"k{i}", 2000, 0.004) for i in range(12)]
@@ -176,7 +181,8 @@ def ours(
 
 
 def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
-    """Returns the result of frames whose networks were predicted to take these milliseconds."""
+    """Returns the result of frames with noise ``noise`` and ``ran`` predicted milliseconds of
+    networks."""
     pairs = list(zip(noise, ran, strict=True))
     late = sum(frame.late(ms) for frame, ms in pairs)
     added = sum(frame.late(ms) and not frame.late(0.0) for frame, ms in pairs)
@@ -184,9 +190,11 @@ def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
 
 
 def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
-    """Returns the result of the largest constant plan that keeps the share.
+    """Returns the result of the largest constant plan for which at most ``share`` of frames are
+    late.
 
-    Plans are multiples of a twentieth of a millisecond.
+    Only frames that are late because of the networks count. Plans are multiples of a twentieth of a
+    millisecond.
     """
     counted = noise[WARM_UP:]
     plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
@@ -197,7 +205,8 @@ def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResul
 
 
 def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
-    """Returns the noise scenarios of the table by name."""
+    """Returns the sequences of noisy frames for the table, by name: three random ones, and
+    recordings."""
     found = {
         "clean, like a GPU": like_a_gpu(frames),
         "spikes every 2 s": with_spikes(frames),
@@ -209,7 +218,7 @@ def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
 
 
 def table(frames: int = 6000, share: float = 0.01) -> str:
-    """Returns a table with a line for each noise and rule."""
+    """Returns a text table of results with a line for each noise and rule."""
     lines = [
         f"{'noise':28s} {'rule':22s} {'ms of work':>10s} {'of best':>8s} {'late':>8s} "
         f"{'for its sake':>13s}"

@@ -37,7 +37,7 @@ _DRAIN = 12
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of milliseconds per frame."""
+    """Percentiles and the maximum of milliseconds per frame."""
 
     p50: float
     p95: float
@@ -55,7 +55,7 @@ class Percentiles:
 
     @property
     def tail(self) -> float:
-        """P99 over P50."""
+        """P99 divided by P50."""
         return self.p99 / self.p50 if self.p50 else 0.0
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class FramesReport:
-    """The result of :func:`measure_frames`.
+    """The measurements of :func:`measure_frames`, for people (``str``) and as JSON.
 
     Times are in milliseconds; shares are of full frames with sliced runs only.
     """
@@ -97,7 +97,7 @@ class FramesReport:
     margin: float
 
     def json(self) -> str:
-        """Returns the report as a JSON object."""
+        """Returns the report as the text of a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ class FramesReport:
 
 @dataclass
 class _Samples:
-    """Measured milliseconds by type of frame."""
+    """Measured milliseconds of the three types of frames that are compared with the scheduler's."""
 
     control: list[float] = field(default_factory=list)
     layers: list[float] = field(default_factory=list)
@@ -137,7 +137,7 @@ class _Samples:
 
 
 class _Turns:
-    """Frames submitted beside the scheduler's, on a separate executor."""
+    """Submits and times frames between the scheduler's frames, on a separate executor."""
 
     def __init__(self, session: Session) -> None:
         self.gpu = gpu_of(session)
@@ -147,7 +147,10 @@ class _Turns:
         self._sums: dict[int, tuple[int, float, int]] = {}
 
     def run(self, groups: Sequence[Sequence[Slice]], sink: list[float]) -> None:
-        """Submits a frame of these slices; its time is appended to ``sink`` when it arrives."""
+        """Submits a frame of these slices and waits for the GPU.
+
+        The frame's milliseconds are appended to ``sink`` when they arrive, a few frames later.
+        """
         encoder = self.gpu.device.create_command_encoder()
         self.executor.encode(encoder, self._frame, groups)
         self.gpu.queue.submit([encoder.finish()])
@@ -193,10 +196,10 @@ def measure_frames(
     cost_model: CostModel | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> FramesReport:
-    """Runs the session sliced for ``frames`` frames, interleaved with three other types of frames.
+    """Runs the session sliced for ``frames`` frames or more, and returns the measured times.
 
-    ``same(a, b)`` returns True if two outputs are bit-identical. The session must be on a GPU with
-    timestamp queries.
+    Three other types of frames are interleaved, for comparison. ``same(a, b)`` returns True if two
+    outputs are bit-identical. The session must be on a GPU with timestamp queries.
     """
     if not network_of(session).step_costs():
         raise InputError(
@@ -235,7 +238,8 @@ def measure_frames(
 
 
 class _Loop:
-    """The scheduler's frames: one job after the other, each compared with the unsliced run."""
+    """Runs the scheduler's frames, one job after the other, and compares each with the unsliced
+    run."""
 
     def __init__(
         self, session: Session, scheduler: FrameScheduler, inputs: Mapping[str, Array],
@@ -260,7 +264,7 @@ class _Loop:
         self.encode_cpu.clear()
 
     def frame(self) -> bool:
-        """Runs one frame; returns True if a job ended in it."""
+        """Runs one frame, with a new job if there is none; returns True if the job ended in it."""
         if self._job is None:
             self.session.reset()
             self._job = self.scheduler.submit(self.session, self.inputs)
@@ -305,7 +309,10 @@ class _Loop:
 
 
 def _control(session: Session, scheduler: FrameScheduler, budget_ms: float) -> list[Slice]:
-    """Returns a slice of the longest operator of about the size of a scheduled slice."""
+    """Returns slices of the longest operator that together take about as long as a frame's plan.
+
+    They are one slice, repeated if the operator is short.
+    """
     costs = network_of(session).step_costs()
     model = scheduler.cost_model
     index = max(range(len(costs)), key=lambda i: model.predict_ms(costs[i], costs[i].groups))

@@ -1,4 +1,5 @@
-"""The scheduling of other engines, for comparison: a number of whole operators per frame."""
+"""A planner that runs a number of whole operators per frame, as other engines do, for
+comparison."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def operators_per_frame(count: int | None) -> Planner:
 
 
 def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
-    """Returns the remaining operators of the job as one slice each."""
+    """Returns the rest of each remaining operator of the job as one slice, in order."""
     parts = []
     steps = state.networks[job.network]
     for step in range(job.step, len(steps)):
@@ -56,5 +57,5 @@ def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
 
 
 def whole_operators(network: Network) -> Sequence[Slice]:
-    """Returns every operator of the network as one slice."""
+    """Returns every operator of the network as one slice, in order."""
     return [Slice(network, i, 0, cost.groups) for i, cost in enumerate(network.step_costs())]

@@ -1,4 +1,4 @@
-"""Frame times of simulated policies as a picture; needs matplotlib (the extra ``plot``)."""
+"""Draws the frame times of simulated policies; needs matplotlib (the extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from scheduler.tools.simulate import SimulatedRun
 
 
 def plot_outcomes(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
-    """Writes a picture with one row for each policy.
+    """Writes a picture to ``path`` with one plot of frame times for each simulated run.
 
-    A row shows the time of every frame, the frame time and the budget. Raises ``ImportError`` if
+    A plot shows the time of every frame, the frame time and the budget. Raises ``ImportError`` if
     matplotlib is not installed.
     """
     import matplotlib

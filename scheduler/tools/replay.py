@@ -19,7 +19,7 @@ from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
 
 
 class _Echo(SimGpu):
-    """A device that returns the recorded timings."""
+    """A simulated device that returns the recorded timings instead of its own."""
 
     def __init__(self, options: JsonObject) -> None:
         kept = ("granule", "max_groups", "clock_source")
@@ -47,9 +47,10 @@ class _Echo(SimGpu):
 
 
 def replay(recording: Recording) -> list[list[list[int]]]:
-    """Runs the recording again on the virtual clock and returns its decisions, frame by frame.
+    """Runs the recording again on the virtual clock and returns each frame's slices.
 
-    If they differ from ``recording.decisions``, the scheduler depends on something unrecorded.
+    A slice is ``[job, step, first, count]``. If the result differs from ``recording.decisions``,
+    the scheduler depends on something unrecorded.
     """
     return _Replay(recording).run()
 
@@ -141,7 +142,7 @@ class _Replay:
 
 
 def _given(job: int) -> frozenset[str]:
-    """Returns a stand-in for a job's inputs, which a recording does not hold."""
+    """Returns a stand-in for the names of a job's inputs, which a recording does not hold."""
     return frozenset({f"of job {job}"})
 
 
@@ -167,7 +168,8 @@ def _steps(rows: Iterable[list[Handle]]) -> list[SimStep]:
 
 
 def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
-    """Returns a planner that repeats the decisions of another planner."""
+    """Returns a planner for one frame that plans the recorded ``slices``, which another planner
+    chose."""
 
     def plan(state: FrameState) -> FramePlan:
         jobs = {job.number: job for job in state.jobs}

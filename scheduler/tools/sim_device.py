@@ -1,4 +1,4 @@
-"""A simulated device: steps with true costs, noise, and delayed timings."""
+"""A simulated GPU for the scheduler: steps with true costs, noise, and delayed timings."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Noise:
 
     @classmethod
     def of_tail(cls, p99_over_p50: float, common_share: float = 0.5) -> Noise:
-        """Returns noise with the given ratio of P99 to median.
+        """Returns noise for which the P99 of the times is ``p99_over_p50`` times their median.
 
         ``common_share`` of the variance is common to a frame.
         """
@@ -115,7 +115,8 @@ EXACT = Noise()
 
 
 class SimGpu:
-    """A simulated :class:`scheduler.executor.Executor`."""
+    """A simulated GPU that implements :class:`scheduler.executor.Executor`, without tensors'
+    values."""
 
     name = "simulated"
     timing_is_expensive = False
@@ -142,13 +143,16 @@ class SimGpu:
         self._loads: WeakKeyDictionary[SimNetwork, list[SimStep]] = WeakKeyDictionary()
 
     def executor(self) -> Executor:
-        """Returns the object itself."""
+        """Returns this object itself, which is its own executor."""
         return self
 
     def encode(
         self, encoder: object, frame: int, groups: Sequence[Sequence[Slice]], *, timed: bool = True
     ) -> None:
-        """Simulates the slices; their total time is then :attr:`frame_ms`."""
+        """Simulates the slices of a frame and sets :attr:`frame_ms` to their total time.
+
+        The timings arrive some frames later.
+        """
         common = _factor(self._random, self.noise.common)
         timings = []
         for index, group in enumerate(groups):
@@ -204,7 +208,8 @@ class SimGpu:
     def release_input(self, value: Handle) -> None: ...
 
     def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> list[SimStep]:
-        """Returns the steps among the inputs, which stand for textures."""
+        """Returns the inputs that are steps: each stands for a texture, and for the step that
+        loads it."""
         return [value for value in inputs.values() if isinstance(value, SimStep)]
 
     def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:
@@ -228,7 +233,7 @@ class SimGpu:
     def copy_to_texture(
         self, encoder: object, result: Handle, name: str, options: Mapping[str, Handle]
     ) -> SimStep:
-        """Records a copy; a step stands for the texture, and the copy takes the step's time."""
+        """Records a copy and returns its cost: the step that stands for ``options["texture"]``."""
         step: SimStep = options["texture"]
         self.copied.append((step, step.groups * step.ms_per_group))
         return step

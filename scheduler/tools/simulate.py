@@ -24,7 +24,8 @@ from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 @dataclass
 class Arrival:
-    """A job of a scenario, submitted at ``at_ms`` and then every ``period_ms``."""
+    """A job of a scenario, submitted at ``at_ms`` and then every ``period_ms``; once if that is
+    None."""
 
     network: SimNetwork
     at_ms: float = 0.0
@@ -37,7 +38,8 @@ class Arrival:
 
 @dataclass
 class SimulatedRun:
-    """A simulated run: ``inference_ms`` per frame, and the jobs in their final states."""
+    """The result of a simulation: times and reports by frame, and the jobs in their final
+    states."""
 
     name: str
     budget_ms: float
@@ -48,19 +50,19 @@ class SimulatedRun:
 
     @property
     def busy(self) -> list[float]:
-        """The inference times of the frames that ran anything."""
+        """The inference milliseconds of the frames that ran anything, in order."""
         return [ms for ms in self.inference_ms if ms > 0]
 
     @property
     def over_share(self) -> float:
-        """The share of the busy frames over budget."""
+        """The share of the busy frames that exceeded the budget."""
         busy = self.busy
         limit = self.budget_ms * (1 + 1e-9)
         return sum(ms > limit for ms in busy) / len(busy) if busy else 0.0
 
     @property
     def budget_used(self) -> float:
-        """Inference time over budget, in the busy frames."""
+        """The share of the budget that the busy frames used, on average."""
         busy = self.busy
         return sum(busy) / (self.budget_ms * len(busy)) if busy else 0.0
 
@@ -70,13 +72,14 @@ class SimulatedRun:
 
     @property
     def deadlines_held(self) -> tuple[int, int]:
-        """The number of deadlines that were met, and of all that were due."""
+        """The number of met deadlines, and the number of all ended jobs with a deadline."""
         due = [j for j in self.jobs if j.deadline_at_ms is not None and j.ended]
         held = sum((j.ended_ms or 0) <= (j.deadline_at_ms or 0) for j in due)
         return held, len(due)
 
     def percentile(self, share: float) -> float:
-        """Returns a percentile of the inference time of busy frames."""
+        """Returns a percentile (``share`` from 0 to 1) of the inference milliseconds of busy
+        frames."""
         busy = sorted(self.busy)
         return busy[min(len(busy) - 1, math.floor(share * len(busy)))] if busy else 0.0
 
@@ -111,9 +114,10 @@ def simulate(
     seed: int = 0,
     speed: float = 1.0,
 ) -> SimulatedRun:
-    """Runs a scenario for ``frames`` frames.
+    """Runs the scheduler on a simulated device for ``frames`` frames and returns times and jobs.
 
-    A frame takes ``frame_ms``, or longer if rendering and inference need more.
+    ``requests`` are the jobs to submit. A frame takes ``frame_ms``, or longer if rendering
+    (``render_ms`` of its number) and inference need more.
     """
     clock = VirtualClock()
     gpu = SimGpu(noise, seed=seed, speed=speed)
@@ -153,10 +157,11 @@ def _submit_due(
 def compare_policies(
     requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
 ) -> list[SimulatedRun]:
-    """Runs the same scenario under this scheduler and three other rules.
+    """Simulates the same scenario under this scheduler and three other rules; returns a run for
+    each.
 
     The others run one operator per frame, ``layers`` operators per frame, and a whole network per
-    frame.
+    frame. ``options`` are those of :func:`simulate`.
     """
     usual: list[tuple[str, int | None]] = [
         ("1 operator per frame", 1),
@@ -174,5 +179,5 @@ def compare_policies(
 
 
 def table(outcomes: Sequence[SimulatedRun]) -> str:
-    """Returns a table with a line for each outcome."""
+    """Returns a text table with a header and a line for each simulated run."""
     return "\n".join([HEADER, *(outcome.row() for outcome in outcomes)])

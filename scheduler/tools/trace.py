@@ -1,4 +1,4 @@
-"""Frames as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Converts frame reports to a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 The format is the Trace Event Format: a JSON list of events with microseconds. Tracks: frames as
 expected (the budget) and as they were, a track of slices for each job, counters for budget, margin
@@ -25,7 +25,7 @@ def trace_events(
     memory: Mapping[str, float] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> list[JsonObject]:
-    """Returns the trace events of some frames.
+    """Returns the trace events of the reported frames, as JSON objects.
 
     ``names`` are the jobs' names by number; jobs of one name share a track. ``memory`` is bytes by
     owner, shown as a counter. ``places`` are the positions of operators in their model's files, by
@@ -49,7 +49,7 @@ def write_trace(
     about: JsonObject | None = None,
     places: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the trace as one JSON object; ``about`` is stored in it for people.
+    """Writes the trace of the reported frames to a JSON file; ``about`` is stored in it for people.
 
     Examples
     --------
@@ -65,7 +65,8 @@ def write_trace(
 
 
 def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[int, str]:
-    """Returns the track of each job that ran."""
+    """Returns the track name of each job that ran, by job number: its name, or ``job`` and its
+    number."""
     seen = dict.fromkeys(part.job for report in reports for part in report.slices)
     return {job: names.get(job) or f"job {job}" for job in seen}
 
@@ -79,7 +80,7 @@ def _names(threads: Mapping[str, int]) -> Iterator[JsonObject]:
 
 
 def _threads(tracks: Mapping[int, str]) -> dict[str, int]:
-    """Returns the number of each track, in the order of first use."""
+    """Returns a thread number for each track name, in the order of first use."""
     return {name: _FIRST_JOB + i for i, name in enumerate(dict.fromkeys(tracks.values()))}
 
 
