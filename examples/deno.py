@@ -7,7 +7,10 @@ import shutil
 
 
 def find_deno() -> str | None:
-    """Returns the path of the program in the `deno` wheel (extra `players`), or on the PATH."""
+    """Returns the path of Deno's program in the `deno` wheel (extra `players`), else on the PATH.
+
+    Returns None if there is none.
+    """
     found = importlib.util.find_spec("deno")
     if found is not None and found.origin is not None:
         import deno

@@ -22,14 +22,14 @@ _DRAIN = 12
 
 @dataclass(frozen=True)
 class Sliced:
-    """A run in frames: its result, its wall-clock seconds, and the frames that ran parts of it."""
+    """A run in frames: result, wall-clock seconds, and reports of the frames that ran slices."""
 
     result: Array
     seconds: float
     frames: list[FrameReport]
 
     def __str__(self) -> str:
-        """Returns the frames, the seconds, and the GPU time per frame if it could be measured."""
+        """Returns a text with the frames, the seconds, and the GPU time per frame if measured."""
         text = f"{self.seconds:.2f} s in {len(self.frames)} frames"
         times = sorted(f.measured_ms for f in self.frames if f.measured_ms is not None)
         if not times:
@@ -43,7 +43,10 @@ class Sliced:
 
 
 def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
-    """Returns the only output and the seconds from NumPy to NumPy, from the second of two runs."""
+    """Runs the network twice as a whole; returns the only output and the seconds of the second run.
+
+    The time includes upload and readback.
+    """
     session.run(inputs)
     start = time.perf_counter()
     (result,) = session.run(inputs).values()
@@ -51,7 +54,10 @@ def at_once(session: cml.Session, inputs: Inputs) -> tuple[Array, float]:
 
 
 def in_slices(gpu: cml.Gpu, session: cml.Session, inputs: Inputs, budget_ms: float) -> Sliced:
-    """Runs the network twice in frames of a host that draws nothing; returns the second run."""
+    """Runs the network twice in frames of a host that draws no picture; returns the second run.
+
+    Each frame has ``budget_ms`` of GPU time.
+    """
     scheduler = FrameScheduler(gpu, budget_ms=budget_ms)
     _run(gpu, scheduler, session, inputs)
     return _run(gpu, scheduler, session, inputs)

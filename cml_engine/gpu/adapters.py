@@ -59,8 +59,7 @@ def _named(wanted: str) -> wgpu.GPUAdapter:
 
 
 def device_rows() -> list[dict[str, Any]]:
-    """Returns one JSON-compatible dict per adapter: its name, kind, graphics API, limits and
-    features.
+    """Returns one JSON-compatible dict per adapter, with its name, kind, limits and features.
 
     ``chosen`` is True for the adapter that ``cml.Gpu()`` takes.
     """

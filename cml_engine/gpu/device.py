@@ -115,8 +115,7 @@ class Device:
         return self._pipelines.built
 
     def pipeline(self, key: Variant) -> Pipeline:
-        """Returns the compute pipeline of a kernel variant; compiles and builds it at its first
-        use.
+        """Returns the compute pipeline of a kernel variant, built at its first use.
 
         The pipeline lasts while the caller references it; see :class:`PipelineCache`.
         """

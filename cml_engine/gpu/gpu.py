@@ -43,8 +43,7 @@ class Gpu(Device):
     """
 
     def executor(self) -> FrameExecutor:
-        """Returns a new executor, with which a :class:`scheduler.FrameScheduler` uses this
-        device."""
+        """Returns a new executor that a :class:`scheduler.FrameScheduler` uses for this device."""
         return FrameExecutor(self)
 
     def frame_timer(self, names: Sequence[str], every: int = 1) -> FrameTimer:

@@ -20,8 +20,7 @@ _log = logging.getLogger(__name__)
 def create_shader_module(
     device: wgpu.GPUDevice, label: str, code: bytes | str, trusted: bool
 ) -> wgpu.GPUShaderModule:
-    """Returns a shader module of SPIR-V bytes or WGSL text; ``trusted`` omits naga's runtime
-    checks.
+    """Returns a shader module of SPIR-V or WGSL; ``trusted`` omits naga's runtime checks.
 
     By default naga adds a counter to every loop and clamps every access. The engine's kernels are
     tested to stay within bounds, and the checks would make them 2-3x slower

@@ -41,8 +41,7 @@ class AblationReport:
     def of(
         cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
     ) -> AblationReport:
-        """Returns a report with the medians and extremes of ``times`` in ms, ``[runs, (with,
-        without)]``."""
+        """Returns a report of ``times`` in ms, ``[runs, (with, without)]``, with their medians."""
         both = np.asarray(times, np.float64)
         medians = np.median(both, axis=0)
         low, high = both.min(axis=0), both.max(axis=0)

@@ -71,8 +71,7 @@ class NotFinite(CmlError):
 
 
 class StopAtNan:
-    """A watch for a run, called per node, that raises :class:`NotFinite` at the first NaN or
-    infinity.
+    """A watch, called per node, that raises :class:`NotFinite` at the first NaN or infinity.
 
     It retains results until the last operator that reads them has run, so that the message can
     show the operands.
@@ -116,8 +115,7 @@ class StopAtNan:
 
 
 def _at(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
-    """Returns the operand's element that an element-wise operator read for the result's element
-    ``at``.
+    """Returns the operand's element that an element-wise operator read for the result at ``at``.
 
     Returns None if the operator is not element-wise.
     """
@@ -133,8 +131,7 @@ INDEX = "index.json"
 
 
 class Dump:
-    """A watch for a run, called per node, that writes the tensors whose names match a pattern to
-    files.
+    """A watch, called per node, that writes the tensors whose names match a pattern to files.
 
     The folder receives an ``.npy`` file per tensor, a picture if the tensor's shape allows one,
     and an index at the end. ``only`` has the patterns; without them every tensor is written.
@@ -260,8 +257,7 @@ def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str,
 def _checks(
     written: Graph, graph: Graph, values: Mapping[str, Array]
 ) -> Iterator[tuple[Node, Comparison]]:
-    """Yields a comparison for every tensor that both graphs compute, with the node that computes
-    it.
+    """Yields the node and the comparison of every tensor that both graphs compute.
 
     Every node of ``graph`` reads the values of ``written``, so errors do not accumulate.
     """
@@ -299,8 +295,7 @@ def _more(node: Node, arrays: list[Array]) -> Array | float:
 def _tolerance(
     makers: Mapping[str, Node], name: str, read: frozenset[str], node: Node
 ) -> Tolerance:
-    """Returns the summed tolerance of the operators that compute ``name`` from the tensors
-    ``read``.
+    """Returns the summed tolerance of the operators that compute ``name`` from ``read``.
 
     It includes the tolerance of ``node``, which replaces them.
     """

@@ -117,8 +117,7 @@ def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
 
 
 def random_words(graph: Graph, seed: int) -> dict[str, Array]:
-    """Returns random inputs by name that cover the range of the network's words and exceed it by 10
-    %.
+    """Returns random inputs by name; they exceed the range of the network's words by 10 %.
 
     An input without quantization gets random zeros and ones.
     """

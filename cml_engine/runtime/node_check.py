@@ -38,8 +38,7 @@ from cml_engine.runtime.half_storage import (
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """The check of one operator: the comparison of its worst output, or the reason why it was
-    skipped."""
+    """The check of one operator: its worst output's comparison, or why it was skipped."""
 
     node: Node
     comparison: Comparison | None

@@ -51,8 +51,10 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class OperatorShare:
-    """The share of all operators of one type in a network's time; ``ms`` is the median of their
-    sum."""
+    """The share of one type of operator in a network's time.
+
+    ``ms`` is the median over runs of the type's total time.
+    """
 
     name: str
     percentage: float

@@ -154,8 +154,7 @@ def _read(span: Span) -> tuple[int, int]:
 
 
 def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
-    """Returns the slices of a tile's kept range along one axis: in the whole output, in the
-    tile's own."""
+    """Returns slices of the kept range on one axis, in the whole output and in the tile's."""
     first, start, end = (
         _whole(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
     )

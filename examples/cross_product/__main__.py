@@ -23,7 +23,7 @@ MODEL = HERE / "cross_product.nnef"
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute the product; times are medians in milliseconds."""
+    """The measurement of one way to compute the product; ``gpu_ms`` is a median in milliseconds."""
 
     way: str
     operators: int
@@ -33,7 +33,10 @@ class Row:
 
 
 def networks() -> tuple[cml.Graph, cml.Graph]:
-    """Returns the model expanded, and with ``cross`` as one operator, from one file."""
+    """Loads the model twice: with ``cross`` expanded into standard operators, then as one operator.
+
+    It unregisters and registers the operator ``cross`` on the way.
+    """
     cml.unregister("cross")
     composed = cml.load(MODEL)
     load_file(HERE / "cross.py")
@@ -41,7 +44,10 @@ def networks() -> tuple[cml.Graph, cml.Graph]:
 
 
 def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
-    """Measures both ways on the same vectors, interleaved."""
+    """Measures the composed and the custom operator, interleaved, and returns a row for each.
+
+    Both compute the product of the same random vectors; NumPy's is the reference for the error.
+    """
     generator = np.random.default_rng(0)
     inputs = {name: generator.standard_normal((1, 3, 32, 32), np.float32) for name in "ab"}
     wanted = np.cross(inputs["a"], inputs["b"], axis=1)
@@ -56,7 +62,7 @@ def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns the rows under a heading, and the speedup."""
+    """Returns the two rows as a text table with a heading, and a line about the speedup."""
     lines = [f"{'cross product':14s} {'operators':>9s} {'dispatches':>10s} {'GPU time':>12s} "
              f"{'largest error':>14s}"]  # fmt: skip
     for row in rows:

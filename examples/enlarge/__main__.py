@@ -26,7 +26,7 @@ Enlarge = Callable[[Image.Image], Image.Image]
 
 
 def enlarger(model: Path, backend: str | cml.Gpu) -> Enlarge:
-    """Returns a function that doubles a picture's size with the network in ``model``."""
+    """Returns a function that doubles a picture's size with the network in the file ``model``."""
     network = cml.Session(cml.load(model, shapes={"image": (1, 3, 64, 64)}), backend)
     sessions = {(64, 64): network}
 
@@ -41,7 +41,11 @@ def enlarger(model: Path, backend: str | cml.Gpu) -> Enlarge:
 
 
 def gains(held_out: Iterable[Image.Image], enlarge: Enlarge) -> tuple[list[float], list[float]]:
-    """Returns the PSNR of the cubic filter and that of the network, in dB, for each picture."""
+    """Halves each picture, doubles it again, and returns the PSNR against the original, in dB.
+
+    The first list is of the cubic filter, the second of the network ``enlarge``; both in the
+    order of the pictures.
+    """
     cubic, network = [], []
     for picture in held_out:
         small = pictures.halved(picture)

@@ -26,10 +26,10 @@ _RATE, _WARM_UP_STEPS = 2e-3, 100
 
 
 class Enlarge(nn.Module):  # type: ignore[misc]
-    """Doubles the size of a picture [1, 3, H, W] with values from 0 to 1.
+    """A PyTorch network that doubles the size of a picture [1, 3, H, W] with values from 0 to 1.
 
     Red, green and blue go through the same layers as three pictures of one plane, as the cubic
-    filter treats them. So an edge between colours that training never saw is an edge like others.
+    filter treats them. An edge between colours that training never saw is thus an edge like others.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Enlarge(nn.Module):  # type: ignore[misc]
 
 
 class Pairs:
-    """Small and large versions of the pictures of training, cut into patches."""
+    """Pictures for training, each small and at twice the size; yields random patches of both."""
 
     def __init__(self, folder: Path, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -59,8 +59,10 @@ class Pairs:
         self.sets = [[(pictures.halved(p), p) for p in of] for of in (textures, rendered)]
 
     def batch(self) -> tuple[Any, Any]:
-        """Returns planes [N, 1, H, W], a third of them of renderings, and the same at twice the
-        size."""
+        """Returns tensors of random planes [N, 1, H, W], and of the same planes at twice the size.
+
+        About a third of them come from renderings, the others from textures.
+        """
         pairs = [self._patch(self.sets[int(self.rng.random() < 1 / 3)]) for _ in range(_BATCH)]
         small, large = (torch.from_numpy(np.stack(side)) for side in zip(*pairs, strict=True))
         return small, large
@@ -81,7 +83,7 @@ class Pairs:
 
 
 def train(pairs: Pairs, steps: int) -> Iterator[tuple[Enlarge, float]]:
-    """Trains a network; yields it and the batch's loss after every step."""
+    """Trains a new network; yields it and the batch's loss after each of ``steps`` batches."""
     network = Enlarge()
     optimizer = torch.optim.Adam(network.parameters(), lr=_RATE)
     for step in range(steps):
@@ -99,7 +101,7 @@ def train(pairs: Pairs, steps: int) -> Iterator[tuple[Enlarge, float]]:
 
 
 def export(network: Enlarge, path: Path) -> None:
-    """Writes the network as ONNX; height and width stay open."""
+    """Writes the network to an ONNX file; the picture's height and width stay open."""
     torch.onnx.export(
         network.eval(),
         (torch.zeros(1, 3, 64, 64),),

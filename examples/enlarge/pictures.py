@@ -44,7 +44,7 @@ _PHOTOS = {
 
 
 def texture(family: str, rng: np.random.Generator, held_out: bool = False) -> Image.Image:
-    """Draws a texture of SIZE x SIZE pixels.
+    """Returns a random texture of SIZE x SIZE pixels, of one of the ``FAMILIES``.
 
     A held-out one has bricks, planks or letters of a size that training never draws.
     """
@@ -55,8 +55,10 @@ def texture(family: str, rng: np.random.Generator, held_out: bool = False) -> Im
 
 
 def _noise(rng: np.random.Generator, size: int, cell: float, octaves: int = 5) -> Array:
-    """Returns smooth noise in [-1, 1], ``size`` x ``size``, whose largest features are ``cell``
-    pixels wide."""
+    """Returns smooth random noise [size, size] whose largest absolute value is 1.
+
+    Its largest features are about ``cell`` pixels wide.
+    """
     total = np.zeros((size, size), np.float32)
     for octave in range(octaves):
         points = max(2, round(size / cell * 2**octave))
@@ -68,7 +70,7 @@ def _noise(rng: np.random.Generator, size: int, cell: float, octaves: int = 5) -
 
 
 def _colour(rng: np.random.Generator, low: float = 0.1, high: float = 0.9) -> Array:
-    """Returns a random colour near grey, as materials are."""
+    """Returns a random colour [3] near grey, as materials are."""
     colour = rng.uniform(low, high) + rng.uniform(-0.2, 0.2, 3)
     return np.asarray(np.clip(colour, 0, 1), np.float32)
 
@@ -78,13 +80,16 @@ def _mix(low: Array, high: Array, part: Array) -> Array:
 
 
 def _picture(colours: Array) -> Image.Image:
-    """Returns colours in [0, 1] as a picture of SIZE x SIZE pixels."""
+    """Returns colours [H, W, 3] in [0, 1] as a picture, scaled down to SIZE x SIZE pixels."""
     made = Image.fromarray((np.clip(colours, 0, 1) * 255 + 0.5).astype(np.uint8))
     return made.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
 def _positions(turn: float = 0.0) -> tuple[Array, Array]:
-    """Returns x and y of every finer pixel, in pixels of the texture, turned by radians."""
+    """Returns x and y of every pixel before a texture is scaled down, turned by ``turn`` radians.
+
+    The unit is a pixel of the final texture.
+    """
     y, x = np.mgrid[: SIZE * _FINER, : SIZE * _FINER].astype(np.float32) / _FINER
     return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
 
@@ -162,7 +167,7 @@ def foliage(rng: np.random.Generator, scale: float) -> Image.Image:
 
 
 def shapes(rng: np.random.Generator, scale: float) -> Image.Image:
-    """Draws flat polygons, discs and lines, like signs and cel shading."""
+    """Returns a texture of flat polygons, discs and lines, like signs and cel shading."""
     made, draw = _canvas(rng)
     for _ in range(int(40 / scale)):
         points = rng.uniform(0, SIZE * _FINER, 2) + rng.uniform(-90, 90, (4, 2)) * scale
@@ -179,7 +184,7 @@ def shapes(rng: np.random.Generator, scale: float) -> Image.Image:
 
 
 def interface(rng: np.random.Generator, scale: float) -> Image.Image:
-    """Draws panels with letters, at the texture's own pixels, as a user interface has them."""
+    """Returns a texture of panels with letters, at its final size, as a user interface has them."""
     made = Image.new("RGB", (SIZE, SIZE), _ink(rng))
     draw = ImageDraw.Draw(made)
     for _ in range(6):
@@ -210,7 +215,10 @@ FAMILIES: Mapping[str, Callable[[np.random.Generator, float], Image.Image]] = {
 
 
 def views(held_out: bool) -> Iterator[tuple[int, int, str]]:
-    """Yields the world's seed, the second of its flight, and the light of every rendering."""
+    """Yields the world's seed, the second of its flight, and the light of every rendering.
+
+    These are the renderings for training, or the ``held_out`` ones.
+    """
     if held_out:
         for second in (5, 35, 65):
             yield from ((_HELD_OUT_WORLD, second, light) for light in ("day", "evening"))
@@ -221,7 +229,7 @@ def views(held_out: bool) -> Iterator[tuple[int, int, str]]:
 
 
 def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
-    """Yields pictures of the demo game; those that ``folder`` lacks are rendered."""
+    """Yields pictures of the demo game from ``folder``; runs the game to make missing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, second, light in views(held_out):
         path = folder / f"world{seed}-{second}s-{light}.png"
@@ -234,7 +242,7 @@ def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
 
 
 def photos() -> Iterator[Image.Image]:
-    """Yields the photos; they are downloaded where they are missing."""
+    """Yields the held-out photos as RGB pictures; downloads those that are missing."""
     found = [assets.Asset(assets.PICTURES, f"skimage/data/{n}", h) for n, h in _PHOTOS.items()]
     for credit in assets.fetch(*found):
         print(credit, file=sys.stderr)
@@ -243,7 +251,7 @@ def photos() -> Iterator[Image.Image]:
 
 
 def _opened(path: Path) -> Image.Image:
-    """Returns a picture in RGB whose sides are even."""
+    """Returns the picture of a file in RGB, cut to even width and height."""
     with Image.open(path) as picture:
         return picture.convert("RGB").crop((0, 0, picture.width & ~1, picture.height & ~1))
 

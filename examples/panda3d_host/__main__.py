@@ -32,7 +32,7 @@ FRAME_MS = 1000 / 60
 
 
 class Scene:
-    """The scene of a Panda3D program without the engine: four cards that rotate before a camera."""
+    """A Panda3D program without a network: four textured cards that rotate before a camera."""
 
     def __init__(self, offscreen: bool) -> None:
         settings = "audio-library-name null\nwin-size 640 480\nnotify-level-device fatal\n"
@@ -73,12 +73,12 @@ class Scene:
         self.texture.set_ram_image(np.moveaxis(texels, 0, -1).astype(np.uint8).tobytes())
 
     def draw(self) -> None:
-        """Draws one frame of the game engine."""
+        """Draws one frame of Panda3D, with the cards rotated by the clock."""
         self.box.set_h(30 * time.perf_counter())
         self.base.task_mgr.step()
 
     def save(self, path: Path) -> None:
-        """Writes the last frame to a file."""
+        """Writes a screenshot of the last frame to a file and creates its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         image = PNMImage()
         self.base.win.get_screenshot(image)
@@ -87,7 +87,7 @@ class Scene:
 
 
 class Game:
-    """The scene and a network beside it."""
+    """The Panda3D scene and a network whose results it shows; :meth:`frame` runs one frame."""
 
     def __init__(self, offscreen: bool, budget_ms: float) -> None:
         self.scene = Scene(offscreen)
@@ -107,7 +107,10 @@ class Game:
         return {"image": self.image}
 
     def frame(self) -> None:
-        """Runs one frame: the engine's part and the network's part."""
+        """Draws the scene, runs the network's slices, and shows a result that has arrived.
+
+        The frame's wall-clock time is reported to the scheduler.
+        """
         start = time.perf_counter()
         self.scene.draw()
         picture = self.network.frame(self.summary)
@@ -117,7 +120,7 @@ class Game:
         self.network.scheduler.frame_took(1e3 * (time.perf_counter() - start))
 
     def cost(self) -> str:
-        """Returns a line about the size, the latency and the upload time of a result."""
+        """Returns a line of text about the size, the latency and the upload time of a result."""
         if not self.uploads:
             return "no result has arrived"
         assert self.shown is not None

@@ -47,9 +47,11 @@ class NetworkBeside:
         self._done_since = 0
 
     def frame(self, summary: Summary) -> Array | None:
-        """Encodes and submits a frame; returns the result of a run if one has arrived, else None.
+        """Encodes and submits a frame of the network; returns an output that has arrived.
 
-        Call it once per frame. Raises :class:`cml_engine.CmlError` if the job failed.
+        Returns None in other frames. Call it once per frame: it starts the next run after a
+        result. ``summary`` receives the frame's reports. Raises :class:`cml_engine.CmlError` if
+        the job failed.
         """
         if self._job is None:
             self._job = self.scheduler.submit(self._session, self._inputs())
@@ -74,7 +76,7 @@ class NetworkBeside:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Returns the CPU milliseconds that the call takes."""
+    """Calls ``work`` and returns its wall-clock milliseconds."""
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)

@@ -49,7 +49,7 @@ struct Size { pixels: vec2<f32> }
 
 
 class Screen:
-    """The rendering of a game without the engine: a canvas, and a pipeline that draws a texture."""
+    """A canvas, a texture, and a pipeline that draws it: a game's rendering without the engine."""
 
     def __init__(self, canvas: Any, device: Any) -> None:
         self.canvas, self.device = canvas, device
@@ -93,7 +93,7 @@ class Screen:
         )
 
     def draw(self, encoder: Any) -> Any:
-        """Encodes the pass that draws the texture and returns the view that it draws to."""
+        """Records the pass that draws the texture over the canvas; returns the canvas's view."""
         pixels = np.array(self.canvas.get_physical_size(), np.float32)
         self.device.queue.write_buffer(self._size, 0, pixels)
         view = self.context.get_current_texture().create_view()
@@ -107,7 +107,7 @@ class Screen:
 
 
 class Game:
-    """The body of the loop, called once per frame."""
+    """A game whose picture a network computes; :meth:`frame` is the body of its loop."""
 
     def __init__(
         self,
@@ -138,7 +138,11 @@ class Game:
         self.shown: np.ndarray[Any, Any] | None = None
 
     def frame(self) -> None:
-        """Encodes a frame, submits once, and collects the measured times."""
+        """Encodes the network's slices and the drawing, submits once, and collects the times.
+
+        A result of the network is copied into the drawn texture. Raises
+        :class:`cml_engine.CmlError` if the job failed.
+        """
         if self.reloader is not None:
             self._reload(self.reloader)
         if self.job is None or self.job.ended:
@@ -171,9 +175,9 @@ class Game:
 
 
 def _network(watch: Path | None, ops: Sequence[Path], overlay: bool) -> cml.Graph:
-    """Returns the cartoon network, or the network in the watched folder.
+    """Returns the cartoon network, or the network in the folder ``watch``, after loading ``ops``.
 
-    A new folder is filled with the cartoon network.
+    A new folder is filled with the cartoon network. With ``overlay`` the cartoon has a slider.
     """
     if watch is None:
         return cartoon.load(cartoon.SLIDERS if overlay else None)
@@ -198,7 +202,10 @@ def has_display() -> bool:
 
 
 def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
-    """Runs ``frames`` frames at 60 per second without a window; returns the last one's pixels."""
+    """Runs ``frames`` frames at 60 per second without a window; returns the last one's pixels.
+
+    Raises the exception of a failed ``draw``.
+    """
     failed: list[Exception] = []
 
     def once() -> None:  # a canvas logs exceptions of its draw function and continues
@@ -219,7 +226,7 @@ def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndar
 
 
 def run_window(canvas: Any, loop: Any, draw: Callable[[], None], frames: int | None) -> None:
-    """Runs frames until the window is closed, at most ``frames`` if given."""
+    """Runs the window's event loop until it is closed, or until ``frames`` frames if given."""
     left = frames or sys.maxsize
 
     def once() -> None:
@@ -240,7 +247,11 @@ def options_of(
     timestamps: bool,
     more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> argparse.Namespace:
-    """Parses the options that all host examples share, and those that ``more`` adds."""
+    """Returns the parsed options that all host examples share, and those that ``more`` adds.
+
+    ``offscreen`` is set if a screenshot is requested or there is no display; ``frames`` is then
+    120 by default.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m examples.{name}")
     more(parser)
     parser.add_argument("--frames", type=int, help="stop after so many")
@@ -260,7 +271,7 @@ def options_of(
 
 
 def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
-    """Writes the frame as a PNG file, if a path is given."""
+    """Writes the frame as a PNG file and prints its path; does nothing without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)

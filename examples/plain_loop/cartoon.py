@@ -44,7 +44,7 @@ SLIDERS = {"least light of ink": cml.Slider("ink.a", 0.0, 1.0, "0 is black")}
 
 
 def write(folder: Path) -> None:
-    """Writes the network as a model folder."""
+    """Writes the network as a model folder with one NNEF file; the folder must not exist."""
     folder.mkdir(parents=True)
     (folder / "graph.nnef").write_text(CARTOON, encoding="utf-8")
 
@@ -57,7 +57,7 @@ def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
 
 
 def image(time: float) -> np.ndarray[Any, Any]:
-    """Returns a picture of balls that move before a gradient, at ``time`` in seconds."""
+    """Returns a picture [1, 3, H, W] of balls before a gradient at ``time`` in seconds."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32) / HEIGHT
     picture = np.stack([0.2 + 0.3 * y, 0.3 + 0.2 * x, 0.7 - 0.4 * y])
     for ball in range(3):

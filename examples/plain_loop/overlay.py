@@ -13,7 +13,7 @@ from cml_engine.tools.panel import Panel
 
 
 class Overlay:
-    """The imgui renderer of a game, and the engine's panel."""
+    """The Dear ImGui renderer of a game's canvas, with the engine's panel for one network."""
 
     def __init__(
         self, canvas: Any, device: Any, scheduler: FrameScheduler, session: cml.Session
@@ -24,7 +24,7 @@ class Overlay:
         self.panel = Panel(scheduler, {self._name: session})
 
     def draw(self, encoder: Any, view: Any) -> None:
-        """Encodes a pass that draws over the picture."""
+        """Records a pass that draws the panel over the picture in ``view``."""
         imgui.set_current_context(self._imgui.imgui_context)
         imgui.new_frame()
         self.panel.draw()
@@ -35,10 +35,10 @@ class Overlay:
         render.end()
 
     def watch(self, report: FrameReport, measured: list[FrameReport]) -> None:
-        """Passes the reports of a frame to the panel."""
+        """Passes a frame's report, and the reports whose times have arrived, to the panel."""
         self.panel.watch(report, measured)
 
     @property
     def values(self) -> dict[str, float]:
-        """The current values of the sliders."""
+        """The current values of the sliders, by input name."""
         return self.panel.values(self._name)

@@ -10,7 +10,7 @@ from cml_engine import FrameReport
 
 
 class Summary:
-    """Collects a loop's frame reports."""
+    """Collects a loop's frame reports and describes them in four lines."""
 
     def __init__(self, budget_ms: float, timestamps: bool) -> None:
         self.budget_ms, self.timestamps = budget_ms, timestamps
@@ -31,7 +31,7 @@ class Summary:
         return sum(len(report.finished) for report in self.reports)
 
     def text(self, device: str) -> str:
-        """Returns the summary as text."""
+        """Returns four lines: frames and runs, why frames stopped, GPU times, CPU time."""
         reasons = Counter(report.reason for report in self.reports)
         stopped = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
         return "\n".join(

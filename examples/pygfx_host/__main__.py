@@ -34,14 +34,14 @@ from examples.plain_loop.summary import Summary
 
 
 class CopyAfter(CopyPass):  # type: ignore[misc]
-    """The pygfx pass that copies the picture, preceded by other work in the same encoder."""
+    """A pygfx effect pass that calls a function with the encoder, then copies the picture."""
 
     def __init__(self, before: Callable[[Any], None]) -> None:
         super().__init__()
         self._before = before
 
     def render(self, command_encoder: Any, *textures: Any, **named: Any) -> None:
-        """Encodes the other work, then the copy.
+        """Calls the function with ``command_encoder``, then records the copy.
 
         pygfx calls it once per frame, before its submit.
         """
@@ -50,7 +50,7 @@ class CopyAfter(CopyPass):  # type: ignore[misc]
 
 
 class Scene:
-    """The scene of a pygfx program without the engine: a box that rotates before a camera."""
+    """A pygfx program without a network: a textured box that rotates before a camera."""
 
     def __init__(self, canvas: Any) -> None:
         self.canvas = canvas
@@ -70,13 +70,13 @@ class Scene:
         self.camera.look_at((0, 0, 0))
 
     def draw(self) -> None:
-        """Draws a frame; pygfx submits it."""
+        """Draws a frame with the box rotated by the clock; pygfx submits it."""
         self.box.local.rotation = la.quat_from_euler((0.0, 0.5 * time.perf_counter(), 0.0))
         self.renderer.render(self.scene, self.camera)
 
 
 class Game:
-    """The scene and a network in its frames."""
+    """The pygfx scene and a network in its frames; :meth:`frame` is the body of the loop."""
 
     def __init__(self, canvas: Any, budget_ms: float) -> None:
         self.scene = Scene(canvas)
@@ -92,7 +92,10 @@ class Game:
         self.scene.renderer.effect_passes = [CopyAfter(self.encode)]
 
     def encode(self, encoder: Any) -> None:
-        """Encodes this frame's slices, and the copy of a result into the texture."""
+        """Records the frame's slices of the network, and a result's copy into the box's texture.
+
+        Raises :class:`cml_engine.CmlError` if the job failed.
+        """
         if self.job is None or self.job.ended:
             self.image = cartoon.image(time.perf_counter())
             self.job = self.scheduler.submit(self.session, {"image": self.image})

@@ -10,7 +10,10 @@ import cml_engine as cml
 
 
 def steepness(attrs: cml.Attrs, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the sum of the absolute differences to the four neighbours, with NumPy."""
+    """Returns, for each element, the sum of the absolute differences to its four neighbours.
+
+    ``x`` is [N, C, H, W]; elements beyond the border equal those at the border.
+    """
     wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
     around = wide[..., :-2, 1:-1], wide[..., 2:, 1:-1], wide[..., 1:-1, :-2], wide[..., 1:-1, 2:]
     return np.asarray(sum(np.abs(neighbour - x) for neighbour in around))

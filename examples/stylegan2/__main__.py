@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def latent(session: cml.Session, seed: int) -> Array:
-    """Returns a normally distributed latent vector of the network's input size."""
+    """Returns a normally distributed latent vector in the shape of the network's input ``z``."""
     shape = session.inputs["z"].shape
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 

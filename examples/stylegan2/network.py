@@ -62,15 +62,15 @@ class _Network:
         return self.make.variable(name, values)
 
     def node(self, op: str, name: str, *inputs: str | float, **attrs: object) -> str:
-        """Adds one operator; numbers among its inputs become literals."""
+        """Adds one operator and returns its result's name; input numbers become literals."""
         names = [x if isinstance(x, str) else self.make.literal(x) for x in inputs]
         return self.make.node(op, names, name, **attrs)
 
     def mapping(self, z: str) -> str:
-        """Adds the eight layers from the normalised latent to ``w``.
+        """Adds the mapping network from the latent ``z`` to ``w`` and returns the name of ``w``.
 
-        The multiplier of the learning rate, 1/sqrt(inputs) and the gain are part of the stored
-        weights.
+        It normalizes ``z`` and applies eight layers. The multiplier of the learning rate,
+        1/sqrt(inputs) and the gain are part of the stored weights.
         """
         square = self.node("mean_reduce", "z_square", self.node("sqr", "z_sqr", z), axes=[1])
         norm = self.node("rsqrt", "z_norm", self.node("add", "z_safe", square, _EPSILON))
@@ -82,18 +82,27 @@ class _Network:
         return x
 
     def linear(self, name: str, result: str, x: str, gain: float) -> str:
-        """Adds a linear layer; weights of variance 1 are scaled to keep the variance of ``x``."""
+        """Adds the linear layer ``name`` of ``x`` and returns ``result``, the name of its output.
+
+        Weights of variance 1 are scaled to keep the variance of ``x``, times ``gain``.
+        """
         values = self.parameters[f"{name}.weight"]
         weight = self.variable(f"{name}.weight", values * (gain / sqrt(values.shape[1])))
         bias = self.variable(f"{name}.bias", self.parameters[f"{name}.bias"][None] * gain)
         return self.node("linear", result, x, weight, bias)
 
     def style(self, name: str, w: str, gain: float = 1.0) -> str:
-        """Adds the affine layer of ``w`` that scales a convolution's inputs: ``[1, channels]``."""
+        """Adds the affine layer of ``w`` that yields a convolution's style; returns its name.
+
+        The style, ``[1, channels]``, scales the convolution's inputs.
+        """
         return self.linear(f"{name}.affine", f"{name}.style", w, gain)
 
     def layer(self, name: str, x: str, w: str, up: bool) -> str:
-        """Adds a modulated 3x3 convolution with noise, bias and activation."""
+        """Adds a modulated 3x3 convolution with noise, bias, activation; returns the result's name.
+
+        With ``up`` the resolution is doubled.
+        """
         weight = self.parameters[f"{name}.weight"]
         style = self.style(name, w)
         square = self.node("sqr", f"{name}.style2", style)
@@ -110,7 +119,10 @@ class _Network:
         return self.node("leaky_relu", name, normal, alpha=0.2)
 
     def statistics(self, name: str, square: str, weight: Array, bias: Array) -> tuple[str, str]:
-        """Returns a mean and a variance with which a normalization divides and adds the bias."""
+        """Adds the mean and variance of a layer's normalization and returns their names.
+
+        With them, the normalization divides by ``sigma`` and adds the bias (module text).
+        """
         squares = self.variable(f"{name}.squares", np.square(weight).sum((2, 3)))
         variance = self.node("linear", f"{name}.variance", square, squares, 0.0)
         safe = self.node("add", f"{name}.safe", variance, _EPSILON)
@@ -123,7 +135,7 @@ class _Network:
         return self.node("conv", f"{name}.conv", x, filter, 0.0, padding=[(1, 1), (1, 1)])
 
     def upsampled(self, name: str, x: str, weight: Array) -> str:
-        """Adds an upsampling to twice the resolution.
+        """Adds a convolution that doubles the resolution and returns the result's name.
 
         This is a ``deconv``, whose filter is (in, out, …), then the filter [1,3,3,1] on each
         channel.
@@ -136,9 +148,10 @@ class _Network:
         return self.node("conv", f"{name}.smooth", x, smooth, 0.0, padding=padding, groups=0)
 
     def filter(self, channels: int) -> str:
-        """Returns the filter [1,3,3,1] on both axes for ``channels`` channels.
+        """Returns the name of a constant: the filter [1,3,3,1] on both axes, for each channel.
 
-        Its sum is 4, because upsampling inserts three zeros for every value.
+        It is added once per number of channels. The filter's sum is 4, because upsampling
+        inserts three zeros for every value.
         """
         if channels not in self.filters:
             row = np.array([1, 3, 3, 1]) / 4
@@ -147,7 +160,10 @@ class _Network:
         return self.filters[channels]
 
     def to_rgb(self, name: str, x: str, w: str, image: str) -> str:
-        """Adds the block's RGB image to the upsampled image so far."""
+        """Adds the block's RGB image to the upsampled ``image`` so far; returns the sum's name.
+
+        The first block's image, for which ``image`` is "", is returned as it is.
+        """
         values = self.parameters[f"{name}.weight"]
         style = self.style(name, w, gain=1 / sqrt(values.shape[1]))
         weight = self.variable(f"{name}.weight", values)

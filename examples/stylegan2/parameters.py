@@ -25,7 +25,10 @@ _RGB, _FINER = 0.25, 0.9
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of the paper; ``resolution`` is a power of two from 8 to 1024."""
+    """The sizes of the generator, by default the paper's.
+
+    ``resolution`` is a power of two from 8 to 1024.
+    """
 
     resolution: int = 1024
     latent: int = 512
@@ -49,7 +52,7 @@ class Config:
         return min(self.channel_base // resolution, self.channel_most)
 
     def layers(self, resolution: int) -> dict[str, int]:
-        """Returns the 3x3 layers of a block in order, each with its number of input channels."""
+        """Returns the number of input channels of a block's 3x3 layers, by name, in order."""
         own = {"conv1": self.channels(resolution)}
         return own if resolution == 4 else {"conv0": self.channels(resolution // 2), **own}
 
@@ -93,7 +96,7 @@ class _Draw:
         return np.asarray(drawn, np.float32) * np.float32(scale)
 
     def modulated(self, name: str, ins: int, outs: int, window: int) -> dict[str, Array]:
-        """Returns the parameters of a convolution whose input channels are scaled by a style."""
+        """Returns random parameters, by name, of a convolution that is modulated by a style."""
         return {
             f"{name}.weight": self.normal(outs, ins, window, window),
             f"{name}.bias": self.normal(outs, scale=0.1),

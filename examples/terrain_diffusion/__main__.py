@@ -83,7 +83,10 @@ class _Timed:
 
 
 def _timed(name: str, denoise: Denoise, inputs: dict[str, Array]) -> _Timed:
-    """Returns the second of two runs, because the first one includes set-up."""
+    """Runs ``denoise`` twice; prints the second run's time and returns its result and seconds.
+
+    The first run includes set-up.
+    """
     denoise(inputs)
     start = time.perf_counter()
     result = denoise(inputs)
@@ -98,7 +101,7 @@ def _square(options: argparse.Namespace) -> dict[str, Array]:
 
 
 def _session(backend: str) -> cml.Session:
-    """Returns the network on a backend, and prints the time that this took."""
+    """Returns a session of the network on a backend; prints the seconds to load and compile."""
     start = time.perf_counter()
     graph = cml.load(MODEL.path, shapes=SHAPES)
     loaded = time.perf_counter()

@@ -41,7 +41,7 @@ _LEAST_WEIGHT = 1e-3
 
 
 def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
-    """Returns the network's inputs for a square of noise.
+    """Returns the network's inputs by name for a square of noise [1, 1, SIZE, SIZE].
 
     ``difficulty`` is 1 (calm) to 100 (rough).
     """
@@ -54,7 +54,7 @@ def inputs_of(noisy: Array, difficulty: int) -> dict[str, Array]:
 
 
 def canvas(shape: tuple[int, int], seed: int) -> Array:
-    """Returns the noise for a map of that height and width, at least one square.
+    """Returns the noise [1, 1, H, W] for a map of that height and width, at least one square.
 
     The random numbers are drawn as in the published package.
     """
@@ -64,9 +64,10 @@ def canvas(shape: tuple[int, int], seed: int) -> Array:
 
 
 def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int) -> Array:
-    """Returns heights in metres, the lowest of which is 0, for at least one square.
+    """Returns heights in metres as an array of ``shape``; the lowest is 0.
 
-    The map equals that of the published package for the same arguments.
+    ``denoise`` runs once for each overlapping square. The map equals that of the published
+    package for the same arguments.
     """
     noise = canvas(shape, seed)
     total, weights = np.zeros_like(noise[0, 0]), np.zeros_like(noise[0, 0])
@@ -79,7 +80,7 @@ def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int
 
 
 def squares(height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yields the slices of the squares, row by row."""
+    """Yields the slices (rows, columns) of the overlapping squares of a map, row by row."""
     for y in _starts(height):
         for x in _starts(width):
             yield slice(y, y + SIZE), slice(x, x + SIZE)
@@ -92,13 +93,13 @@ def _starts(length: int) -> list[int]:
 
 
 def _weight() -> Array:
-    """Returns the blending weight of each place in a square, largest in the middle."""
+    """Returns the blending weight of each place in a square [SIZE, SIZE], largest in the middle."""
     line = np.maximum(np.hanning(SIZE).astype(np.float32), np.float32(_LEAST_WEIGHT))
     return np.outer(line, line)
 
 
 def heights(denoised: Array) -> Array:
-    """Converts the network's output to metres; the lowest height is 0."""
+    """Returns the network's output converted to metres; the lowest height is 0."""
     unit = np.clip((denoised + 1) / 2, 0, 1)
     metres = _LINEAR * np.sinh(unit * np.arcsinh(_HIGHEST / _LINEAR))
     return np.asarray(metres - metres.min(), np.float32)

@@ -25,7 +25,7 @@ def shaded(heights: Array, times: int = 2) -> Array:
 
 
 def _enlarged(heights: Array, times: int) -> Array:
-    """Interpolates linearly between the heights, to avoid steps in the shading."""
+    """Returns the heights at ``times`` the size, interpolated linearly to avoid steps."""
     for axis in (0, 1):
         count = heights.shape[axis]
         at = np.linspace(0, count - 1, times * count)

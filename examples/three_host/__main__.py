@@ -27,7 +27,10 @@ _HERE = Path(__file__).parent
 def write_host(
     folder: Path, profiles: Sequence[str] = ("discrete", "portable"), three: Path | None = None
 ) -> None:
-    """Writes the page, three.js, the player and the cooked networks."""
+    """Writes the page, three.js, the player and the cooked networks to ``folder``.
+
+    ``three`` is a folder that contains three.js; without it three.js is downloaded.
+    """
     for name, data in (_read(three) if three else fetch_three()).items():
         write_atomically(folder / name, data)
     write_networks(folder, profiles)
@@ -37,7 +40,10 @@ def write_host(
 
 
 def fetch_three() -> dict[str, bytes]:
-    """Returns the files of three.js with its WebGPU renderer; Deno caches the download."""
+    """Downloads three.js with Deno, which caches it, and returns the content of its files by name.
+
+    Raises :class:`cml_engine.CmlError` if Deno is missing or the download fails.
+    """
     deno = find_deno()
     if deno is None:
         raise cml.CmlError(
@@ -67,7 +73,7 @@ def _read(build: Path) -> dict[str, bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page."""
+    """Writes the page to the folder named in ``argv`` and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.three_host", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--three", type=Path, metavar="DIR", help="three.js's folder `build`")

@@ -35,7 +35,10 @@ def cml_command(*arguments: str | Path) -> None:
 
 
 def convert(size: tuple[int, int], folder: Path) -> Path:
-    """Converts the network to an NNEF folder for an input of ``size`` (width, height)."""
+    """Converts the network to an NNEF folder below ``folder`` and returns its path.
+
+    The network's input has ``size`` (width, height).
+    """
     width, height = size
     model = folder / f"upres_{width}x{height}.nnef"
     shape = f"1,3,{height},{width}"
@@ -44,7 +47,10 @@ def convert(size: tuple[int, int], folder: Path) -> Path:
 
 
 def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
-    """Writes the enlarged ``photo`` to ``result`` and returns the seconds that this took."""
+    """Runs the command ``cml run``, which writes the enlarged ``photo`` to ``result``.
+
+    Returns the seconds that the command takes.
+    """
     graph = cml.load(model)
     (source,), (target,) = graph.inputs, graph.outputs
     start = time.perf_counter()
@@ -54,7 +60,10 @@ def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
 
 
 def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | None) -> None:
-    """Writes the pictures to ``out``, and a part of them side by side to ``excerpt``."""
+    """Writes pictures before and after to ``out``, and a part of both to ``excerpt``, if given.
+
+    Prints the paths of the files.
+    """
     titles = ("before: bicubic", "after: network")
     before.save(out / "before.png")
     pictures.side_by_side(before, after, titles).save(out / "upscale.png")

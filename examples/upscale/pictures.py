@@ -23,13 +23,13 @@ def small_photo(source: Path, size: tuple[int, int]) -> Image.Image:
 
 
 def enlarge(picture: Image.Image) -> Image.Image:
-    """Returns the picture enlarged with the cubic filter, for comparison with the network."""
+    """Returns the picture enlarged ``FACTOR`` times by the cubic filter, for comparison."""
     size = (picture.width * FACTOR, picture.height * FACTOR)
     return picture.resize(size, Image.Resampling.BICUBIC)
 
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
-    """Returns two pictures of one size side by side, each with its title in a corner."""
+    """Returns one picture with two of equal size side by side, each with its title in a corner."""
     both = Image.new("RGB", (left.width + _GAP + right.width, left.height), "white")
     for picture, title, x in ((left, titles[0], 0), (right, titles[1], left.width + _GAP)):
         both.paste(picture, (x, 0))

@@ -25,7 +25,10 @@ _PLAYER = Path(__file__).parents[2] / "players" / "web"
 
 
 def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")) -> None:
-    """Writes the page, the player and the cooked networks; any web server can serve them."""
+    """Writes the page, the player and the cooked networks of both worlds to ``folder``.
+
+    Any web server can serve the folder.
+    """
     write_networks(folder, profiles)
     write_networks(folder / "integer", profiles, integer=True)
     write_player(folder, "cml.js", "tiles.js")
@@ -34,7 +37,10 @@ def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")
 
 
 def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False) -> None:
-    """Writes the cooked networks of a tile, and a description of the connections between them."""
+    """Writes the cooked networks of a tile to ``folder``, and ``chain.json``, which connects them.
+
+    With ``integer`` these are the networks of the integer world.
+    """
     chain = load_chain(integer=integer)
     shown = _EXACT_SHOWN if integer else _SHOWN
     digested = (
@@ -58,7 +64,7 @@ def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False)
 
 
 def _needed(chain: Chain, wanted: set[str]) -> list[str]:
-    """Returns these sessions and all sessions whose outputs they use, in the chain's order."""
+    """Returns the sessions ``wanted`` and all sessions that they read, in the chain's order."""
     for name in reversed(list(chain.sources)):
         if name in wanted:
             wanted = wanted | {taken.session for taken in chain.sources[name].values()}
@@ -66,7 +72,7 @@ def _needed(chain: Chain, wanted: set[str]) -> list[str]:
 
 
 def write_player(folder: Path, *names: str) -> None:
-    """Writes files of the player, and the script that computes tiles with it."""
+    """Copies files of the web player, and the example's ``tiles.js``, to ``folder``."""
     for name in names:
         source = _HERE if name == "tiles.js" else _PLAYER
         write_atomically(folder / name, (source / name).read_bytes())

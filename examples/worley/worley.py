@@ -25,7 +25,7 @@ def infer(attrs: cml.Attrs, points: cml.Fact) -> cml.Fact:
 
 
 def mix(x: Array) -> Array:
-    """Returns a 32-bit hash of each value."""
+    """Returns a 32-bit hash of each uint32."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     mixed: Array = x ^ (x >> np.uint32(16))

@@ -85,8 +85,7 @@ class FrameExecutor(JobExecutor):
 
     @device_errors()
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
-        """Records the copy of a job's outputs into mappable memory, so that :meth:`read` returns
-        them later.
+        """Records the copy of a job's outputs into mappable memory, for a later :meth:`read`.
 
         The copy is postponed to a later frame if the frame can leave no receipt or if running
         models use all of the memory.
@@ -105,8 +104,7 @@ class FrameExecutor(JobExecutor):
         return result.value(name)
 
     def is_reading(self, result: Result) -> bool:
-        """Returns True if a readback of ``result`` was requested and has not arrived; it may be
-        postponed."""
+        """Returns True if a readback of ``result`` is requested or postponed and not arrived."""
         return result in self._readbacks
 
     @device_errors()
@@ -146,8 +144,7 @@ class FrameExecutor(JobExecutor):
         *,
         timed: bool = True,
     ) -> list[tuple[GpuProgram, Exception]]:
-        """Records one compute pass per group and returns the networks whose slices failed, with the
-        errors.
+        """Records one compute pass per group and returns the failed networks with their errors.
 
         With ``timed``, the passes have timestamps at both ends if the device supports them. A
         failed network's later slices in the frame are omitted.
@@ -206,8 +203,7 @@ class FrameExecutor(JobExecutor):
             part.network.encode_range(compute, part.step, part.first, part.count)
 
     def _sign(self, encoder: wgpu.GPUCommandEncoder) -> bool:
-        """Adds the frame's receipt, once per frame: a timestamp slot that arrives only after a
-        submit.
+        """Adds the frame's receipt, once per frame: a number that arrives only after a submit.
 
         The receipt reveals a frame that is never submitted. Returns False if no timestamp slot
         is free.
@@ -265,8 +261,7 @@ class FrameExecutor(JobExecutor):
         return timings
 
     def _timings(self) -> list[Timing]:
-        """Returns the timings that have arrived, one per group, without frames in which a slice
-        failed."""
+        """Returns the arrived timings, one per group, without frames in which a slice failed."""
         timings: list[Timing] = []
         for slot, spent in self._ring.collect():
             if slot.frame in self._untold:
@@ -296,8 +291,7 @@ class FrameExecutor(JobExecutor):
             poll(self.gpu.device)
 
     def preparing(self) -> str:
-        """Returns a text with the current work of the pipeline-building thread and its last
-        error."""
+        """Returns a text about the pipeline-building thread: its current work and last error."""
         return BUILDER.doing()
 
     def take_losses(self) -> bool:

@@ -56,8 +56,7 @@ def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> 
 
 
 def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> None:
-    """Raises :class:`InputError` if one input does not fit the network, as :func:`check_inputs`
-    does."""
+    """Raises :class:`InputError` if one input of :func:`check_inputs` does not fit the network."""
     place = network.plan.inputs.get(name)
     if place is None:
         known = ", ".join(network.plan.inputs) or "(none)"
@@ -76,8 +75,7 @@ def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> N
 
 
 def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
-    """Returns the shape and type of a job's future output, or None if the job ended without a
-    result.
+    """Returns the shape and type of a job's future output; None if the job ended without a result.
 
     Raises :class:`InputError` if the job is on another device or has no such output.
     """

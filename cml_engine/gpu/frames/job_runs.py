@@ -11,8 +11,10 @@ _REMEMBERED = 1024
 
 
 class JobRun:
-    """The work of one job on the device: the runs that it reads from, and why its results are
-    wrong."""
+    """The work of one job on the device.
+
+    It records which runs it reads from, and why its results are wrong, if they are.
+    """
 
     __slots__ = ("harm", "sources")
 
@@ -24,8 +26,7 @@ class JobRun:
 
 
 class JobRuns:
-    """The latest runs of all frame schedulers of a device; each run stands after the runs it
-    reads from."""
+    """The latest runs of a device's frame schedulers, each after the runs that it reads."""
 
     def __init__(self) -> None:
         self._lock = Lock()

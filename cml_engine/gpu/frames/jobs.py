@@ -57,8 +57,7 @@ class JobExecutor:
         return accepted
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
-        """Returns the costs of the dispatches that load GPU inputs before the network's own
-        steps, in order."""
+        """Returns the costs of the dispatches that load GPU inputs before the network runs."""
         return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
 
     def release_input(self, value: object) -> None:
@@ -104,8 +103,7 @@ class JobExecutor:
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
     ) -> JobRun:
-        """Begins a reserved job: writes its inputs into the network's memory and returns the new
-        run.
+        """Begins a reserved job: writes its inputs to the network's memory and returns the new run.
 
         Arrays are uploaded through the queue; the copies of GPU tensors are recorded into
         ``encoder``. On an error the reservation ends.

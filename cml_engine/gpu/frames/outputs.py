@@ -86,8 +86,7 @@ class Result:
         return self.places[name]
 
     def tensor(self, name: str) -> GpuTensor:
-        """Returns the output ``name`` as a tensor on the GPU, which is a range of this result's
-        memory."""
+        """Returns the output ``name`` as a GPU tensor, a range of this result's memory."""
         place = self.place(name)
         offset = self.memory.offset + place.binding.offset
         return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
@@ -126,8 +125,7 @@ class Result:
             self._staging.start_mapping()
 
     def collect(self) -> bool:
-        """Stores the bytes in ``data`` if they have arrived. Returns True if no readback is
-        pending.
+        """Stores arrived bytes in ``data``. Returns True if no readback is pending.
 
         If the mapping failed, ``error`` is set and nothing is pending.
         """

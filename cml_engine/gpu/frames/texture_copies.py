@@ -60,8 +60,7 @@ class TextureCopies:
         return self._ring is not None and self._ring.start_mapping(frame)
 
     def collect(self) -> list[tuple[StepCost, float]]:
-        """Returns the timed copies whose timings have arrived: the cost and the milliseconds of
-        each."""
+        """Returns the cost and the milliseconds of each timed copy whose timing has arrived."""
         if self._ring is None:
             return []
         found = [

@@ -14,8 +14,7 @@ from cml_engine.ir.memory import MemoryRange
 
 
 class Home(Protocol):
-    """The interface of an allocator that its allocations use; ``allocator.Allocator`` implements
-    it."""
+    """The interface of an allocator that its allocations use, implemented by ``Allocator``."""
 
     device: wgpu.GPUDevice
 
@@ -91,8 +90,7 @@ class Allocation:
         return self.buffer, self.offset + offset
 
     def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
-        """Returns a part of the range as the ``resource`` of a bind group entry; by default the
-        whole range."""
+        """Returns the range, or a part of it, as the ``resource`` of a bind group entry."""
         size = self.nbytes - offset if nbytes is None else nbytes
         return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
 

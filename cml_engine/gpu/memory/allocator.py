@@ -201,8 +201,7 @@ class Allocator:
         self._frees.begin_frame(executor)
 
     def close_frame(self, executor: object) -> None:
-        """Marks the executor's frame as submitted, runs the deferred frees and enforces the
-        budget."""
+        """Marks the executor's frame as submitted, runs deferred frees and enforces the budget."""
         self.frame += 1
         self._frees.end_frame(executor)
         self._shrink()  # memory that was in use when the budget was lowered may be free now

@@ -26,8 +26,10 @@ class DeferredFrees:
         self._is_running = False
 
     def add(self, free: Callable[[], None]) -> None:
-        """Queues ``free`` for the next :meth:`run` without an encoding frame; safe in any thread
-        or finalizer."""
+        """Queues ``free``, which :meth:`run` calls while no frame is encoded.
+
+        Safe in any thread or finalizer.
+        """
         self._queue.append(free)
 
     def begin_frame(self, executor: object) -> None:
@@ -37,8 +39,7 @@ class DeferredFrees:
         self._encoding.add(executor)
 
     def end_frame(self, executor: object) -> None:
-        """Marks the executor's frame as submitted and runs the queue if no other frame is being
-        encoded."""
+        """Marks the executor's frame as submitted; runs the queue if no other is encoded."""
         self._encoding.discard(executor)
         self.run()
 

@@ -25,8 +25,7 @@ class Tenant(Protocol):
     def last_used(self) -> int: ...
     @property
     def resident(self) -> Collection[Allocation | Segments]:
-        """The allocations of this model that can be evicted; other models may share some of
-        them."""
+        """The evictable allocations of this model; other models may share some of them."""
         ...
 
     @property
@@ -104,8 +103,10 @@ class Eviction:
                 yield
 
     def evict(self, tenant: Tenant) -> None:
-        """Evicts a model and frees unused heaps; does not evict it if another thread just
-        started to run it."""
+        """Evicts a model and frees unused heaps.
+
+        The model stays if another thread has just started to run it.
+        """
         with suppress(InputError):
             freed = mib(_bytes_of([tenant]))
             tenant.evict()

@@ -61,13 +61,13 @@ class _Heap:
 
 
 class Heaps:
-    """The engine's own :class:`cml_engine.ir.memory.MemorySource`: it cuts ranges from large
-    buffers.
+    """The engine's own memory source: it cuts ranges from large buffers.
 
-    There are separate heaps for each usage and category, because WebGPU rejects a buffer that is
-    used in two ways at once and copies within one buffer. The first heap of a class is small;
-    each further one is twice as large, up to ``heap_bytes``. Empty heaps are destroyed, except
-    for one spare (more for mappable buffers).
+    It implements :class:`cml_engine.ir.memory.MemorySource`. There are separate heaps for each
+    usage and category, because WebGPU rejects a buffer that is used in two ways at once and
+    copies within one buffer. The first heap of a class is small; each further one is twice as
+    large, up to ``heap_bytes``. Empty heaps are destroyed, except for one spare (more for
+    mappable buffers).
 
     ``may_reserve(nbytes)`` returns True if the budget has room for ``nbytes`` more.
     """
@@ -154,8 +154,7 @@ class Heaps:
                 self._destroy(heap)
 
     def lasting_bytes(self, passing: Collection[str]) -> int:
-        """Returns the bytes of the heaps that remain if all memory of the ``passing`` categories is
-        freed.
+        """Returns the bytes of the heaps that hold other categories than the ``passing`` ones.
 
         Mappable buffers count as passing too, because readbacks free them.
         """

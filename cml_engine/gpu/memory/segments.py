@@ -52,8 +52,10 @@ class Segments:
         return self._parts[part].at(rest)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Queues a write of ``data`` at a byte offset, done before the next submit; it may span
-        segments."""
+        """Queues a write of ``data`` at a byte offset, done before the next submit.
+
+        The data may cross borders of segments.
+        """
         data = np.frombuffer(data, np.uint8)
         while data.size:
             part, rest = divmod(offset, self._each)

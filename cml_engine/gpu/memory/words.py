@@ -13,8 +13,7 @@ from cml_engine.ops.common.integer_arrays import words_of
 
 
 def to_words(array: Array, place: TensorPlace) -> Array:
-    """Returns a host array as the words that the GPU stores: in the tensor's layout and element
-    type.
+    """Returns a host array as words in the tensor's layout and element type on the GPU.
 
     An input of an integer network is quantized first.
     """
@@ -56,8 +55,7 @@ def block(array: Array) -> Array:
 
 
 def unblock(words: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the tensor of NCHW ``shape`` from elements in the c4 layout
-    (``cml_engine/ir/layout.py``)."""
+    """Returns the tensor of NCHW ``shape`` from c4 elements (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4

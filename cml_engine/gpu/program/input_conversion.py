@@ -27,8 +27,7 @@ def readable(tensor: GpuTensor) -> bool:
 
 
 class Waiting:
-    """A buffer for the copy of a tensor that no kernel can read where it is; freed with this
-    object."""
+    """A buffer for a copy of a tensor that no kernel can read in place; freed with this object."""
 
     def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
         self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")

@@ -61,8 +61,7 @@ def read_arena(program: GpuProgram) -> Array:
 
 
 def fill_arena(program: GpuProgram, word: int) -> None:
-    """Writes ``word`` into the whole arena, so that tests can find elements that no kernel
-    wrote."""
+    """Fills the whole arena with ``word``, so that tests find elements that no kernel wrote."""
     with program.exclusive():
         program.load()
         program.retained.lose()
@@ -76,8 +75,7 @@ def time_steps(
     runs: int,
     steps: Sequence[int] | None = None,
 ) -> Array:
-    """Runs the given steps, or all, ``runs`` times and returns their milliseconds ``[runs,
-    steps]``.
+    """Runs the given steps, or all, several times; returns milliseconds ``[runs, steps]``.
 
     Each step has its own pass, and passes cannot overlap. The sum is therefore slightly more
     than an uninstrumented run takes.

@@ -48,8 +48,10 @@ _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
 
 class Preparation:
-    """The preparation of one program: tracks what of weights, pipelines and bind groups is
-    missing."""
+    """The preparation of one program: it uploads weights, builds pipelines, makes bind groups.
+
+    It remembers what is done and can stop after any part.
+    """
 
     def __init__(
         self,
@@ -70,8 +72,7 @@ class Preparation:
         self.restart()
 
     def restart(self) -> None:
-        """Marks the weights and bind groups as missing, so that they are made again; the
-        pipelines stay."""
+        """Marks the weights and bind groups as missing, to make them again; keeps pipelines."""
         self._chunks = chunks(self._plan.own)
         self._uploaded = False
         self.bind_again()
@@ -84,8 +85,10 @@ class Preparation:
         return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self._keys)]
 
     def finish(self, program: Prepared) -> None:
-        """Completes the preparation now; blocks. Raises the error of a pipeline that cannot be
-        built."""
+        """Completes the preparation now; blocks.
+
+        Raises the error of a pipeline that cannot be built.
+        """
         if self._building is not None:
             wait([self._building])  # pipelines that failed there are built again here
         building = self.build_ahead()
@@ -178,8 +181,7 @@ class Builder:
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
-        """Queues ``work`` for the network behind everything submitted before; returns its
-        future."""
+        """Queues ``work`` for the network and returns its future; work runs in this order."""
         with self._lock:
             self._waiting += 1
         return self._thread.submit(self._do, network, work)

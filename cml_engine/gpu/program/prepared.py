@@ -90,8 +90,7 @@ class PreparedProgram(ProgramMemory):
         self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
 
     def constants_of(self, plan: Plan) -> SharedConstants | None:
-        """Returns new shared constants for ``plan``, which has this program's shape and other
-        weights.
+        """Returns new shared constants for ``plan``: this program's plan with other weights.
 
         Returns None if a kernel file has changed, so that this program's pipelines do not fit.
         """
@@ -129,8 +128,7 @@ class PreparedProgram(ProgramMemory):
         self._preparation.build_ahead()
 
     def load(self) -> None:
-        """Prepares memory, weights, pipelines and bind groups now; returns at once if they are
-        ready."""
+        """Prepares memory, weights, pipelines and bind groups now, unless they are ready."""
         self.last_used = self.gpu.memory.tick()
         with self.pinned():
             if not self.prepared:
@@ -215,8 +213,7 @@ class PreparedProgram(ProgramMemory):
     def _marked(
         self, compute: wgpu.GPUComputePassEncoder, step: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that puts the recorded commands into a debug group, if markers are
-        enabled."""
+        """Returns a context that puts commands into a debug group, if markers are enabled."""
         if not self.gpu.markers:
             return contextlib.nullcontext()
         return _group(compute, f"{self.name}: {self.plan.steps[step].title}")

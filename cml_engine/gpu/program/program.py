@@ -121,8 +121,7 @@ class GpuProgram(PreparedProgram):
         from_gpu: Collection[str] = (),
         run: JobRun | None = None,
     ) -> Sequence[int]:
-        """Uploads the inputs of a run into the arena and returns the indices of the steps to
-        execute.
+        """Uploads the inputs of a run into the arena and returns the indices of the steps to run.
 
         Omitted inputs that the memory lost are uploaded again. The caller copies the inputs
         named in ``from_gpu``. ``run`` is given for a job of a scheduler. Raises
@@ -176,8 +175,7 @@ class GpuProgram(PreparedProgram):
     # --- for a frame scheduler
 
     def step_costs(self) -> list[StepCost]:
-        """Returns the description and cost per workgroup of each step, in order
-        (``scheduler.Network``)."""
+        """Returns the description and cost of each step, in order (``scheduler.Network``)."""
         return self._step_costs
 
     @property
@@ -192,8 +190,10 @@ class GpuProgram(PreparedProgram):
         return [*self.retained.built_on, *updated_by]
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
-        """Records the updates of the network's variables; ``run`` is the job that does it, if
-        any."""
+        """Records the updates of the network's variables.
+
+        ``run`` is the job that makes them, if any.
+        """
         super().encode_updates(encoder)
         if run is not None and self.plan.updates:
             self._updated_by = run
@@ -204,11 +204,11 @@ class GpuProgram(PreparedProgram):
         return self.retained.known
 
     def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
-        """Returns the indices of the steps that a run with only these inputs needs; None for all
-        steps.
+        """Returns the indices of the steps for a run with these inputs; None for all steps.
 
-        With ``behind``, another run comes before, so the current content of the memory does not
-        matter. Part of ``scheduler.Network``.
+        Values of other inputs are those of the previous run. With ``behind``, another run comes
+        before, so the current content of the memory does not matter. Part of
+        ``scheduler.Network``.
         """
         reuse = self.plan.reuse
         if reuse is None or not (behind or self.retained.results):
@@ -225,10 +225,10 @@ class GpuProgram(PreparedProgram):
             self.successor.advance(budget_ms)
 
     def measure_at_load(self) -> None:
-        """Sets :attr:`load_times_ms` to the wall-clock time of every step, for devices without
-        timestamps.
+        """Measures every step by the wall clock and sets :attr:`load_times_ms`.
 
-        Blocks. Does nothing while a job is running in the memory.
+        Used on devices without timestamps. Blocks. Does nothing while a job is running in the
+        memory.
         """
         timer = PassTimer(self.gpu)
         with self.pinned():
@@ -241,8 +241,10 @@ class GpuProgram(PreparedProgram):
         self.load_times_ms = tuple(times)
 
     def reset(self) -> None:
-        """Uploads the variables' first values from the model's files. Raises an error during a
-        job."""
+        """Uploads the variables' first values from the model's files.
+
+        Raises :class:`InputError` during a job.
+        """
         if not self.plan.updates:
             return
         with self.pinned():

@@ -50,8 +50,7 @@ class ProgramMemory(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drops the bind groups and upload state that refer to the memory, which is about to be
-        freed."""
+        """Drops bind groups and upload state, because the memory is about to be freed."""
 
     @property
     def exclusive_group(self) -> str | None:
@@ -98,8 +97,7 @@ class ProgramMemory(ABC):
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Prevents eviction, and runs of other threads, during the ``with`` block; waits for
-        their end."""
+        """Prevents eviction and runs of other threads in the ``with`` block; waits for them."""
         with self.residency.lock, device_errors():
             self._pins += 1
             try:

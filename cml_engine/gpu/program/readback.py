@@ -47,8 +47,7 @@ class Readback:
 
     @device_errors(RuntimeError)
     def read(self, staging: Allocation) -> dict[str, Array]:
-        """Waits for the last submitted run and returns its outputs by name, in the graph's
-        order."""
+        """Waits for the last submitted run; returns its outputs by name, in the graph's order."""
         buffer = staging.buffer
         buffer.map_sync(wgpu.MapMode.READ)
         try:

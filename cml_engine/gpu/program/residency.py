@@ -62,8 +62,7 @@ class SharedArena:
         return arena is self._current
 
     def acquire(self) -> Allocation:
-        """Returns memory that is large enough for every program of the group, and counts a new user
-        of it.
+        """Returns memory that is large enough for every program of the group and counts its user.
 
         If the current memory is too small, the group's programs without a job lose it.
         """
@@ -135,8 +134,7 @@ class Residency:
 
     @property
     def busy(self) -> bool:
-        """True if a scheduler has a job running in the memory, including other programs of a
-        shared arena."""
+        """True if a scheduler has a job running in the memory, or in the shared arena."""
         return self.shared.busy if self.shared is not None else bool(self.holders)
 
     @property

@@ -62,8 +62,7 @@ class RetainedValues:
         )
 
     def inherit(self, before: RetainedValues) -> None:
-        """Copies the input values of ``before``, the values of the network that this one
-        replaces."""
+        """Copies the input values of ``before``: of the network that this one replaces."""
         self.values, self.promised = dict(before.values), set(before.promised)
 
     def promise(self, names: Collection[str]) -> None:
@@ -76,8 +75,10 @@ class RetainedValues:
         self._residency.claim()
 
     def take_back(self) -> None:
-        """Restores the input values before the latest run, which was abandoned, and calls
-        :meth:`lose`."""
+        """Restores the input values from before the latest run, and invalidates the results.
+
+        Called if that run was abandoned.
+        """
         self.values = self._before
         self.lose()
 

@@ -18,8 +18,10 @@ RANGE_SLOTS = 256
 
 
 class Slots:
-    """A uniform buffer of workgroup ranges: one per whole step, then a ring of slots for partial
-    ranges."""
+    """A uniform buffer of workgroup ranges.
+
+    It has one slot per whole step, then a ring of slots for partial ranges.
+    """
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
         self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
@@ -37,8 +39,7 @@ class Slots:
         return step * self._stride
 
     def take(self, first: int, end: int) -> int:
-        """Writes the range ``[first, end)`` into the next slot of the ring and returns its byte
-        offset.
+        """Writes the range ``[first, end)`` into the ring's next slot and returns its byte offset.
 
         A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
         """

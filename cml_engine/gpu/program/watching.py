@@ -17,8 +17,7 @@ def run_watched(
     inputs: Mapping[str, object],
     watch: Callable[[Node, Sequence[Array]], None],
 ) -> dict[str, Array]:
-    """Runs the optimized graph node by node and returns the outputs; one submit and readback per
-    node.
+    """Runs the optimized graph node by node, with a readback each, and returns the outputs.
 
     ``watch`` receives each node and its results. Nodes that do not depend on the given inputs are
     skipped if their results are retained. An exception in ``watch`` ends the run. Raises

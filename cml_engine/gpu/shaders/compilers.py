@@ -59,8 +59,7 @@ class Request:
 
 @functools.cache
 def version() -> str | None:
-    """Returns the name and version of the installed compiler, None without one; does not load
-    it."""
+    """Returns the installed compiler's name and version, or None; does not load it."""
     try:
         return f"{_PACKAGE}-{metadata.version(_PACKAGE)}"
     except metadata.PackageNotFoundError:
@@ -209,8 +208,10 @@ class CompilerPool:
 
 
 def _here() -> slang.Slang:
-    """Returns a new compiler in this process; raises :class:`DeviceError` if it cannot be
-    loaded."""
+    """Returns a new compiler in this process.
+
+    Raises :class:`DeviceError` if it cannot be loaded.
+    """
     file = library()
     try:
         return slang.Slang(file)

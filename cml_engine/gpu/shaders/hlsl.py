@@ -127,8 +127,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def resolved_source(key: ShaderKey) -> str:
-    """Returns the compiler's input: defines, prelude, and the kernel's HLSL after a ``#line``
-    directive."""
+    """Returns the compiler's input: defines, prelude, ``#line``, and the kernel's HLSL."""
     source = _source(key)
     return prints.with_prints(source, key.path.parent) if key.prints else source
 
@@ -143,8 +142,7 @@ def printing(key: ShaderKey) -> ShaderKey:
 
 
 def print_labels(key: ShaderKey) -> list[str]:
-    """Returns the labels of the kernel's CML_PRINT calls in the order of their numbers in
-    records."""
+    """Returns the labels of the kernel's CML_PRINT calls; a label's index is its number."""
     return prints.labels_of(_source(key), key.path.parent)
 
 
@@ -170,8 +168,7 @@ def own_source(key: ShaderKey) -> str:
 
 
 def _tensors(key: ShaderKey) -> list[str]:
-    """Returns the HLSL lines that declare ``T0``, ``T1``, …, with one binding per tensor or
-    part."""
+    """Returns HLSL lines that declare ``T0``, ``T1``, …, with one binding per tensor or part."""
     lines, defines, bound = list[str](), dict(key.defines), 0
     tensors = key.tensors - key.prints
     for i in range(tensors):
@@ -185,8 +182,7 @@ def _tensors(key: ShaderKey) -> list[str]:
 
 
 def _first_line(key: ShaderKey) -> int:
-    """Returns the number of an inline source's first line in its Python file; 1 if it is not
-    found."""
+    """Returns an inline source's first line number in its Python file; 1 if it is not found."""
     if not key.inline or not key.path.is_file():
         return 1
     before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
@@ -244,8 +240,7 @@ def _wgsl(key: ShaderKey) -> str:
 
 
 def for_naga(wgsl: str) -> str:
-    """Returns WGSL that naga accepts: without the line that enables subgroups, with unsigned
-    lanes."""
+    """Returns WGSL as naga accepts it: subgroups not enabled by a line, lanes unsigned."""
     return with_unsigned_lanes(wgsl.replace("enable subgroups;", ""))
 
 
@@ -259,8 +254,7 @@ def with_unsigned_lanes(wgsl: str) -> str:
 
 
 def _with_unsigned_lane(call: str) -> str:
-    """Returns the text after ``subgroupShuffle(`` with the call's second argument converted to
-    ``u32``."""
+    """Returns the text after ``subgroupShuffle(`` with the second argument as ``u32``."""
     depth, comma = 1, -1
     for at, letter in enumerate(call):
         depth += (letter in "([") - (letter in ")]")

@@ -45,8 +45,7 @@ class ParamBlock:
         return max(1, -(-self.words // 4))
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
-        """Returns the bytes of the uniform block with these values; short arrays are padded with
-        zeros.
+        """Returns the uniform block's bytes for these values; pads short arrays with zeros.
 
         Raises ``ValueError`` if a value is missing, undeclared or too long.
         """
@@ -66,8 +65,7 @@ class ParamBlock:
         return block.tobytes()
 
     def hlsl(self) -> str:
-        """Returns HLSL text with an accessor per field: ``alpha`` for a value, ``shape(i)`` for
-        an array."""
+        """Returns HLSL accessors, one per field: ``alpha`` of a value, ``shape(i)`` of arrays."""
         lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
         for f in self.fields:
             at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"

@@ -105,8 +105,7 @@ def _check(source: str) -> None:
 
 
 def explained(refusal: str) -> str:
-    """Returns the compiler's diagnostics, shortened if ``CML_PRINT`` got a value of an
-    unsupported type."""
+    """Returns the compiler's diagnostics, with advice if ``CML_PRINT`` got an unsupported type."""
     if _FUNCTION not in refusal:
         return refusal
     said = refusal.partition("\nnote")[0]
@@ -138,8 +137,7 @@ def _labels(source: str) -> list[str]:
 
 
 def _main(match: re.Match[str]) -> str:
-    """Returns HLSL of an entry point that stores the workgroup and thread and calls the original
-    one.
+    """Returns an HLSL entry point that stores workgroup and thread, then calls the original.
 
     ``match`` is the head of the original ``main``, which is renamed.
     """
@@ -157,8 +155,7 @@ def _main(match: re.Match[str]) -> str:
 
 
 def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]) -> Iterator[str]:
-    """Yields a text line for each record of a print buffer, sorted by workgroup, thread, order
-    of calls."""
+    """Yields a line per record of a print buffer, by workgroup, thread and order of calls."""
     count = min(int(words[0]), ROOM)
     records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
     for i in np.lexsort(records[:, 2:0:-1].T):  # a stable sort

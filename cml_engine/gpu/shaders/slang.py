@@ -63,8 +63,7 @@ class Slang:
 
 
 def _declare(lib: ctypes.CDLL) -> None:
-    """Sets the C signatures of the library's functions used here (slang-deprecated.h, Slang
-    2026)."""
+    """Sets the C signatures of the library's functions (slang-deprecated.h, Slang 2026)."""
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("spCreateSession", pointer, [text]),

@@ -27,11 +27,11 @@ _AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
 
 
 class TexturePacker:
-    """Copies tensors into textures on one device: a kernel packs rows of texels, which are then
-    copied.
+    """Copies tensors into textures on one device.
 
-    The packed rows are in memory that grows to the size of the largest texture. Copies can share
-    it, because submitted work runs in order.
+    A kernel packs the elements into rows of texels, which are then copied. The packed rows are
+    in memory that grows to the size of the largest texture. Copies can share it, because
+    submitted work runs in order.
     """
 
     def __init__(self, gpu: Device) -> None:

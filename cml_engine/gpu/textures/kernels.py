@@ -102,8 +102,10 @@ class TextureKernels:
 
     @property
     def ready(self) -> bool:
-        """True if all the pipelines are built. An error of a background build is raised here
-        once."""
+        """True if all pipelines are built.
+
+        An error of a background build is raised here once.
+        """
         building = self._building
         if len(self._pipelines) == len(_KERNELS) or building is None or not building.done():
             return len(self._pipelines) == len(_KERNELS)
@@ -162,8 +164,7 @@ class TextureKernels:
         part: tuple[int, int],
         offsets: Sequence[int] = (),
     ) -> None:
-        """Records a dispatch of kernel ``name``: the workgroups ``[first, end)``, given as
-        ``part``.
+        """Records a dispatch of kernel ``name``; ``part`` are its workgroups ``[first, end)``.
 
         ``offsets`` are the dynamic offsets of the kernel's other bindings. At most
         :data:`_SLOTS` dispatches may be encoded between two submits.

@@ -26,10 +26,10 @@ class Target(Protocol):
 
 
 class TextureLoad:
-    """A dispatch that reads a texture into the input ``name``; created before the network has
-    memory.
+    """A dispatch that reads a texture into the input ``name`` of a network.
 
-    The constructor raises :class:`InputError` if texture and tensor do not fit.
+    It is created before the network has memory. The constructor raises :class:`InputError` if
+    texture and tensor do not fit.
     """
 
     def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
@@ -64,8 +64,7 @@ class TextureLoad:
         self._bound: Any = None
 
     def bind(self, target: Target, binding: Binding) -> None:
-        """Binds the texture to read and the memory of the tensor to write; builds missing
-        pipelines."""
+        """Binds the texture to read and the memory to write; builds missing pipelines."""
         buffer, offset = target.place(binding)
         given, texture = self._given, self._given.texture
 

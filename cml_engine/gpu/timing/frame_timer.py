@@ -49,13 +49,14 @@ class FrameTimer:
 
     @property
     def untimed_frames(self) -> int:
-        """The number of frames that were not timed: too many in flight, or too many passes in
-        the frame."""
+        """The number of frames that had too many passes, or came while too many were in flight.
+
+        They were not timed.
+        """
         return self._ring.dropped if self._ring else 0
 
     def writes(self, name: str) -> dict[str, Any] | None:
-        """Returns ``timestamp_writes`` for the next pass named ``name``; None if the pass is not
-        timed.
+        """Returns ``timestamp_writes`` for the next pass ``name``; None if the pass is not timed.
 
         Each call reserves timestamps, so the pass must be encoded. Raises :class:`InputError` if
         the timer does not have the name.
@@ -78,8 +79,7 @@ class FrameTimer:
 
     @device_errors()
     def resolve(self, encoder: wgpu.GPUCommandEncoder) -> None:
-        """Records the copy of the frame's timestamps for the readback, after its last timed
-        pass."""
+        """Records the copy of the frame's timestamps for readback, after its last timed pass."""
         if self._ring is not None and self._slot is not None:
             self._ring.resolve(encoder, self._slot)
             self._resolved = True

@@ -151,14 +151,12 @@ class TimestampRing:
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
     def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Records an empty pass with a timestamp before the first chained pass, if the driver
-        needs it."""
+        """Records an empty timed pass before the first chained one, if the driver needs it."""
         if self._leads:
             encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Records the copies of the frame's timestamps, if any, and of its receipt into the
-        slot."""
+        """Records the copies of the frame's timestamps, if any, and receipt into the slot."""
         buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
             first = slot.index * self._each * self.passes
@@ -244,6 +242,8 @@ class TimestampRing:
         return sum(slot.readback.is_mapping for slot in self._busy)
 
     def check(self) -> None:
-        """Raises :class:`DeviceError` if the device is lost, which a small write to the ring's
-        memory shows."""
+        """Raises :class:`DeviceError` if the device is lost.
+
+        A small write to the ring's memory shows that.
+        """
         self._resolved.write(np.array([self._first_receipt], np.uint32), self._table_at)

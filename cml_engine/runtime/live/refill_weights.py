@@ -31,8 +31,7 @@ def refill_plan(
     options: PlanOptions,
     overrides: Overrides = NO_OVERRIDES,
 ) -> Plan | None:
-    """Returns the plan of ``before`` with the weights of ``graph``, or None if the plan does not
-    fit.
+    """Returns the plan of ``before`` with the weights of ``graph``; None if it does not fit.
 
     It does not fit if more than the values of constants differs, or if a changed value affects a
     kernel's parameters. Only nodes that read a changed value are lowered, to verify that their

@@ -109,8 +109,10 @@ class Replacement:
                 self.fail(error)
 
     def finish(self) -> None:
-        """Blocks until the replacement is ready or has failed; for tools. Does not raise its
-        error."""
+        """Blocks until the replacement is ready or has failed; for tools.
+
+        It does not raise the replacement's error.
+        """
         frame_gate.reset()
         self._made.wait()
         program = self._program_of(self.compiled) if self.state == "preparing" else None

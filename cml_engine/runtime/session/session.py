@@ -316,8 +316,7 @@ class Session:
         runs: int = 10,
         given: Sequence[str] | None = None,
     ) -> RankReport:
-        """Measures the time per operator over ``runs`` runs, after a warm-up run, and returns a
-        report.
+        """Measures the time per operator over ``runs`` runs, after a warm-up; returns a report.
 
         Without ``inputs``, random ones are used. In a session that retains its inputs, ``given``
         names the inputs that each run provides; only operators that depend on them are timed.
@@ -343,8 +342,7 @@ class Session:
     def rank_without(
         self, operator: str, inputs: Mapping[str, Array] | None = None, *, runs: int = 10
     ) -> AblationReport:
-        """Measures the end-to-end cost of the operator of that name and returns a report; on a GPU
-        only.
+        """Measures the end-to-end cost of the named operator and returns a report; on a GPU only.
 
         Whole runs of the network alternate with runs in which the operator does nothing,
         ``runs`` of each.
@@ -391,8 +389,7 @@ class Session:
 
 
 def _take_inputs(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs of a run by name: checked arrays, and textures and GPU tensors as they
-    are.
+    """Returns a run's inputs by name: checked arrays; textures and GPU tensors unchanged.
 
     Raises :class:`InputError` if an input is on a GPU and the session runs on the CPU.
     """

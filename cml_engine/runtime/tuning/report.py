@@ -26,8 +26,7 @@ class MeasuredChoice:
     record: Record | None
 
     def lines(self) -> list[str]:
-        """Returns lines of text: the key, the options from the fastest to the slowest, the
-        excluded ones."""
+        """Returns text lines: the key, options from fastest to slowest, excluded options."""
         candidate, trial = self.candidate, self.trial
         nodes = f"{candidate.count} node{'s' if candidate.count != 1 else ''}"
         rows = [f"{candidate.key}  ({nodes}, {candidate.choice.node})"]

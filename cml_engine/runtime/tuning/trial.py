@@ -75,8 +75,7 @@ class Trial:
     _dropped: dict[str, str] = field(default_factory=dict)
 
     def next(self) -> tuple[str, str] | None:
-        """Returns the names of the two options to time now, in this order; None when the trial
-        is over."""
+        """Returns the two options to time now, in this order; None when the trial is over."""
         option, paired = self._current()
         if option is None:
             return None
@@ -112,21 +111,20 @@ class Trial:
         return leader if leader is not None and self.final.won else self.default
 
     def ratio(self, option: str) -> float:
-        """Returns the option's time divided by the default's, the median over rounds; 1 if not
-        timed.
+        """Returns the option's time divided by the default's; 1 if it was not timed.
 
-        For the winner it comes from the second benchmark.
+        It is the median over rounds. For the winner it comes from the second benchmark.
         """
         if option == self.winner and option != self.default:
             return self.final.ratio
         return self.pairs[option].ratio if option in self.pairs else 1.0
 
     def ms(self) -> dict[str, float]:
-        """Returns the time in ms of the default and of every timed option, by name; {} before any
-        time.
+        """Returns the time in ms of the default and of every timed option, by name.
 
-        The default's time is its median over all rounds. An option's time is that median times
-        the option's ratio, because rounds of different options saw different machine load.
+        The mapping is empty before the first round. The default's time is its median over all
+        rounds. An option's time is that median times the option's ratio, because rounds of
+        different options saw different machine load.
         """
         timed = [name for name, paired in self.pairs.items() if paired.rounds]
         rounds = [pair for paired in (*self.pairs.values(), self.final) for pair in paired.rounds]
@@ -149,7 +147,6 @@ class Trial:
         return paired.lost or len(paired.rounds) >= self.rounds
 
     def _leader(self) -> str | None:
-        """Returns the option with the best ratio among those that won their first benchmark, or
-        None."""
+        """Returns the option with the best ratio of those that won a first benchmark, or None."""
         won = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
         return min(won, key=lambda name: self.pairs[name].ratio, default=None)

@@ -79,8 +79,10 @@ def _decide(bench: Bench, candidate: TrialNode, rounds: int) -> Trial:
 
 
 class _Stopwatch:
-    """Times the options of one candidate; keeps the programs of the default and of one other
-    option."""
+    """Times the options of one candidate on the device.
+
+    It keeps the programs of the default and of one other option.
+    """
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
         from cml_engine.gpu.timing.timers import PassTimer
@@ -121,8 +123,7 @@ class _Stopwatch:
 def _whole_network(
     session: Session, records: Mapping[str, tables.Record], rounds: int
 ) -> list[list[float]]:
-    """Returns the milliseconds of alternating runs of the network, ``[rounds, (by rules, by
-    table)]``.
+    """Returns the ms of alternating whole runs, ``[rounds, (by rules, by table)]``.
 
     Returns an empty list if both select the same kernels.
     """
