@@ -44,10 +44,11 @@ class Binding:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A kernel variant as compiled code from a cooked file, instead of HLSL.
+    """A kernel variant as compiled code from a cooked file, instead of HLSL; :meth:`code` unpacks
+    it.
 
     Equal variants share one pipeline. ``content`` is a digest of the code, so that a file cannot
-    replace the code of another file.
+    replace the code of another file. ``trusted`` kernels may run without run-time checks.
     """
 
     label: str
@@ -58,14 +59,17 @@ class KernelCode:
     unpack: Callable[[], bytes | str] = field(compare=False, repr=False)
 
     def code(self) -> bytes | str:
-        """Returns SPIR-V, or the text of WGSL."""
+        """Returns the kernel's SPIR-V as bytes, or its WGSL as text; unpacks it at each call."""
         return self.unpack()
 
 
 @dataclass(frozen=True, slots=True)
 class CookedStep:
-    """The cooked form of a step: code, parameter bytes and cost key replace HLSL, defines and
-    values."""
+    """The parts of a step that come from a cooked file.
+
+    ``kernel`` replaces the step's HLSL and defines, ``params`` its parameter values,
+    ``cost_key`` its computed cost key.
+    """
 
     kernel: KernelCode
     params: bytes
@@ -177,7 +181,8 @@ class Timing:
 class InputConversion:
     """The conversion of an input's real numbers into integers (docs/integer.md, "In and out").
 
-    ``inverse`` is one over their scale; the integers are ``low`` to ``high``.
+    A number is multiplied by ``inverse``, one over the scale of the integers; the integers are
+    ``low`` to ``high``.
     """
 
     inverse: float
@@ -242,17 +247,21 @@ class BandedOperators:
 
 @dataclass(frozen=True)
 class Reuse:
-    """The data for runs that skip steps whose inputs did not change.
+    """The data of a plan for runs that skip steps whose inputs did not change.
 
-    ``sources`` has the sources of every step of a plan. ``retained`` has the bytes of each tensor
-    that stays in memory between runs.
+    ``sources`` has, for every step, the names of the inputs that its result depends on.
+    ``retained`` has the bytes of each tensor that stays in memory between runs.
     """
 
     sources: tuple[Sources, ...]
     retained: Mapping[str, int]
 
     def steps(self, given: Collection[str]) -> tuple[int, ...]:
-        """Returns the steps of a run with these inputs if the memory holds the previous run."""
+        """Returns the indices of the steps to run, in order, if only the inputs ``given`` changed
+        since the previous run.
+
+        Steps that depend on variables always run.
+        """
         changed = {*given, VARIABLES}
         return tuple(i for i, own in enumerate(self.sources) if not own.isdisjoint(changed))
 
@@ -297,12 +306,13 @@ class Plan:
 
     @cached_property
     def results(self) -> dict[str, TensorPlace]:
-        """The tensors that can be read after a run: outputs and taps."""
+        """The places of the tensors that can be read after a run, by name: outputs and taps."""
         return {**self.outputs, **self.taps}
 
     @cached_property
     def packed_results(self) -> tuple[dict[str, TensorPlace], int]:
-        """The places of the results in a separate buffer, and the size of that buffer in bytes."""
+        """The places of the results in a separate buffer, by name, and the size of that buffer
+        in bytes."""
         places: dict[str, TensorPlace] = {}
         end = 0
         for name, place in self.results.items():
@@ -320,7 +330,7 @@ class Plan:
         return total
 
     def step_costs(self) -> list[StepCost]:
-        """Returns the work of every step for a scheduler's cost model."""
+        """Returns the cost of every step, in order, for a scheduler's cost model."""
         return [_step_cost(step) for step in self.steps]
 
     def __str__(self) -> str:

@@ -35,14 +35,19 @@ def _product_with_one(match: Match) -> str | None:
 
 
 def _order(node: Node, rank: int) -> list[int]:
-    """Returns the full permutation; axes missing from the attribute keep their order at the end."""
+    """Returns the full permutation of a transpose; axes missing from its attribute keep their
+    order at the end."""
     axes = [int(axis) for axis in node.attrs["axes"]]
     return [*axes, *range(len(axes), rank)]
 
 
 def _still_transpose(match: Match) -> Node | str | None:
-    """Replaces a transpose that keeps the order in memory, because it only moves axes of extent
-    1."""
+    """Returns the replacement of a transpose that does not change the order of elements in memory,
+    else None.
+
+    A transpose that moves nothing is replaced by its operand, one that moves axes of extent 1 by
+    a reshape.
+    """
     node = match.last
     fact = match.fact(node.inputs[0])
     order = _order(node, fact.rank)

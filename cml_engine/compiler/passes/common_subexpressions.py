@@ -13,7 +13,8 @@ _SMALL_BYTES = 64
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
-    """Returns the graph with one node for all nodes of equal operator, attributes and inputs.
+    """Returns the graph with one node in place of all nodes of equal operator, attributes and
+    inputs.
 
     Nodes that compute outputs are kept, because the caller reads outputs by name. Reads of a
     variable are equal, because its value is constant during a run. A game's own operators are
@@ -37,7 +38,11 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 
 
 def _key(node: Node, same: dict[str, str]) -> Hashable | None:
-    """Returns a key that is equal for nodes that compute the same, or None if that is unknown."""
+    """Returns a key that is equal for nodes that compute the same results.
+
+    ``same`` maps constants to their first equal. Returns None for a node that must not be
+    merged: one with epilogues, a game's operator, or an attribute whose text is not its value.
+    """
     plain = all(_is_plain(value) for value in node.attrs.values())
     if node.epilogues or not plain or lookup(node.op).is_custom:
         return None
@@ -46,14 +51,16 @@ def _key(node: Node, same: dict[str, str]) -> Hashable | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Returns True if the value's text represents it completely."""
+    """Returns True if an attribute's value is None, a bool, a number, a string, or a list of
+    them, so that its ``repr`` identifies it."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
-    """Maps every small constant to the first constant of the same type, shape and bits."""
+    """Maps every constant of at most ``_SMALL_BYTES`` to the first constant of the same type,
+    shape and bits."""
     first: dict[Hashable, str] = {}
     same: dict[str, str] = {}
     for name, value in graph.constants.items():

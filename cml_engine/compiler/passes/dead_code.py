@@ -1,4 +1,4 @@
-"""Removes everything that no output needs."""
+"""Removes nodes, constants and facts that no output and no update of a variable needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from cml_engine.ir.graph import Graph
 
 
 def eliminate_dead_code(graph: Graph) -> Graph:
-    """Returns the graph with only the nodes, constants and facts that an output or an update
-    needs."""
+    """Returns the graph without the nodes, constants and facts that no output and no update needs.
+
+    Inputs are kept.
+    """
     needed = set(graph.roots)
     kept = []
     for node in reversed(graph.nodes):

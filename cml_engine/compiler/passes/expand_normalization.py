@@ -26,9 +26,11 @@ _TENSORS = ("epsilon", "safe", "deviation", "factor", "centred", "scaled")
 
 
 def expand_normalization(graph: Graph) -> Graph:
-    """Returns the graph with every batch normalization that its producer can apply expanded.
+    """Returns the graph with every batch normalization expanded that its producer can apply as
+    epilogues.
 
-    The expansion is three elementwise operators, and small nodes that compute their factor.
+    The expansion is three elementwise operators, and small nodes that compute their factor;
+    these are folded if they are constant.
     """
     chosen = _find_applicable(graph)
     if not chosen:
@@ -44,7 +46,7 @@ def expand_normalization(graph: Graph) -> Graph:
 
 
 def _find_applicable(graph: Graph) -> set[str]:
-    """Returns the results of the batch normalizations that their producers can apply.
+    """Returns the names of the results of the batch normalizations that their producers can apply.
 
     The epilogues that the producer will have from other passes are taken into account.
     """
@@ -67,8 +69,8 @@ def _find_applicable(graph: Graph) -> set[str]:
 
 
 def _is_by_channel(graph: Graph, node: Node) -> bool:
-    """Returns True if the factor has one value, or one per channel, and the rest fits an
-    epilogue."""
+    """Returns True if a batch normalization's variance and scale have one value or one per
+    channel, and an epilogue can read its mean and offset."""
     x, mean, variance, offset, scale = node.inputs
     result = graph.facts[node.outputs[0]]
     factor = all(per_channel(graph, result, name) for name in (variance, scale))
@@ -77,7 +79,11 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
 
 
 def _takes(graph: Graph, producer: Node, node: Node) -> bool:
-    """Returns True if the producer can apply the three steps, each with a tensor."""
+    """Returns True if ``producer`` can apply the three steps of batch normalization ``node`` as
+    epilogues.
+
+    Each step reads one tensor; the producer needs free bindings for them.
+    """
     kernel = lookup(producer.op).kernel
     _, mean, variance, offset, scale = node.inputs
     factor = scale if variance in graph.constants else variance
@@ -87,7 +93,10 @@ def _takes(graph: Graph, producer: Node, node: Node) -> bool:
 
 
 def _expand(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
-    """Returns the nodes that replace a batch normalization, and adds their facts and constants."""
+    """Returns the nodes that replace a batch normalization, in execution order.
+
+    Adds the facts of their results to ``facts``, and the epsilon to ``constants``.
+    """
     x, mean, variance, offset, scale = node.inputs
     names = {what: unused_name(f"{node.outputs[0]}.{what}", facts) for what in _TENSORS}
     constants[names["epsilon"]] = np.asarray(node.attrs["epsilon"], np.float32)

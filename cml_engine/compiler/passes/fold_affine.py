@@ -51,7 +51,7 @@ def _fold(match: Match) -> Node | None:
 
 
 def _affine(match: Match) -> tuple[Array, Array] | None:
-    """Returns ``(s, t)`` if the last node computes ``s x + t`` with constants, else None.
+    """Returns ``(s, t)`` if the match's last node computes ``s x + t`` with constants, else None.
 
     Both are float64, with one value or one per channel.
     """
@@ -76,7 +76,10 @@ def _affine(match: Match) -> tuple[Array, Array] | None:
 
 
 def _per_channel(match: Match, name: str) -> Array | None:
-    """Returns the values of a constant with one value, or one per index of axis 1; else None."""
+    """Returns a constant's values as a flat float64 array with one value or one per channel.
+
+    Returns None if the tensor is no constant or has another shape.
+    """
     value = match.constant(name)
     result = match.fact(match.last.outputs[0])
     if value is None or value.ndim > result.rank:

@@ -1,4 +1,4 @@
-"""Computes nodes that do not depend on the inputs once, on the CPU."""
+"""Computes nodes that depend on constants only, once, on the CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ MAX_FOLDED_BYTES = 64 << 20
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Returns the graph with nodes whose inputs are all constants replaced by their results.
+    """Returns the graph with nodes whose inputs are all constants replaced by their results as
+    constants.
 
-    Nodes with results above ``MAX_FOLDED_BYTES`` or without a CPU implementation are kept.
+    Variables that the graph updates are no constants. Nodes with results above
+    ``MAX_FOLDED_BYTES`` or without a CPU implementation are kept.
     """
     constants = dict(graph.constants)
     variable = {name for name, _ in graph.updates}

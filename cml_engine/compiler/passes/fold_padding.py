@@ -8,7 +8,8 @@ from cml_engine.ops.conv.shapes import conv_shape
 
 
 def fold_padding(graph: Graph) -> Graph:
-    """Returns the graph without pads that the following conv can apply itself."""
+    """Returns the graph with pads of zeros removed if the conv that reads them can apply the
+    padding itself."""
     return rewrite_custom(graph, RULES)
 
 

@@ -33,8 +33,8 @@ class _ChainLink:
 
 
 def fuse_elementwise(graph: Graph) -> Graph:
-    """Returns the graph with elementwise nodes fused into the elementwise node that reads their
-    results.
+    """Returns the graph with elementwise nodes fused into the last elementwise node that reads
+    their results.
 
     A node is fused if all its readers are in the same kernel and all results have the same fact.
     Chains are fused, and trees whose branches meet.
@@ -71,7 +71,12 @@ def _can_chain(node: Node) -> bool:
 def _parts(
     graph: Graph, last: _ChainLink, made: Mapping[str, _ChainLink], readers: Mapping[str, set[str]]
 ) -> list[_ChainLink]:
-    """Returns the nodes that one kernel can compute with the last one, in execution order."""
+    """Returns ``last`` and the nodes before it that one kernel can compute with it, in execution
+    order.
+
+    ``made`` has the nodes that may be absorbed, by result; ``readers`` has the results of the
+    nodes that read each tensor.
+    """
     parts = {last.node.outputs[0]: last}
     result = graph.facts[last.node.outputs[0]]
     refused: set[str] = set()
@@ -91,7 +96,7 @@ def _parts(
 
 
 def _fit(parts: Sequence[_ChainLink]) -> bool:
-    """Returns True if one kernel can hold these nodes and bind what they read."""
+    """Returns True if one kernel can hold these nodes and bind the tensors that they read."""
     inside = {part.node.outputs[0] for part in parts}
     operands = {name for part in parts for name in part.node.reads} - inside
     length = sum(1 + len(part.node.epilogues) for part in parts)
@@ -99,7 +104,10 @@ def _fit(parts: Sequence[_ChainLink]) -> bool:
 
 
 def _join(parts: Sequence[Node]) -> Node:
-    """Returns one node that computes all parts: the first one, with the others as its epilogues."""
+    """Returns one node that computes all parts: the first one, with the others as its epilogues.
+
+    Its result is the result of the last part.
+    """
     first, *others = parts
     epilogues = list(first.epilogues)
     inside = {first.outputs[0]: len(epilogues)}  # the number of the step that computes the result
@@ -117,8 +125,11 @@ def _join(parts: Sequence[Node]) -> Node:
 def _epilogue(
     op: str, attrs: Attrs, operands: Sequence[str | int], inside: Mapping[str, int], number: int
 ) -> Epilogue:
-    """Returns step ``number`` as an epilogue; operands computed inside the kernel are given by
-    number."""
+    """Returns step ``number`` of a fused node as an epilogue that computes ``op`` of ``operands``.
+
+    An operand that is computed inside the kernel becomes the number of its step; ``inside`` has
+    these numbers by tensor.
+    """
     links = [inside.get(o, o) if isinstance(o, str) else o for o in operands]
     places = [(i, link) for i, link in enumerate(links) if isinstance(link, int)]
     position = next((i for i, link in places if link == number - 1), None)

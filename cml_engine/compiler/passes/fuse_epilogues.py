@@ -15,8 +15,8 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def per_channel(graph: Graph, result: Fact, name: str) -> bool:
-    """Returns True if a tensor has one value, or one per channel: ``[]``, ``[1,C]``,
-    ``[1,C,1…]``."""
+    """Returns True if tensor ``name`` has one value, or one per channel of ``result``: ``[]``,
+    ``[1,C]``, ``[1,C,1…]``."""
     shape = graph.facts[name].shape
     wide = len(shape) >= 2 and shape[1] == result.shape[1]
     ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
@@ -24,7 +24,7 @@ def per_channel(graph: Graph, result: Fact, name: str) -> bool:
 
 
 def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) -> bool:
-    """Returns True if an epilogue can read this operand.
+    """Returns True if an epilogue of a node with this result can read tensor ``name``.
 
     It can read a single value or a computed tensor of the result's shape; with ``channels`` also
     one value per channel, or one per position of a single picture.
@@ -38,7 +38,8 @@ def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) 
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
-    """Returns the graph with every fusable elementwise node fused into its producer."""
+    """Returns the graph with every elementwise node that its producer can apply fused to it as
+    an epilogue."""
     consumers = graph.consumers()
     roots = set(graph.roots)
     made: dict[str, Node] = {}  # nodes that may still take an epilogue, keyed by output
@@ -64,7 +65,12 @@ def _fusable_producer(
     consumers: Mapping[str, list[Node]],
     roots: set[str],
 ) -> tuple[Node, Epilogue] | None:
-    """Returns the producer that can apply ``node``, and ``node`` as its epilogue; else None."""
+    """Returns the node that can apply ``node`` before storing its result, and ``node`` as its
+    epilogue; else None.
+
+    ``made`` has the nodes that may take an epilogue, by result. A producer whose result has
+    other readers, or is an output, cannot.
+    """
     formula = lookup(node.op).formula
     if formula is None or not formula.fusable or node.epilogues:
         return None

@@ -27,8 +27,8 @@ _OPS = (
 
 
 def normalize_groups(graph: Graph) -> Graph:
-    """Returns the graph with every normalization of a reshaped map rewritten to normalize the
-    map."""
+    """Returns the graph with every normalization of a reshaped map rewritten as a
+    ``batch_normalization`` of the map itself."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
     rewriting = _Rewriter(graph)
@@ -45,9 +45,11 @@ def normalize_groups(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _GroupPattern:
-    """A normalization of ``x`` in ``groups`` groups by the node ``norm``.
+    """A normalization of the map ``x`` in ``groups`` groups of channels, found in a graph; ``norm``
+    is its node.
 
-    ``scale`` and ``offset`` have one value per channel; ``last`` is the result after both.
+    ``scale`` and ``offset`` have one value per channel; ``last`` is the tensor after both are
+    applied.
     """
 
     x: str
@@ -103,8 +105,10 @@ class _Rewriter:
         return readers[0] if len(readers) == 1 and name not in self._roots else None
 
     def _of_groups(self, name: str, groups: int, channels: int) -> Array | None:
-        """Returns a constant with one value, or one per group, as one value per channel; else
-        None."""
+        """Returns a constant with one value, or one per group, repeated to one value per channel.
+
+        Returns None if the tensor is no constant or has another shape.
+        """
         value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
         if (
             value is None
@@ -115,7 +119,12 @@ class _Rewriter:
         return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
     def _extend_pattern(self, one: _GroupPattern) -> _GroupPattern:
-        """Merges following products and sums with per-channel constants into the normalization."""
+        """Returns the pattern extended by a following product, and a sum after it, with per-channel
+        constants.
+
+        Both are merged into its scale and offset. Returns the pattern unchanged if no product
+        follows.
+        """
         for op in ("mul", "add"):
             node = self._only_reader(one.last)
             if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
@@ -168,7 +177,11 @@ class _Rewriter:
 
 
 class _NewNodes:
-    """The small nodes that replace one normalization; adds the facts of their results."""
+    """Builds the small nodes that replace one normalization.
+
+    A call appends a node of operator ``op`` to ``nodes``, adds the facts of its results, and
+    returns their names.
+    """
 
     def __init__(self, one: _GroupPattern, facts: dict[str, Fact]) -> None:
         self._one, self._facts = one, facts
@@ -194,7 +207,8 @@ def _reshape(make: _NewNodes, name: str, shape: list[int]) -> str:
 
 
 def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:
-    """Returns True if ``parts`` has a map's channels in groups along its second axis."""
+    """Returns True if ``parts``, the shape of a reshaped map, has the channels of ``shape`` in
+    groups along its second axis."""
     if len(shape) < 3 or len(parts) < 3 or shape[0] != parts[0] or not prod(shape):
         return False
     return shape[1] % parts[1] == 0

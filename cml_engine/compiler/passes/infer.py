@@ -1,4 +1,5 @@
-"""Shape and type inference: computes the facts of all tensors from those of the inputs."""
+"""Shape and type inference: computes the facts of all tensors from those of the inputs and
+constants."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ MAX_RANK = 8
 
 
 def infer_facts(graph: Graph) -> Graph:
-    """Returns the graph with a fact for every tensor.
+    """Returns the graph with a fact for every tensor, and its constants in the types of their
+    facts.
 
-    Raises :class:`ShapeError` with the model's line if an operator cannot take its inputs.
+    Raises :class:`ShapeError` with the model's line if an operator cannot take its inputs, and
+    :class:`ModelError` if a name is defined twice or read before it is computed.
     """
     _check_names(graph)
     constants = {name: _constant(graph, name) for name in graph.constants}
@@ -44,7 +47,7 @@ def infer_facts(graph: Graph) -> Graph:
 def _check_names(graph: Graph) -> None:
     """Raises :class:`ModelError` unless every name is defined once and before it is read.
 
-    Graphs that are built in code may violate this.
+    Graphs that are built in code may violate this. Inputs and constants must have facts.
     """
     known = {*graph.inputs, *graph.constants}
     for name in (*graph.inputs, *graph.constants):
@@ -70,7 +73,11 @@ def _check_names(graph: Graph) -> None:
 
 
 def _constant(graph: Graph, name: str) -> Array:
-    """Returns the constant in the dtype of its fact, so that backends can upload it unchanged."""
+    """Returns a constant in the dtype of its fact, so that backends can upload it unchanged.
+
+    Stored integers of an integer network are returned as they are. Raises :class:`ShapeError` if
+    the shape or the type differs from the fact.
+    """
     value, fact = np.asarray(graph.constants[name]), graph.facts[name]
     if graph.integer and name in graph.quantization and value.shape == fact.shape:
         return value  # the stored integers
@@ -83,7 +90,11 @@ def _constant(graph: Graph, name: str) -> Array:
 
 
 def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
-    """Returns the facts of one node's outputs; epilogues do not change facts."""
+    """Returns the facts of one node's outputs in order, from the facts of its inputs.
+
+    Epilogues do not change facts. Raises :class:`ShapeError` if the number of results differs
+    from the node's outputs.
+    """
     found = _call(node, [facts[name] for name in node.inputs])
     if len(found) != len(node.outputs):
         raise ShapeError(
@@ -113,8 +124,10 @@ def _call(node: Node, facts: list[Fact]) -> list[Fact]:
 
 
 def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
-    """Returns the result of an infer function as a list; raises an error if it has no valid
-    facts."""
+    """Returns the result of an operator's infer function, a fact or a list of facts, as a list.
+
+    Raises :class:`OperatorError` for a game's function that returned anything else.
+    """
     found = list(result) if isinstance(result, list | tuple) else [result]
     if all(map(_is_fact, found)):
         return found

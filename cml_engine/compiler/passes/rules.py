@@ -1,4 +1,4 @@
-"""Rewriting by rules: a rule matches a pattern of operators and replaces the last one.
+"""Rewrites graphs by rules: a rule matches a chain of operators and replaces the last one.
 
 The engine's own rules are lists in the neighbouring passes. A game adds a rule with
 :func:`register_rule` (docs/custom_operators.md).
@@ -60,11 +60,12 @@ class Match:
         return self.nodes[-1]
 
     def fact(self, name: str) -> Fact:
-        """Returns the type and shape of a tensor."""
+        """Returns the type and shape of a tensor of the graph."""
         return self.graph.facts[name]
 
     def constant(self, name: str) -> Array | None:
-        """Returns the tensor's value if it never changes, else None."""
+        """Returns the value of a constant of the graph or of :meth:`add_constant`; None if the
+        tensor is computed or updated."""
         if name in self.added:
             return self.added[name]
         return self.graph.constants[name] if self.graph.is_constant(name) else None
@@ -147,24 +148,27 @@ def _check_rule(rule: object) -> None:
 
 
 def unregister_rule(rule: Rule) -> None:
-    """Removes a registered rule."""
+    """Removes a rule that :func:`register_rule` added; raises ``ValueError`` if it is not
+    registered."""
     _REGISTERED.remove(rule)
 
 
 def registered_rules() -> tuple[Rule, ...]:
-    """Returns the game's rules in the order in which they are tried."""
+    """Returns the rules that games registered, in the order in which they are tried: the newest
+    first."""
     return tuple(_REGISTERED)
 
 
 def apply_registered(graph: Graph) -> Graph:
-    """Returns the graph after the rules that a game registered."""
+    """Returns the graph rewritten by the rules that games registered, until none applies."""
     return rewrite(graph, tuple(_REGISTERED))
 
 
 def rewrite_custom(graph: Graph, rules: Sequence[Rule]) -> Graph:
-    """Returns the graph after rules of the engine, which apply to the engine's own operators only.
+    """Returns the graph rewritten by rules of the engine, which apply to the engine's own operators
+    only.
 
-    A game's operator of the same name is neither matched nor produced.
+    A rule is left out if a game replaced an operator of its pattern.
     """
     return rewrite(graph, [_custom_rule(rule) for rule in rules if is_builtin(*rule.pattern)])
 
@@ -178,7 +182,8 @@ def _custom_rule(rule: Rule) -> Rule:
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
-    """Applies the rules until none applies any more, and returns the graph."""
+    """Returns the graph rewritten by the rules until none applies, at most ``_MAX_SWEEPS``
+    times, without dead code."""
     for _ in range(_MAX_SWEEPS if rules else 0):
         sweep = _Sweep(graph, rules)
         if not sweep.run():
@@ -188,7 +193,10 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
 
 
 class _Sweep:
-    """One pass over the nodes in execution order."""
+    """One application of rules to the nodes of a graph, in execution order.
+
+    :meth:`run` applies them, and ``result`` returns the new graph.
+    """
 
     def __init__(self, graph: Graph, rules: Iterable[Rule]) -> None:
         self._graph = graph
@@ -285,9 +293,10 @@ class _Sweep:
         return tuple(nodes)
 
     def _check(self, rule: Rule, match: Match, found: Node | str) -> None:
-        """Raises :class:`OperatorError` if a replacement changes the type or shape of the result.
+        """Raises :class:`OperatorError` if ``found``, a rule's replacement, is invalid.
 
-        A replacement that reads tensors not computed yet is an error too.
+        It is invalid if it changes the type or shape of the result, or reads tensors that are
+        not computed yet.
         """
         wanted = match.fact(match.last.outputs[0])
         facts = {**match.graph.facts, **_facts_of(match.added)}
@@ -306,7 +315,11 @@ class _Sweep:
 
 
 def _replace(rule: Rule, match: Match) -> Node | str | None:
-    """Calls the rule's function, which may be a game's, and checks what it returns."""
+    """Calls the rule's function, which may be a game's, and returns its replacement or None.
+
+    Raises :class:`OperatorError` if the function fails or returns neither a node, a tensor's
+    name nor None.
+    """
     with calling(True, "replace", partial(_rule_error, rule, match)):
         found = rule.replace(match)
     if found is not None and not isinstance(found, Node | str):
@@ -323,7 +336,10 @@ def _rule_error(rule: Rule, match: Match, what: str) -> OperatorError:
 
 
 def _tensor(name: str, value: Array) -> Array:
-    """Returns a copy of the value in one of NNEF's types."""
+    """Returns a copy of an array in float32, int32 or bool, the types of tensors.
+
+    ``name`` is for messages. Raises :class:`OperatorError` if a value does not fit.
+    """
     dtype = DTYPE_OF_KIND.get(value.dtype.kind)
     if dtype is None:
         raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")

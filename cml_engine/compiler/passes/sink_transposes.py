@@ -20,8 +20,8 @@ from cml_engine.ops.declaration.traits import Order
 def sink_transposes(graph: Graph) -> Graph:
     """Returns the graph with transposes moved behind the operators that allow it.
 
-    The operators are elementwise ones, concat, pads, slices and reductions. All their feature
-    maps must share one order, from transposes without other readers.
+    The operators are elementwise ones, concat, pads, slices and reductions. All feature maps
+    that an operator reads must come from transposes with one order and no other readers.
     """
     if not is_builtin("transpose"):
         return graph
@@ -32,7 +32,10 @@ def sink_transposes(graph: Graph) -> Graph:
 
 
 class _TransposeSinker:
-    """One pass over the nodes in execution order."""
+    """Moves transposes behind operators in one pass over the nodes, in execution order.
+
+    ``visit`` takes a node of the old graph; ``result`` returns the new graph.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -67,9 +70,9 @@ class _TransposeSinker:
         )
 
     def _common_order(self, node: Node) -> Order | None:
-        """Returns the transpose that all feature maps of the node share.
+        """Returns the permutation of the transposes that compute all feature maps of the node.
 
-        Returns None if the node cannot go before it.
+        Returns None if they differ, or if the node cannot be moved before its transposes.
         """
         if len(node.outputs) != 1 or node.epilogues:
             return None
@@ -83,7 +86,8 @@ class _TransposeSinker:
         return order
 
     def _order_of(self, name: str) -> Order | None:
-        """Returns the order of a transpose that only one node reads; None for anything else."""
+        """Returns the full permutation if ``name`` is the result of a transpose that only one
+        node reads, else None."""
         node = self._nodes.get(name)
         if node is None or node.op != "transpose" or node.epilogues or name in self._roots:
             return None
@@ -93,7 +97,11 @@ class _TransposeSinker:
         return (*axes, *range(len(axes), self._facts[name].rank))
 
     def _fits(self, node: Node, order: Order) -> bool:
-        """Returns True if ranks match the transposes and an elementwise result is not larger."""
+        """Returns True if the node can be computed before transposes of this order.
+
+        All feature maps must have the order's rank, and an elementwise result the shape of its
+        first operand.
+        """
         result = self._facts[node.outputs[0]]
         moved = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]
         fixed = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
@@ -104,7 +112,11 @@ class _TransposeSinker:
         return result.shape == moved[0].shape and all(f.rank <= len(order) for f in fixed)
 
     def _source(self, name: str, order: Order) -> str:
-        """Returns the name of the operand before the transpose; a constant is transposed back."""
+        """Returns the name of the tensor to read before the transpose in place of operand ``name``.
+
+        It is the operand of the transpose. For a constant it is a new constant with its axes
+        permuted back, or the constant itself if it has one value.
+        """
         if not self._graph.is_constant(name):
             return self._nodes[name].inputs[0]
         value = self._graph.constants[name]

@@ -28,17 +28,19 @@ _LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits in bytes: for all tensors alive at one step, and for each tensor."""
+    """Memory limits in bytes: ``total`` for all tensors alive at one step, ``tensor`` for each
+    tensor."""
 
     total: float
     tensor: float
 
 
 class Estimates:
-    """The pass: estimates for all runs that begin at a node, from the last node to the first.
+    """Estimates the memory and the work of all runs of nodes in bands.
 
-    Arrays have a row for each end of a run, from one node behind its first, and a column for each
-    number of bands.
+    ``by_begin`` yields, for each node from the last to the first, the bytes and the repeated
+    work of the runs that begin with it. Arrays have a row for each end of a run, from one node
+    behind its first, and a column for each number of bands.
     """
 
     def __init__(self, facts: RunFacts, bounds: Bounds, thinnest: Mapping[int, int]) -> None:
@@ -91,7 +93,12 @@ class Estimates:
         return np.asarray(refused | too_many)
 
     def _bytes(self, begin: int, count: int) -> Array:
-        """Returns the bytes alive at the fullest step: bands and the tensors beside them."""
+        """Returns the bytes alive at the fullest step of the ``count`` shortest runs that begin
+        with node ``begin``.
+
+        They are the bytes of the bands and of the tensors beside them; infinity if a tensor
+        beside them is too large.
+        """
         first = self.usage.steps[begin][0]
         ends = [end for _, end in self.usage.steps[begin : begin + count]]
         beside = self._begun[ends] - self._ended[first] - self.inside[:count]
@@ -120,13 +127,16 @@ class Estimates:
         return [i for i in self.usage.items if i.nbytes > self.bounds.tensor]
 
     def _sums(self, steps: list[int], values: list[int]) -> Array:
-        """Returns for each step the sum of the values of earlier steps."""
+        """Returns an array with, for each step, the sum of the values of earlier steps.
+
+        ``steps`` has the step of each value.
+        """
         found = np.zeros(len(self.facts.node_of) + 2)
         np.add.at(found, np.array(steps, int) + 1, values)
         return np.cumsum(found)
 
     def _add(self, k: int) -> None:
-        """Extends all runs by node ``k`` at their beginning."""
+        """Extends the estimates of all runs by node ``k``, which becomes their first node."""
         facts = self.facts
         rule = facts.chart.rules[k]
         assert rule is not None
@@ -148,14 +158,18 @@ class Estimates:
         self.from_before[k] = facts.reads[k]
 
     def _forget(self, k: int) -> None:
-        """Drops the data of a node that no run contains any more."""
+        """Drops the data of node ``k``, which is too far behind to be in any run from now on."""
         self.rows.pop(k, None)
         self.from_before.pop(k, None)
         for step in range(*self.usage.steps[k]):
             self.alive.pop(step, None)
 
     def _rows(self, k: int, rule: RowRule, is_result: Array) -> Array:
-        """Returns the rows that a node computes in one band, by the end of the run."""
+        """Returns the rows of its result that node ``k`` computes in one band, by the end of the
+        run and the number of bands.
+
+        ``is_result`` marks the run ends for which the result is read after the run.
+        """
         step, extent, counts = rule.rows.step, rule.extent, self.facts.counts
         rows = np.zeros_like(self.zeros)
         for reader, read in self.facts.readers[k]:
@@ -168,7 +182,8 @@ class Estimates:
         return np.minimum(rows, extent)
 
     def _add_item(self, k: int, item: LiveItem) -> None:
-        """Adds a tensor that node ``k`` is the first to use."""
+        """Adds the bytes of a tensor that node ``k`` is the first to use to the estimates of the
+        runs."""
         facts, life = self.facts, item.life
         rule, after = facts.chart.rules[item.maker], item.maker - k
         if rule is None or after >= self.size or item.maker not in self.rows:
@@ -189,7 +204,12 @@ class Estimates:
                 self.large_inside[facts.node_of[life.last] - k :] += 1
 
     def _add_uses(self, k: int, maker: int, uses: list[int], nbytes: Array) -> None:
-        """Adds the bytes of a tensor from its first use to its last use within the run."""
+        """Adds the bytes of one band of a tensor to the dispatches from its first use to its last
+        use within the run.
+
+        A part that lies in the tensor it is joined to is alive until the dispatch before the
+        join only.
+        """
         last = self.facts.node_of[uses[-1]]
         if len(uses) > 1 and self.facts.is_joined[last]:
             within = self._is_within(k, maker, last)
@@ -198,8 +218,12 @@ class Estimates:
         self._add_lives(k, uses, nbytes)
 
     def _is_within(self, k: int, maker: int, join: int) -> Array:
-        """Returns the runs in which all rows of a part are joined, so that the part lies in the
-        joined tensor."""
+        """Returns a mask of the runs in which node ``join`` joins all rows of the result of
+        ``maker``.
+
+        In these runs the result lies in the joined tensor and takes no memory of its own at the
+        join.
+        """
         found, behind = np.zeros_like(self.refused), join - k
         if behind < self.size and join in self.rows:
             wanted = [read.rows(self.rows[join][: self.size - behind])
@@ -218,9 +242,10 @@ class Estimates:
                 break
 
     def _add_alive(self, k: int, step: int, behind: int, nbytes: Array) -> bool:
-        """Adds bytes at a dispatch, for runs that end more than ``behind`` nodes after ``k``.
+        """Adds bytes of bands at dispatch ``step``, for runs that end more than ``behind`` nodes
+        after node ``k``.
 
-        Returns False if no run is long enough.
+        Updates the peaks of these runs. Returns False if no run is long enough.
         """
         if behind >= self.size:
             return False
@@ -232,8 +257,8 @@ class Estimates:
         return True
 
     def _add_slices(self, k: int, rule: RowRule) -> None:
-        """Adds copies of some rows of the node's result, for readers that need fewer rows than
-        others."""
+        """Adds the bytes of copies of some rows of node ``k``'s result, for readers that need
+        fewer rows than others."""
         row = sum(map(self.usage.nbytes, self.nodes[k].outputs)) / rule.extent
         for reader, read in self.facts.readers[k]:
             behind = reader - k
@@ -248,7 +273,10 @@ class Estimates:
                     self._add_alive(k, step, behind, nbytes)
 
     def _peak(self, begin: int) -> Array:
-        """Returns the peak bytes of bands, including copies of rows of the run's inputs."""
+        """Returns the peak bytes of bands of the runs that begin with node ``begin``.
+
+        They include copies of some rows of the runs' inputs, which are counted only here.
+        """
         facts, peak = self.facts, self.peak.copy()
         for k, reads in self.from_before.items():
             behind = k - begin

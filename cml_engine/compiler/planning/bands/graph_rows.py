@@ -1,5 +1,5 @@
-"""The operators of a graph that can compute some rows of their results from some rows of their
-operands."""
+"""Finds the operators of a graph that can compute some rows of their results from some rows of
+their operands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _AXIS = 2
 
 @dataclass(frozen=True, slots=True)
 class RowRead:
-    """The rows of a tensor that a node in a band reads along ``axis``; a ``span`` of None is all
-    of it."""
+    """The rows ``span`` of tensor ``name`` along ``axis`` that a node in a band reads; None is
+    the whole tensor."""
 
     name: str
     axis: int
@@ -29,8 +29,10 @@ class RowRead:
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """A node in a band: its reads in the order of ``Node.reads``, its attributes and its result
-    rows."""
+    """A node restricted to one band: its reads, its attributes, and the rows of its result.
+
+    ``wants`` is in the order of ``Node.reads``.
+    """
 
     wants: tuple[RowRead, ...]
     attrs: Attrs
@@ -39,7 +41,7 @@ class NodeRows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowRule:
-    """The rule for computing a node in bands; ``axis`` is the row axis of its operands."""
+    """The rule for computing a node in bands of rows; ``axis`` is the row axis of its operands."""
 
     node: Node
     rows: RowMapping
@@ -48,12 +50,14 @@ class RowRule:
 
     @property
     def extent(self) -> int:
-        """The number of rows of the result."""
+        """The number of rows of the node's result."""
         return self.facts[self.node.outputs[0]].shape[self.rows.axis]
 
     def for_rows(self, begin: int, end: int) -> NodeRows:
-        """Returns the node restricted to rows ``begin`` to ``end`` of its result, rounded out to
-        its step."""
+        """Returns the node restricted to rows ``begin`` to ``end``, exclusive, of its result.
+
+        The rows are extended to multiples of the rule's step.
+        """
         step = self.rows.step
         need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
         wants = [
@@ -64,8 +68,8 @@ class RowRule:
         return NodeRows(tuple(wants), need.attrs, need.made)
 
     def _beside(self, name: str, need: OperandRows) -> RowRead:
-        """Returns the read of an epilogue's operand: the same rows, or all of it if it is
-        broadcast."""
+        """Returns the rows that an epilogue reads of its operand ``name``: the rows of the
+        result, or the whole tensor if it is broadcast."""
         axis, fact = self.rows.axis, self.facts[name]
         rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
         return RowRead(name, axis, need.made if rows else None)
@@ -73,7 +77,8 @@ class RowRule:
 
 @dataclass(frozen=True, eq=False)
 class GraphRows:
-    """The row rules of a graph's nodes, in order; None for a node that has no rule.
+    """The row rules of a graph's nodes, in execution order; None for a node that cannot be computed
+    in bands.
 
     ``axes`` has the row axis of every computed tensor.
     """

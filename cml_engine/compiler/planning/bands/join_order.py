@@ -1,4 +1,4 @@
-"""The order of the copies that join the bands of a tensor."""
+"""Orders the copies that join the bands of a tensor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
 def move_joins_early(
     launches: Sequence[L], joins: Collection[str], alias: Mapping[str, str]
 ) -> list[L]:
-    """Returns the dispatches with copies into ``joins`` moved directly after their part is
-    computed.
+    """Returns the dispatches with each copy of a part into a tensor of ``joins`` moved directly
+    after the dispatch that computes the part.
 
-    Other tensors can then use the memory of the part.
+    Other tensors can then use the memory of the part. ``alias`` maps tensors to those whose
+    memory they share.
     """
     copies: dict[str, list[L]] = {}
     rest: list[L] = []

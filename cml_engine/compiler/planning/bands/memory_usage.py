@@ -15,7 +15,10 @@ FLOPS_PER_BYTE = 16
 
 
 class MemoryUsage:
-    """The memory usage of a drafted graph whose views lie in their wholes."""
+    """The memory and the work of each node of a drafted graph without bands.
+
+    Parts of tensors that are ``views`` take no memory of their own.
+    """
 
     def __init__(self, drafted: CompleteDraft, views: Views) -> None:
         self.drafted, self.graph, self.views = drafted, drafted.graph, views
@@ -24,7 +27,7 @@ class MemoryUsage:
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
-        """For each node, its first dispatch and the end of its dispatches."""
+        """For each node, the numbers of its first dispatch and of the dispatch after its last."""
         counts = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0)
         for node, *_ in self.drafted.draft.dispatches:
             counts[node.outputs[0]] += 1
@@ -42,12 +45,13 @@ class MemoryUsage:
         return list(accumulate(change))[: count + 2]
 
     def of_node(self, k: int) -> int:
-        """Returns the bytes alive at the fullest step of a node."""
+        """Returns the bytes alive at the fullest dispatch of node ``k``; 0 if it has none."""
         first, end = self.steps[k]
         return max(self.alive[first + 1 : end + 1], default=0)
 
     def largest_of_node(self, k: int) -> int:
-        """Returns the bytes of the largest tensor alive while the node is computed."""
+        """Returns the bytes of the largest tensor alive while node ``k`` is computed; 0 if it
+        has no dispatch."""
         first, end = self.steps[k]
         lives = (i.nbytes for i in self.items if i.first < end and first <= i.last)
         return max(lives, default=0) if end > first else 0
@@ -61,5 +65,5 @@ class MemoryUsage:
         return list(by_node.values())
 
     def nbytes(self, name: str) -> int:
-        """Returns the bytes of a whole tensor."""
+        """Returns the bytes of a whole tensor in its layout."""
         return 4 * words(self.graph.facts[name], self.drafted.layouts.get(name, PLAIN))

@@ -1,4 +1,4 @@
-"""Plans whose activations stay within a memory limit."""
+"""Makes plans whose activations stay within a memory limit, with operators in bands if needed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def plan_in_bands(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
 
 
 class _BandPlanner:
-    """The planning of one draft in bands."""
+    """Plans one draft with operators in bands, within ``bounds`` and with the ``requested``
+    numbers of bands."""
 
     def __init__(
         self,
@@ -105,7 +106,11 @@ class _BandPlanner:
         raise self._limit_error(least.memory.peak)
 
     def _plan_within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
-        """Returns a plan of at most ``limit`` bytes, or None if the searches find none."""
+        """Returns a plan of at most ``limit`` bytes, or None if the searches find none in
+        ``_TRIES`` plans.
+
+        A plan that exceeds its estimate lowers the limit of the next search.
+        """
         bounds = replace(self.bounds, total=limit)
         for _ in range(_TRIES):
             path = _cheapest(searches, bounds)
@@ -121,7 +126,8 @@ class _BandPlanner:
         return None
 
     def _dispatches(self, path: BandPath) -> int:
-        """Returns the number of dispatches in the bands of a path, without copies."""
+        """Returns the number of dispatches of all bands of a path, without the copies that cut
+        and join bands."""
         steps = self.usage.steps
         return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
 
@@ -129,8 +135,11 @@ class _BandPlanner:
         return [BandSearch(*known) for known in self.known]
 
     def _plan_least_memory(self, is_quick: bool) -> Plan | None:
-        """Returns the plan with the fewest bytes that bands can reach; it does not depend on the
-        limit."""
+        """Returns the plan with the fewest bytes that bands can reach, or None; it does not depend
+        on the limit.
+
+        With ``is_quick`` it also looks for plans smaller than the estimates.
+        """
         found, searches = None, self._searches()
         for search in searches:
             for _ in range(_TRIES):
@@ -150,10 +159,10 @@ class _BandPlanner:
         return found
 
     def _plan(self, chosen: Sequence[ChosenRun], searches: Sequence[BandSearch]) -> Plan | None:
-        """Returns the plan with these runs in bands, or None if some bands are too thin.
+        """Returns the plan with the chosen runs in bands, or None if some bands are too thin.
 
-        Bands are too thin if they cannot use the kernels of the whole operator. The searches
-        learn that.
+        Bands are too thin if they cannot use the kernels of the whole operator. ``searches``
+        then exclude bands of so few rows.
         """
         whole = self.whole
         made = rewrite_in_bands(whole.graph, [(c.run, c.count) for c in chosen])
@@ -194,10 +203,11 @@ class _BandPlanner:
         return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
 
     def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
-        """Returns True if the whole operator uses the same kernel, so that results are
-        bit-identical.
+        """Returns True if a kernel of a band gives bit-identical results to operator ``title``
+        without bands.
 
-        Operators that only move numbers are bit-identical with any kernel.
+        It does if the whole operator uses the same kernel, or if the operator is exact or
+        elementwise.
         """
         spec = lookup(node.op)
         free = title is None or spec.tolerance == EXACT or spec.formula is not None
@@ -213,7 +223,8 @@ class _BandPlanner:
     def _learn(
         self, thin: Sequence[Node], made: BandRewriter, searches: Sequence[BandSearch]
     ) -> None:
-        """Forbids bands of so few rows for all operators with the kernels of these nodes."""
+        """Makes the searches exclude bands as thin as the nodes ``thin``, for all operators with
+        the same kernels."""
         for node in thin:
             like = self.kernels.get(made.titles[node.title])
             for k, rule in enumerate(self.chart.rules):
@@ -224,7 +235,7 @@ class _BandPlanner:
 
     @cached_property
     def _flops(self) -> dict[str, float]:
-        """The operations of each operator without bands, by title."""
+        """The floating-point operations of each operator without bands, by its title."""
         found: dict[str, float] = {}
         for node, _, _, cost in self.whole.draft.dispatches:
             found[node.title] = found.get(node.title, 0.0) + cost.flops
@@ -246,8 +257,11 @@ class _BandPlanner:
         )  # fmt: skip
 
     def _limit_error(self, enough: int, estimated: str = "") -> InputError:
-        """Returns the error for an ``arena_limit`` below the least possible memory, ``enough``
-        bytes."""
+        """Returns the error for an ``arena_limit`` below ``enough`` bytes, the least possible
+        memory.
+
+        ``estimated`` is a word for the message if that number is an estimate.
+        """
         graph = self.whole.graph
         k = max(range(len(graph.nodes)), key=self.usage.of_node, default=-1)
         need = self.usage.of_node(k) if k >= 0 else 0
@@ -262,15 +276,16 @@ class _BandPlanner:
         )
 
     def _obstacle(self) -> str:
-        """Names the first operator that exceeds the bounds and cannot be computed in bands."""
+        """Returns the end of a message that names the first operator that exceeds the bounds and
+        cannot be computed in bands, or an empty string."""
         for k in self._searches()[0].find_excess(self.bounds):
             if self.chart.rules[k] is None:
                 return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
         return ""
 
     def _refusal_error(self) -> CmlError:
-        """Returns the error for requested bands that are impossible, or a tensor larger than a
-        buffer."""
+        """Returns the error for requested bands that are impossible, or for a tensor larger than
+        a buffer."""
         graph = self.whole.graph
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
@@ -299,7 +314,7 @@ def _cheapest(searches: Sequence[BandSearch], bounds: Bounds) -> BandPath | None
 
 
 def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
-    """Returns a kernel's identity: its path and its defines.
+    """Returns the identity of a dispatch's kernel: its path, and its defines as a set of pairs.
 
     Defines that describe bindings in parts are left out, because they do not change results.
     """

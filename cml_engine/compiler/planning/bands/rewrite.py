@@ -1,4 +1,4 @@
-"""Rewrites a graph so that some of its runs are computed in bands."""
+"""Rewrites a graph so that some runs of its nodes are computed in bands of rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cml_engine.ops.declaration.traits import Span
 
 @dataclass
 class BandRewriter:
-    """The graph under construction.
+    """The graph with runs in bands, under construction.
 
-    ``of`` maps each new tensor to the tensor that it is a part of. ``titles`` maps each new node
-    to the node that it computes a band of. ``joins`` are the tensors that are joined from bands.
+    ``of`` maps each new tensor to the tensor that it is a part of. ``titles`` maps the title of
+    each new node to the title of the node that it computes a band of. ``joins`` are the tensors
+    that are joined from bands.
     """
 
     graph: Graph
@@ -29,7 +30,7 @@ class BandRewriter:
     alike: dict[str, object] = field(default_factory=dict)
 
     def add_run(self, run: OperatorRun, count: int) -> None:
-        """Adds the nodes of a run in ``count`` bands."""
+        """Appends the nodes of a run in ``count`` bands, and the nodes that join the results."""
         self.nodes += (self.graph.nodes[k] for k in sorted(run.aside))
         parts: dict[str, list[str]] = {name: [] for name in run.results}
         for number in range(count):
@@ -43,7 +44,8 @@ class BandRewriter:
             self.joins.append(name)
 
     def add_band(self, run: OperatorRun, band: Band) -> dict[str, str]:
-        """Adds the nodes of a band, and returns the names of its part of each result."""
+        """Appends the nodes of one band of a run, and returns the name of the band's part of
+        each result."""
         held: dict[str, tuple[str, Span]] = {}
         slices: dict[RowRead, str] = {}
 
@@ -101,7 +103,7 @@ class BandRewriter:
         return part
 
     def _part(self, of: str, axis: int, span: Span) -> str:
-        """Returns the name of a new tensor for some rows of ``of``."""
+        """Registers a new tensor for the rows ``span`` of tensor ``of``, and returns its name."""
         fact = self.graph.facts[of]
         name = unused_name(f"{of}[{span[0]}:{span[1]}]", self.graph.facts, self.facts)
         shape = (*fact.shape[:axis], span[1] - span[0], *fact.shape[axis + 1 :])
@@ -109,7 +111,7 @@ class BandRewriter:
         return name
 
     def finished(self) -> Graph:
-        """Returns the graph of the added nodes."""
+        """Returns the graph of the nodes added so far, with the facts of the new tensors."""
         words = self.graph.words
         return self.graph.with_(
             nodes=tuple(self.nodes),
@@ -118,13 +120,17 @@ class BandRewriter:
         )
 
     def layouts(self, layouts: Mapping[str, str]) -> dict[str, str]:
-        """Returns the layouts of all tensors; a part has the layout of its whole."""
+        """Returns ``layouts`` extended by the new tensors; a part has the layout of its whole."""
         parts = {name: layouts[of] for name, of in self.of.items() if of in layouts}
         return {**layouts, **parts}
 
 
 def rewrite_in_bands(graph: Graph, runs: Iterable[tuple[OperatorRun, int]]) -> BandRewriter:
-    """Returns the graph with each of these runs, which must not overlap, in its number of bands."""
+    """Returns a :class:`BandRewriter` with all nodes of the graph, each of ``runs`` in its number
+    of bands.
+
+    The runs must not overlap.
+    """
     found = BandRewriter(graph)
     done = 0
     for run, count in sorted(runs, key=lambda pair: pair[0].first):

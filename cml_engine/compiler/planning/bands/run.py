@@ -12,8 +12,10 @@ from cml_engine.ops.declaration.traits import Span
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """One band of a run: its nodes by number, and the rows that it adds to each result of the
-    run."""
+    """One band of a run: its nodes restricted to rows, by node number in execution order.
+
+    ``results`` has the rows that the band adds to each result of the run.
+    """
 
     parts: Mapping[int, NodeRows]
     results: Mapping[str, Span]
@@ -21,7 +23,7 @@ class Band:
 
 @dataclass(frozen=True, eq=False)
 class OperatorRun:
-    """The nodes of a graph from ``first`` to ``end``, exclusive."""
+    """A run of neighbouring nodes of a graph: numbers ``first`` to ``end``, exclusive."""
 
     chart: GraphRows
     first: int
@@ -29,8 +31,10 @@ class OperatorRun:
 
     @cached_property
     def aside(self) -> frozenset[int]:
-        """The nodes that have no rows and read none of the run; they are computed before the
-        bands."""
+        """The numbers of the run's nodes that are computed once, before the bands.
+
+        They have no rows and read no result of the run's banded nodes.
+        """
         made: set[str] = set()
         found: set[int] = set()
         for k in range(self.first, self.end):
@@ -44,7 +48,7 @@ class OperatorRun:
 
     @cached_property
     def inside(self) -> Mapping[str, RowRule]:
-        """The tensors that are computed in bands, with the rules of their nodes."""
+        """The tensors that are computed in bands, each with the row rule of its node."""
         found: dict[str, RowRule] = {}
         for k in self._banded:
             rule = self.chart.rules[k]
@@ -58,20 +62,22 @@ class OperatorRun:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The tensors of the run that are read after it."""
+        """The names of the tensors that the run computes in bands and that are read after it."""
         graph = self.chart.graph
         later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
         return tuple(name for name in self.inside if name in later)
 
     @cached_property
     def is_possible(self) -> bool:
-        """True if all nodes of the run have rules, and the rules fit together."""
+        """True if the run can be computed in bands: its nodes have rules that fit together, and
+        a result is read after it."""
         if not self.results or any(self.chart.rules[k] is None for k in self._banded):
             return False
         return all(self._fits(rule) for rule in self.inside.values())
 
     def _fits(self, rule: RowRule) -> bool:
-        """Returns True if the node reads rows of others in the run, along their row axis."""
+        """Returns True if the node reads tensors of the run by rows, along the axis in which
+        they are computed."""
         part = rule.for_rows(0, rule.extent)
         return all(
             want.span is not None and want.axis == self.chart.axes[want.name]
@@ -81,11 +87,12 @@ class OperatorRun:
 
     @cached_property
     def max_bands(self) -> int:
-        """The largest possible number of bands."""
+        """The largest possible number of bands, limited by the result with the fewest rows."""
         return min(-(-self.inside[n].extent // self.inside[n].rows.step) for n in self.results)
 
     def band(self, number: int, count: int) -> Band:
-        """Returns band ``number`` of ``count`` bands."""
+        """Returns band ``number`` of ``count``, with the rows that each node must compute for
+        it, halo included."""
         results = {name: self._share(name, number, count) for name in self.results}
         wanted: dict[str, Span] = dict(results)
         parts: dict[int, NodeRows] = {}

@@ -23,18 +23,19 @@ COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 @dataclass(frozen=True, slots=True)
 class RowWindow:
-    """A read of a tensor by a node: ``slope * rows + halo`` rows for ``rows`` rows of its
-    result."""
+    """The rows that a node reads of tensor ``name``: ``slope * rows + halo`` for ``rows`` rows
+    of its result."""
 
     name: str
     slope: float
     halo: float
 
     def rows(self, made: Array, step: int = 1) -> Array:
-        """Returns the least number of rows read for ``made`` rows of the result, rounded to
-        ``step``.
+        """Returns the rows read for ``made`` rows of the result, rounded up to a multiple of
+        ``step``; 0 for none.
 
-        With a halo the rows may begin and end inside a step of the node that computes them.
+        ``step`` is that of the node that computes the tensor. With a halo the rows may begin and
+        end inside a step.
         """
         rows = np.ceil(self.slope * made + self.halo)
         if step > 1:
@@ -44,10 +45,11 @@ class RowWindow:
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """A tensor in the arena: the node whose rows it has, and the dispatches that use it.
+    """A tensor in the arena, the node ``maker`` whose rows it has, and the dispatches that use it.
 
-    A node may work in ``rounds`` that share scratch of the size of one. ``touched_once`` has the
-    last round only: if a band is one round, its tensors live no longer than that.
+    A node may work in ``rounds`` that share the scratch memory of one round. ``touched`` has all
+    dispatches, ``touched_once`` those of the last round only: if a band is one round, its
+    tensors live no longer than that.
     """
 
     life: Lifetime
@@ -60,10 +62,10 @@ class LiveItem:
 
 @dataclass
 class RunFacts:
-    """The nodes by number, the rows that they read, and the tensors that they use.
+    """The facts about a graph's nodes that a search for bands needs, by node number.
 
-    ``requested`` maps the last node of a run to the number of bands that the caller requested for
-    it.
+    ``requested`` maps the last node of a run to the number of bands that the caller requested
+    for it.
     """
 
     chart: GraphRows
@@ -76,7 +78,8 @@ class RunFacts:
 
     @cached_property
     def allowed(self) -> Array:
-        """The allowed numbers of bands, as a mask for each last node of a run."""
+        """A mask of the allowed numbers of bands: a row for each last node of a run, a column
+        for each of ``counts``."""
         found = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
         for k, count in self.requested.items():
             found[k] = self.counts == count
@@ -89,8 +92,8 @@ class RunFacts:
 
     @cached_property
     def is_small(self) -> list[bool]:
-        """True for each node without rows: it is computed before the bands of a run, or not at
-        all."""
+        """For each node, True if its results have no rows, so that it is never computed in
+        bands."""
         chart = self.chart
         return [
             rule is None or not any(map(chart.has_rows, node.outputs))
@@ -99,7 +102,7 @@ class RunFacts:
 
     @cached_property
     def reads(self) -> list[list[RowWindow]]:
-        """The row reads of each node."""
+        """For each node, the rows that it reads of its operands; empty for nodes without rows."""
         found: list[list[RowWindow]] = []
         for rule, small in zip(self.chart.rules, self.is_small, strict=True):
             found.append([] if rule is None or small else _reads_of(rule))
@@ -107,8 +110,8 @@ class RunFacts:
 
     @cached_property
     def first_begin(self) -> list[int]:
-        """For each node, the number of the node after which a run with it must begin; -1 for
-        any."""
+        """For each node, the number of the last node that a run containing it must not contain;
+        -1 if there is none."""
         origin: list[int] = []
         found: list[int] = []
         for k, (node, rule) in enumerate(
@@ -132,7 +135,8 @@ class RunFacts:
 
     @cached_property
     def readers(self) -> list[list[tuple[int, RowWindow]]]:
-        """For each node, the nodes that read its rows."""
+        """For each node, the numbers of the nodes that read its result by rows, and the rows
+        that they read."""
         found: list[list[tuple[int, RowWindow]]] = [[] for _ in self.reads]
         for k, reads in enumerate(self.reads):
             for read in reads:
@@ -142,7 +146,8 @@ class RunFacts:
 
     @cached_property
     def last_read(self) -> list[int]:
-        """For each node, its last reader; the number of nodes if a result is read after a run."""
+        """For each node, the number of its last reader: -1 for none, the number of nodes if a
+        result is read after a run."""
         graph = self.chart.graph
         found = [-1] * len(graph.nodes)
         for k, node in enumerate(graph.nodes):
@@ -156,7 +161,8 @@ class RunFacts:
 
     @cached_property
     def items(self) -> dict[int, list[LiveItem]]:
-        """The tensors in the arena, by the node that first uses each."""
+        """The tensors in the arena except inputs, by the number of the node that first uses
+        each."""
         usage = self.usage
         lives = {item.name: item for item in usage.items}
         touched: dict[str, list[int]] = {}
@@ -180,14 +186,15 @@ class RunFacts:
         return found
 
     def _is_last(self, step: int) -> bool:
-        """Returns True for a dispatch of the last round of its node."""
+        """Returns True if dispatch ``step`` is in the last round of its node."""
         k = self.node_of[step]
         first, end = self.usage.steps[k]
         return (end - step) * ceil(self.rounds[k]) <= end - first
 
     @cached_property
     def rounds(self) -> list[float]:
-        """For each node, the number of times that it fills and reads its scratch."""
+        """For each node, the number of times that it fills and reads its scratch memory; 1
+        without scratch."""
         found = [1.0] * len(self.usage.steps)
         filled: dict[str, list[int]] = {}
         for _, _, dispatch, _ in self.usage.drafted.draft.dispatches:
@@ -204,7 +211,8 @@ class RunFacts:
 
     @cached_property
     def is_joined(self) -> list[bool]:
-        """True for each node whose operands may lie in its result, so that they take no memory."""
+        """For each node, True if its operands may lie in its result, so that they take no memory
+        of their own."""
         found = []
         for node in self.chart.graph.nodes:
             parts = lookup(node.op).traits.parts
@@ -216,13 +224,14 @@ class RunFacts:
 
     @cached_property
     def node_of(self) -> list[int]:
-        """The node of each dispatch, followed by the number of nodes."""
+        """The number of each dispatch's node, followed by the number of nodes."""
         found = [k for k, (first, end) in enumerate(self.usage.steps) for _ in range(first, end)]
         return [*found, len(self.usage.steps)]
 
 
 def _reads_of(rule: RowRule) -> list[RowWindow]:
-    """Returns the rows read of each operand as a linear function of the result rows.
+    """Returns, for each operand that a node reads by rows, the rows read as a linear function of
+    the result rows.
 
     The function is measured in the middle of the map, away from its borders.
     """

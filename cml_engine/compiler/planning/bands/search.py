@@ -34,8 +34,12 @@ class ChosenRun:
 
 @dataclass(frozen=True, slots=True)
 class BandPath:
-    """A partition of the graph: its runs in bands, the bytes at its fullest step, and its extra
-    work."""
+    """A partition of the graph into runs in bands and single nodes.
+
+    ``runs`` are in execution order. ``nbytes`` is the estimated bytes at its fullest step.
+    ``work`` is the value that the search minimized: the repeated work for
+    :meth:`BandSearch.cheapest`, bytes for :meth:`BandSearch.smallest`.
+    """
 
     runs: tuple[ChosenRun, ...]
     nbytes: float
@@ -44,10 +48,10 @@ class BandPath:
 
 @dataclass
 class BandSearch:
-    """A search over a graph that exceeds its memory limit.
+    """A search for the runs of a graph to compute in bands, by dynamic programming over its nodes.
 
-    ``plain`` is the memory usage of nodes outside of bands. ``thinnest`` has for a node the
-    fewest rows for which it can use the same kernels as without bands.
+    ``plain`` is the memory usage of nodes outside of bands. ``thinnest`` has, by node number,
+    the fewest rows with which a band can use the same kernel as the whole node.
     """
 
     facts: RunFacts
@@ -55,12 +59,16 @@ class BandSearch:
     thinnest: dict[int, int] = field(default_factory=dict)
 
     def cheapest(self, bounds: Bounds) -> BandPath | None:
-        """Returns the path with the least work within the bounds, or None if there is none."""
+        """Returns the path with the least repeated work within the bounds, or None if there is
+        none."""
         most = self._most_bands(bounds.total)
         return self._best(bounds, most, lambda nbytes, work: work, np.add)
 
     def smallest(self, bounds: Bounds) -> BandPath | None:
-        """Returns the path whose fullest step takes the fewest bytes, or None if there is none."""
+        """Returns the path whose fullest step takes the fewest bytes, or None if there is none.
+
+        It ignores ``bounds.total``.
+        """
         found, most = None, float(COUNTS[-1])
         for _ in range(2):  # the first round finds the nodes that are in bands
             tensors = replace(bounds, total=inf)
@@ -69,7 +77,10 @@ class BandSearch:
         return found
 
     def _most_bands(self, total: float) -> float:
-        """Returns the most bands per run that keep the number of dispatches low."""
+        """Returns the largest number of bands per run that keeps the number of dispatches low.
+
+        ``total`` is the memory limit in bytes, which decides the nodes that must be in bands.
+        """
         facts, dispatches = self.facts, 0
         for k, (first, end) in enumerate(facts.usage.steps):
             if self.plain.of_node(k) > total:
@@ -77,7 +88,8 @@ class BandSearch:
         return max(_FEWEST, _MOST_DISPATCHES / max(dispatches, 1))
 
     def find_excess(self, bounds: Bounds) -> list[int]:
-        """Returns the nodes that exceed the bounds, or that the caller wants in bands."""
+        """Returns the numbers of the nodes that exceed the bounds without bands, or that the
+        caller requested in bands."""
         return [k for k in range(len(self.facts.chart.graph.nodes)) if not self._holds(k, bounds)]
 
     def _holds(self, k: int, bounds: Bounds) -> bool:
@@ -92,9 +104,11 @@ class BandSearch:
         value: Callable[[Array, Array], Array],
         join: Callable[[Any, Any], Any],
     ) -> BandPath | None:
-        """Returns the path of the least value with at most ``most`` bands per run.
+        """Returns the path with the least value and at most ``most`` bands per run, or None if none
+        is possible.
 
         ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
+        Requested numbers of bands may exceed ``most``.
         """
         few = (self.facts.counts <= most) | np.isin(
             self.facts.counts, list(self.facts.requested.values())
