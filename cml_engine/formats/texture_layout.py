@@ -18,10 +18,10 @@ _NONE = (0, 0)
 
 
 def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
-    """Converts every input and output of rank 4 from N, C, H, W to N, H, W, C; the names stay.
+    """Returns the graph with all inputs and outputs of rank 4 in N, H, W, C, not N, C, H, W.
 
-    With ``rgba`` float tensors of 3 channels get a fourth, which is ignored in inputs and 1 in
-    outputs.
+    The names stay. With ``rgba`` float tensors of 3 channels get a fourth, which is ignored in
+    inputs and 1 in outputs. Raises :class:`InputError` if there is no tensor to change.
     """
     edges = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n].rank == 4]
     if not edges:
@@ -39,7 +39,7 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
 
 
 class _Edges:
-    """The network with the operators that convert its inputs and outputs."""
+    """A network to which operators are added that convert its inputs and outputs."""
 
     def __init__(self, graph: Graph, inner: Mapping[str, str], widened: list[str]) -> None:
         self._graph = graph
@@ -104,7 +104,7 @@ def _with_channels(fact: Fact, count: int) -> Fact:
 
 
 def _rename_tensors(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Returns the graph with some tensors renamed."""
+    """Returns the graph with tensors renamed by ``names``, from old to new, everywhere."""
 
     def new(old: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(name, name) for name in old)

@@ -1,1 +1,1 @@
-"""Graphs and their properties as plain data: facts, layouts, device limits, textures."""
+"""The graph of a network and its properties as plain data: facts, layouts, limits, textures."""

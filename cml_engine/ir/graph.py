@@ -53,7 +53,7 @@ _MAX_RANK, _MAX_EXTENT, _MOST = 32, 2**31 - 1, 2**59
 
 
 def can_be_shape(shape: Sequence[int]) -> bool:
-    """Returns True if an array can have the shape on any machine.
+    """Returns True if an array can have the shape on any machine, by its rank, extents and size.
 
     The limits also apply to empty arrays: NumPy refuses ``[0, 2**31, 2**31, 2**31]``.
     """
@@ -64,7 +64,7 @@ def can_be_shape(shape: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """The properties of a tensor that are known before it is computed.
+    """A tensor's type and shape, which are known before it is computed.
 
     ``dtype`` is NNEF's name of the type.
 
@@ -97,7 +97,7 @@ class Fact:
 
 
 def check_shape(name: str, fact: Fact, shape: tuple[int, ...]) -> None:
-    """Raises :class:`InputError` if the input ``name`` cannot take an array of that shape."""
+    """Raises :class:`InputError` if an array's shape differs from that of the input ``name``."""
     if shape != fact.shape:
         raise InputError(
             f"input '{name}': wanted shape {list(fact.shape)}, got {list(shape)}. Another shape "
@@ -147,7 +147,7 @@ class Attrs(Mapping[str, Any]):
 
 
 class Quantization(Attrs):
-    """The quantisation of a tensor: the operator (``op``) and its arguments.
+    """The quantisation of a tensor: the operator (``attrs["op"]``) and its arguments by name.
 
     ``source`` is the line of ``graph.quant``, if it has one.
     """
@@ -164,7 +164,7 @@ class Quantization(Attrs):
 
 
 def place_of(attrs: Attrs) -> Source | None:
-    """Returns the source line of a quantisation; None if it has none."""
+    """Returns the line of ``graph.quant`` that a quantisation comes from, or None."""
     return attrs.source if isinstance(attrs, Quantization) else None
 
 
@@ -185,7 +185,7 @@ class Epilogue:
     own: tuple[tuple[int, int], ...] = ()
 
     def operands(self, others: Sequence[T], results: Sequence[T]) -> list[T]:
-        """Returns all operands in order.
+        """Returns all operands of the epilogue in order.
 
         ``others`` are the values of ``inputs``; ``results`` are those of the node's operator and
         of the earlier epilogues.
@@ -211,7 +211,10 @@ class Node:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that the node reads, including the operands of its epilogues."""
+        """The names of the tensors that the node reads, including the operands of its epilogues.
+
+        A tensor that is read twice is listed twice.
+        """
         return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
 
     @property
@@ -227,7 +230,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that a graph was loaded from, in memory.
+    """The model that a graph was loaded from, in memory, so that it can be reshaped.
 
     ``make`` evaluates the model at given input shapes; ``shapes`` are the shapes that were given
     so far.
@@ -237,7 +240,7 @@ class Origin:
     shapes: Shapes = field(default_factory=dict)
 
     def at(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
-        """Returns the graph at these input shapes.
+        """Evaluates the model at the given input shapes, by name, and returns the graph.
 
         Inputs that are not named keep the shapes given before, or else the model's own.
         """
@@ -252,18 +255,18 @@ class Origin:
 
 
 class Ready(Protocol):
-    """The prepared form of a graph from a cooked file: the passes have run, and it may have
-    plans."""
+    """The data of a cooked file for its graph: the passes have run, and it may have plans."""
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
-        """Returns the plan for a device; calls ``lower`` to plan the graph if there is none.
+        """Returns the file's plan for a device, or the result of ``lower`` if the file has none.
 
-        ``plain`` is True if all options except ``storage`` and ``tuned`` have their defaults.
+        ``lower`` plans the graph. ``plain`` is True if all options except ``storage`` and
+        ``tuned`` have their defaults.
         """
         ...
 
     def check_cpu(self) -> None:
-        """Raises :class:`CmlError` if the file lacks data that NumPy needs."""
+        """Raises :class:`CmlError` if the file lacks data that a run in NumPy needs."""
         ...
 
     @property
@@ -358,8 +361,9 @@ class Graph:
         """Returns the same model at other shapes of its inputs, by name.
 
         The model is evaluated again in memory, so everything that it derives from shapes is as
-        if it had been loaded with them. Weights are shared. Raises :class:`ModelError` if the
-        network does not support the shapes.
+        if it had been loaded with them. Weights are shared. Raises :class:`InputError` for a
+        graph that ``cml.load`` did not return, and :class:`ModelError` if the network does not
+        support the shapes.
         """
         if self.origin is None:
             raise InputError(
@@ -369,23 +373,30 @@ class Graph:
         return self.origin.at(shapes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without ``origin`` and ``ready``, which hold open files and
-        functions."""
+        """Returns the state to pickle, without ``origin`` and ``ready``.
+
+        They contain open files and functions.
+        """
         return {**self.__dict__, "origin": None, "ready": None}
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """The tensors that are read after a run: outputs, new values of variables, and ``kept``."""
+        """The names of the tensors that are read after a run.
+
+        They are the outputs, the new values of variables, and ``kept``.
+        """
         return self.outputs + tuple(value for _, value in self.updates) + self.kept
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The tensors that passes must preserve by name."""
+        """The names of the tensors that passes must preserve: :attr:`lasting` and ``apart``."""
         return self.lasting + self.apart
 
     def consumers(self) -> dict[str, list[Node]]:
-        """Returns, for each tensor, the nodes that read it; a node that reads it twice is listed
-        once."""
+        """Returns the nodes that read each tensor, by its name, in execution order.
+
+        A node that reads a tensor twice is listed once. A tensor that no node reads is missing.
+        """
         result: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.reads):
@@ -393,7 +404,7 @@ class Graph:
         return result
 
     def is_constant(self, name: str) -> bool:
-        """Returns True if the value never changes: a constant that no ``update`` writes."""
+        """Returns True if a tensor's value never changes: a constant that no ``update`` writes."""
         return name in self.constants and all(name != variable for variable, _ in self.updates)
 
 

@@ -39,15 +39,20 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """The factor ``mantissa / 2^exponent`` that rescales a sum to a word."""
+    """The factor ``mantissa / 2^exponent`` that rescales an integer sum to a word.
+
+    A word is an integer of 8 or 16 bits that represents a number.
+    """
 
     mantissa: int
     exponent: int
 
     @property
     def before(self) -> int:
-        """The number of bits by which the sum is shifted left, so that the right shift is at
-        least 17."""
+        """The number of bits by which a sum is shifted left before the product.
+
+        The right shift after it is then at least 17.
+        """
         return max(0, LEAST_SHIFT - self.exponent)
 
     @property
@@ -90,13 +95,13 @@ def clamp(value: int, low: int, high: int) -> int:
 
 
 def requantize(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """Multiplies a sum, rounds it with halves up, and clamps it to the word's range."""
+    """Returns a sum times a multiplier, rounded (halves up) and clamped to ``low`` to ``high``."""
     shifted = sum_ << by.before
     return clamp((shifted * by.mantissa + (1 << (by.shift - 1))) >> by.shift, low, high)
 
 
 def requantize_in_32_bits(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """Computes ``requantize`` like the shaders, with no intermediate result above 32 bits."""
+    """Computes :func:`requantize` as the shaders do, with no intermediate result above 32 bits."""
     shifted = _int32(sum_ << by.before)
     upper = _int32((shifted >> 16) * by.mantissa)
     lower = _int32((shifted & 0xFFFF) * by.mantissa) >> 16
@@ -120,9 +125,10 @@ class Pair:
 
 
 def pair(first: Fraction, second: Fraction, most: tuple[int, int]) -> Pair:
-    """Returns the most precise factors for a sum of two words whose sums always fit into 32 bits.
+    """Returns the most precise factors with which the sum of two words always fits into 32 bits.
 
-    ``most`` are the largest absolute values of the two words.
+    ``first`` and ``second`` are the exact factors, ``most`` the largest absolute values of the two
+    words. Raises :class:`RangeError` if no factors fit.
     """
     for shift in range(30, 0, -1):
         found = Pair(round_half_up(first * 2**shift), round_half_up(second * 2**shift), shift)
@@ -136,13 +142,13 @@ def pair(first: Fraction, second: Fraction, most: tuple[int, int]) -> Pair:
 
 
 def requantize_pair(a: int, b: int, by: Pair, low: int, high: int) -> int:
-    """Returns the scaled sum of two words, rounded and clamped to one word."""
+    """Returns the sum of two words times their factors, rounded with halves up and clamped."""
     total = a * by.first + b * by.second + (1 << (by.shift - 1))
     return clamp(total >> by.shift, low, high)
 
 
 def look_up(word: int, table: list[int], first: int) -> int:
-    """Returns the value of a tabulated function of one word.
+    """Returns the value for ``word`` in a table of a function.
 
     A table has 256 values, one per word from ``first`` on, or 1025 points at intervals of 64
     words with linear interpolation between them.

@@ -61,7 +61,7 @@ def block_words(layout: str) -> int:
 
 
 def words(fact: Fact, layout: str) -> int:
-    """Returns the number of 32-bit words of a tensor in the layout."""
+    """Returns the number of 32-bit words that a tensor occupies in a layout."""
     if layout in (PLAIN, HALF):
         return fact.size if layout == PLAIN else -(-fact.size // 2)
     batch, channels, *spatial = fact.shape
@@ -69,7 +69,7 @@ def words(fact: Fact, layout: str) -> int:
 
 
 def whole_layout(low: float, high: float) -> str | None:
-    """Returns the smallest packed layout for integers of that range; None if there is none."""
+    """Returns the smallest packed layout for integers from ``low`` to ``high``, or None."""
     for layout in WHOLE:
         limits = np.iinfo(STORED[layout])
         if limits.min <= low and high <= limits.max:
@@ -84,7 +84,7 @@ def stored_bytes(array: Array) -> int:
 
 
 def to_half(array: Array) -> Array:
-    """Converts an array to float16 as in ``c4h``, in row-major order.
+    """Returns an array converted to float16 as in ``c4h``, in row-major order.
 
     Values are rounded to nearest, ties to even; values beyond 65504 become infinite.
     """
@@ -93,6 +93,9 @@ def to_half(array: Array) -> Array:
 
 
 def packed_words(array: Array, layout: str) -> Array:
-    """Packs blocks of four numbers along the last axes into 32-bit words."""
+    """Converts an array to the element type of a packed layout and returns its bytes as flat int32.
+
+    The last axis has blocks of four numbers.
+    """
     stored = to_half(array) if layout == C4H else array.astype(STORED[layout], order="C")
     return stored.reshape(-1).view(np.int32)

@@ -30,7 +30,9 @@ __all__ = [
 
 
 class MemoryRange(Protocol):
-    """The bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``, valid until :meth:`free`.
+    """A part of a GPU buffer: the bytes ``[offset, offset + nbytes)`` of a ``wgpu.GPUBuffer``.
+
+    It is valid until :meth:`free`.
 
     Examples
     --------
@@ -49,7 +51,7 @@ class MemoryRange(Protocol):
     @property
     def nbytes(self) -> int: ...
     def free(self) -> None:
-        """Releases the range; the caller no longer uses it."""
+        """Releases the range; the caller must not use it afterwards."""
 
 
 class MemorySource(Protocol):
@@ -68,7 +70,7 @@ class MemorySource(Protocol):
     def allocate(
         self, nbytes: int, usage: int, alignment: int, owner: str, category: str
     ) -> MemoryRange:
-        """Returns at least ``nbytes`` at a multiple of ``alignment``.
+        """Returns a range of at least ``nbytes`` whose offset is a multiple of ``alignment``.
 
         The buffer must have all flags of ``usage`` (``wgpu.BufferUsage``). Raises
         ``MemoryError`` if there is no such memory.
@@ -77,7 +79,7 @@ class MemorySource(Protocol):
 
 
 class FreeList:
-    """The free ranges of ``[0, nbytes)``.
+    """The accounting of the free and allocated ranges of ``[0, nbytes)``.
 
     Allocates from the smallest free range that fits (best fit) and merges neighbours when they
     are freed.
@@ -110,7 +112,10 @@ class FreeList:
         return None
 
     def free(self, offset: int) -> None:
-        """Frees an offset from :meth:`allocate`; raises ``ValueError`` if it is not allocated."""
+        """Frees the range at an offset from :meth:`allocate`.
+
+        Raises ``ValueError`` if it is not allocated.
+        """
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing is allocated at offset {offset}")
@@ -137,12 +142,12 @@ class FreeList:
 
     @property
     def taken(self) -> list[tuple[int, int]]:
-        """The ``(offset, nbytes)`` of all allocated ranges, by offset."""
+        """The ``(offset, nbytes)`` of all allocated ranges, sorted by offset."""
         return sorted(self._taken.items())
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
-        """The ``(offset, nbytes)`` of all free ranges, by offset."""
+        """The ``(offset, nbytes)`` of all free ranges, sorted by offset."""
         return [(start, self._sizes[start]) for start in self._starts]
 
     def _add(self, start: int, size: int) -> None:
@@ -162,7 +167,7 @@ class FreeList:
 
 @dataclass(slots=True)
 class Holding:
-    """The memory of one owner in one category.
+    """The memory of one owner in one category: its bytes and the number of allocations.
 
     Examples
     --------
@@ -174,7 +179,10 @@ class Holding:
 
 
 class Ledger:
-    """The memory of every owner. Reading :attr:`held` and :attr:`peak` takes constant time."""
+    """The accounting of GPU memory by owner and category.
+
+    ``held`` is the bytes in use, ``peak`` their maximum; reading them takes constant time.
+    """
 
     def __init__(self) -> None:
         self.held = 0
@@ -182,7 +190,7 @@ class Ledger:
         self._holdings: dict[tuple[str, str], Holding] = {}
 
     def add(self, owner: str, category: str, nbytes: int) -> None:
-        """Adds ``nbytes`` to the owner's memory."""
+        """Records one allocation of ``nbytes`` by the owner in the category."""
         holding = self._holdings.setdefault((owner, category), Holding())
         holding.nbytes += nbytes
         holding.count += 1
@@ -190,7 +198,7 @@ class Ledger:
         self.peak = max(self.peak, self.held)
 
     def remove(self, owner: str, category: str, nbytes: int) -> None:
-        """Subtracts ``nbytes`` from the owner's memory."""
+        """Removes one allocation of ``nbytes`` of the owner in the category."""
         holding = self._holdings[owner, category]
         holding.nbytes -= nbytes
         holding.count -= 1
@@ -199,19 +207,19 @@ class Ledger:
             del self._holdings[owner, category]
 
     def of(self, categories: Collection[str]) -> int:
-        """Returns the bytes in use of these categories."""
+        """Returns the bytes in use in the given categories, of all owners."""
         return sum(
             h.nbytes for (_, category), h in self._holdings.items() if category in categories
         )
 
     def holdings(self) -> dict[tuple[str, str], Holding]:
-        """Returns a copy, by (owner, category)."""
+        """Returns a copy of the accounting, by (owner, category), sorted."""
         return {k: Holding(h.nbytes, h.count) for k, h in sorted(self._holdings.items())}
 
 
 @dataclass(frozen=True, slots=True)
 class HeapStats:
-    """A large buffer and its allocated ranges.
+    """The statistics of one heap, a large buffer: ``taken`` is the (offset, nbytes) of its ranges.
 
     A ``whole`` heap is not divided: the host maps it, or its content is larger than a normal heap.
 
@@ -230,7 +238,7 @@ class HeapStats:
 
     @property
     def bar(self) -> str:
-        """The heap as a line of cells: ``#`` allocated, ``+`` partly allocated, ``.`` free."""
+        """The heap as a line of characters: ``#`` allocated, ``+`` partly allocated, ``.`` free."""
         cells = [0.0] * _BAR_CELLS
         scale = _BAR_CELLS / self.nbytes
         for offset, nbytes in self.taken:
@@ -265,12 +273,15 @@ class MemoryStats:
 
     @property
     def largest_free(self) -> int:
-        """The size of the largest range that can be allocated without a request to the driver."""
+        """The bytes of the largest range that can be allocated without a request to the driver."""
         return max((heap.largest_free for heap in self.heaps), default=0)
 
     @property
     def over_budget(self) -> int:
-        """The reserved bytes above the budget, after the budget was lowered."""
+        """The number of reserved bytes above the budget.
+
+        It can be above 0 after the budget was lowered.
+        """
         return 0 if self.budget_bytes is None else max(0, self.reserved_bytes - self.budget_bytes)
 
     @property
@@ -279,7 +290,7 @@ class MemoryStats:
         return 1 - sum(heap.largest_free for heap in self.heaps) / free if free else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything except the heaps' allocation maps, for a file or an overlay."""
+        """Returns the statistics as plain data for JSON, without the heaps' allocation maps."""
         owners: dict[str, dict[str, int]] = {}
         for (owner, category), holding in self.holdings.items():
             owners.setdefault(owner, {})[category] = holding.nbytes
@@ -332,7 +343,10 @@ def mib(nbytes: float) -> str:
 
 
 def holdings_table(holdings: Mapping[tuple[str, str], Holding]) -> list[str]:
-    """Returns a table with a row per owner, the largest first, and a column per category in use."""
+    """Returns the lines of a table with a row per owner, the largest first.
+
+    Each category in use has a column.
+    """
     used = [c for c in CATEGORIES if any(category == c for _, category in holdings)]
     totals: dict[str, int] = {}
     for (owner, _), holding in holdings.items():
@@ -359,8 +373,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def exhausted_message(
     wanted: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
 ) -> str:
-    """Returns the error message: the request, the owners of the memory in use, and the next
-    steps."""
+    """Returns the message of an out-of-memory error, with the request and a table of the owners."""
     lines = [f"out of GPU memory: '{owner}' wanted {mib(wanted)} for {category}"]
     if stats.budget_bytes is not None:
         free = max(0, stats.budget_bytes - stats.reserved_bytes)
@@ -380,8 +393,7 @@ def exhausted_message(
 
 
 def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
-    """Returns the memory that was not released, one line per owner and category; "" if there is
-    none."""
+    """Returns a text with one line per owner and category whose memory was not released, or ""."""
     return "\n".join(
         f"{owner}: {holding.count} x {category}, {mib(holding.nbytes)}"
         for (owner, category), holding in holdings.items()
@@ -389,7 +401,10 @@ def leak_report(holdings: Mapping[tuple[str, str], Holding]) -> str:
 
 
 def checked_budget(nbytes: object) -> int | None:
-    """Returns the budget in bytes; raises :class:`InputError` if it is not a valid number."""
+    """Returns a budget in bytes as an integer; None, which is no budget, stays None.
+
+    Raises :class:`InputError` if it is not a valid number.
+    """
     if nbytes is None:
         return None
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or not 0 <= nbytes < 1 << 63:
@@ -416,8 +431,10 @@ _EIGHT_BYTE_BLOCKS = ("bc1-", "bc4-", "etc2-rgb8", "eac-r11")
 
 
 def texel_block(texture_format: str) -> tuple[int, int, int]:
-    """Returns ``(width, height, bytes)`` of a format's blocks; uncompressed formats have 1 x 1
-    blocks."""
+    """Returns ``(width, height, bytes)`` of a block of a texture format.
+
+    Uncompressed formats have blocks of 1 x 1 texels.
+    """
     if texture_format in _TEXELS:
         return 1, 1, _TEXELS[texture_format]
     if astc := re.match(r"astc-(\d+)x(\d+)-", texture_format):
@@ -437,7 +454,10 @@ def texture_bytes(
     samples: int = 1,
     dimension: str = "2d",
 ) -> int:
-    """Returns the size of all texels of a texture in bytes, without a driver's padding."""
+    """Returns the bytes of all texels of a texture, with its mips, layers and samples.
+
+    A driver's padding is not included.
+    """
     if isinstance(size, Mapping):
         size = (size["width"], size.get("height", 1), size.get("depth_or_array_layers", 1))
     width, height, layers = (*size, 1, 1)[:3]

@@ -55,7 +55,7 @@ MAX_FOLDED = 1 << 26
 
 @dataclass(frozen=True)
 class GraphScope:
-    """The names that a node can read: those of its graph and of the graphs around it."""
+    """The values of the names that a node can read, in its graph and in the graphs around it."""
 
     values: dict[str, Value]
     opsets: Mapping[str, int]
@@ -73,7 +73,7 @@ class GraphScope:
 
 
 def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
-    """Returns the extents of the file's symbols, as far as the inputs determine them."""
+    """Returns the extents of symbolic dimensions, by symbol, that the inputs determine."""
     return {
         dim: extent
         for info in inputs
@@ -83,9 +83,10 @@ def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[s
 
 
 class Importer:
-    """One import of a model.
+    """One import of an ONNX model to a graph.
 
-    With a ``reading`` a quantized model is imported as an integer network.
+    With a ``reading`` a quantized model is imported as an integer network. With ``placeholders``
+    unknown operators become declarations instead of an error.
     """
 
     def __init__(
@@ -131,8 +132,10 @@ class Importer:
     # -- graphs ---------------------------------------------------------------------------------
 
     def body(self, graph: OnnxGraph, scope: GraphScope) -> list[Value]:
-        """Imports a graph's nodes in a scope that has its inputs; returns the values of its
-        outputs."""
+        """Imports the nodes of ``graph`` that its outputs need, and returns the outputs' values.
+
+        ``scope`` has the values of the graph's inputs; the nodes' results are added to it.
+        """
         wanted = tuple(info.name for info in graph.outputs)
         needed = self._needed_nodes(graph.nodes, wanted)
         for name in sorted(needed.names):
@@ -145,7 +148,11 @@ class Importer:
     def inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
     ) -> list[Value]:
-        """Imports the graph of a node's attribute, which can read the names around the node."""
+        """Imports a graph that is an attribute of a node, and returns the values of its outputs.
+
+        ``values`` are its inputs, by name. It can also read the names of ``scope``, around the
+        node.
+        """
         source, base = self.emit.source, self.emit.base
         if len(scope.chain) > MAX_DEPTH:
             raise ModelError(f"graphs nest more than {MAX_DEPTH} deep")
@@ -156,15 +163,19 @@ class Importer:
         return results
 
     def _initializer(self, name: str, tensor: OnnxTensor) -> Value:
-        """Returns an initializer's value; it is decoded once, also for a loop that reads it
-        repeatedly."""
+        """Returns an initializer's value.
+
+        It is decoded once, even if a loop reads it repeatedly.
+        """
         if id(tensor) not in self._initializers:
             self._initializers[id(tensor)] = Value.known(tensor.values(), name)
         return self._initializers[id(tensor)]
 
     def _needed_nodes(self, nodes: Sequence[OnnxNode], wanted: tuple[str, ...]) -> _Needed:
-        """Returns the nodes that the wanted names need; cached for the bodies of loops and
-        functions."""
+        """Returns the nodes that the wanted names depend on; the result is cached.
+
+        Bodies of loops and functions are imported repeatedly.
+        """
         key = id(nodes), wanted
         if key not in self._needed:
             self._needed[key] = _Needed(nodes, wanted)
@@ -235,7 +246,10 @@ class Importer:
             raise ModelError("not enough memory for its result", source) from e
 
     def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
-        """Imports an operator that the game declares, whatever its domain."""
+        """Imports a node as the operator of its name that the game declares; returns its results.
+
+        The node's domain does not matter.
+        """
         if any(value is None for value in inputs):
             raise ModelError("a game's own operator wants all its inputs", self.emit.source)
         self.summary.nodes += 1
@@ -284,7 +298,10 @@ class Importer:
         inputs: Sequence[Value | None],
         scope: GraphScope,
     ) -> list[Value | None]:
-        """Imports a function's nodes in place of its call."""
+        """Imports a local function's nodes in place of ``node``, which calls it.
+
+        Returns the values of the function's outputs.
+        """
         chain = (*scope.chain, node.qualified)
         if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
             raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
@@ -319,9 +336,10 @@ class Importer:
 
 
 class _Needed:
-    """The nodes that a set of outputs depends on, in order, each with the outputs that are needed.
+    """The nodes that a set of outputs depends on.
 
-    ``names`` are the names that these nodes read.
+    ``nodes`` pairs each node, in order, with the set of its outputs that are needed. ``names``
+    are the wanted outputs and all names that the nodes read.
     """
 
     def __init__(self, nodes: Sequence[OnnxNode], wanted: Sequence[str]) -> None:
@@ -336,7 +354,7 @@ class _Needed:
 
 
 def _reads(node: OnnxNode) -> Iterator[str]:
-    """Yields every name that a node reads, including those in its graphs."""
+    """Yields every name that a node reads, including names read by the graphs in its attributes."""
     yield from node.inputs
     for graph in _graphs(node):
         for inner in graph.nodes:
@@ -356,7 +374,10 @@ def _remove_names(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
 
 
 def _bind_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
-    """Returns a function's node with the attributes of the call; missing ones are left out."""
+    """Returns a copy of a function's node with references replaced by the call's attributes.
+
+    A reference to an attribute that the call lacks is left out.
+    """
     given: dict[str, Any] = {}
     for name, value in node.attributes.items():
         if isinstance(value, Reference):
@@ -414,7 +435,7 @@ def _output_names(model: OnnxModelFile) -> list[str]:
 
 
 def _check_operators(model: OnnxModelFile, emit: Emitter) -> None:
-    """Raises one error for all operators that are not supported."""
+    """Raises one error that lists all operators that are neither supported nor the game's."""
     found = _find_missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
     missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
     if missing:
@@ -428,7 +449,10 @@ def _find_missing(
     seen: set[tuple[str, str, str]],
     opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
-    """Yields the nodes whose operator is not supported; visits every function once."""
+    """Yields each needed node whose operator is not supported, with the opset of its domain.
+
+    It also looks into local functions, and visits every function once.
+    """
     for node, _ in _Needed(nodes, wanted).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
@@ -476,7 +500,10 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
 
 
 def _grows(inputs: Sequence[Value | None]) -> bool:
-    """Returns True if the tensors broadcast to one that is too large to be computed at import."""
+    """Returns True if the result is too large to be computed at import.
+
+    It is too large if the inputs broadcast to a tensor larger than the limit and than each input.
+    """
     try:
         shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
     except ValueError:  # not elementwise, or its form raises the error

@@ -1,4 +1,4 @@
-"""The graph's inputs, whose shapes come from the file and from the caller."""
+"""Determines the shapes of an ONNX graph's inputs, from the file and from the caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def bind_inputs(
     builder: ImportBuilder,
     file: str,
 ) -> dict[str, Value]:
-    """Returns a value for every input: a tensor of the given shape, or one of ``constants``."""
+    """Returns a value for every input, by name, and adds the inputs to ``builder``.
+
+    An input named in ``constants`` has a known value; the others are tensors of the given
+    shapes, or of the file's.
+    """
     known = {info.name: info for info in inputs}
     check_inputs_exist(constants, known, file)
     shapes = resolve_shapes(shapes, known, file)
@@ -49,7 +53,10 @@ def bind_inputs(
 def _constant(
     info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
 ) -> Array:
-    """Returns the checked value of a constant input; a number also fits a shape of 1s."""
+    """Checks the value given for a constant input and returns it.
+
+    A single number is reshaped to a shape of 1s.
+    """
     if given.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
         given = given.reshape([1] * len(info.shape or ()))
     if info.shape is not None and given.ndim != len(info.shape):
@@ -65,8 +72,10 @@ def _constant(
 
 
 def _convert_constant(given: Array, dtype: DType, info: ValueInfo, file: str) -> Array:
-    """Converts a constant to the type that the model declares; raises InputError if values
-    change."""
+    """Returns a constant converted to the type that the model declares.
+
+    Raises :class:`InputError` if the conversion changes a value of an integer or logical type.
+    """
     is_number = given.dtype.kind in "biuf"
     with np.errstate(all="ignore"):
         found = given.astype(dtype) if is_number else given
@@ -81,7 +90,10 @@ def _convert_constant(given: Array, dtype: DType, info: ValueInfo, file: str) ->
 def _symbols(
     inputs: Sequence[ValueInfo], shapes: Mapping[str, Sequence[int]], file: str
 ) -> dict[str, int]:
-    """Returns the extents of the symbols that the given shapes determine."""
+    """Returns the extents of symbolic dimensions, by symbol, that the given shapes determine.
+
+    Raises :class:`InputError` if two shapes disagree.
+    """
     found: dict[str, int] = {}
     for info in inputs:
         given = shapes.get(info.name)

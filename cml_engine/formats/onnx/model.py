@@ -1,4 +1,4 @@
-"""The messages of ``onnx.proto`` that an importer needs, as plain data.
+"""The messages of ``onnx.proto`` that an importer needs, as dataclasses.
 
 Tensors stay views of the file until their values are read (``tensors.py``).
 """
@@ -20,7 +20,10 @@ Dim = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """A graph's input or output; ``kind`` is ``tensor`` or the name of another type."""
+    """A declaration of a tensor of a graph, such as an input: its name, element type and shape.
+
+    ``kind`` is ``tensor`` or the name of another type, such as a sequence.
+    """
 
     name: str
     element: int = 0
@@ -40,7 +43,7 @@ class ValueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An attribute of a function's node that is an attribute of the function's call."""
+    """An attribute of a node in a function whose value is the attribute ``name`` of the call."""
 
     name: str
 
@@ -64,7 +67,7 @@ class OnnxNode:
 
     @property
     def shown(self) -> str:
-        """The node's name, or that of its first output, in quotes."""
+        """The node's name, or the name of its first output, in quotes."""
         return f"'{self.name or next((name for name in self.outputs if name), '')}'"
 
     @property
@@ -89,7 +92,10 @@ class OnnxGraph:
 
 @dataclass(frozen=True, slots=True)
 class OnnxFunction:
-    """A local function, whose nodes replace a node of its name."""
+    """A local function of a model: its nodes replace each node that has its domain and name.
+
+    ``attributes`` are names without a default, ``defaults`` values by name.
+    """
 
     name: str
     domain: str
@@ -104,7 +110,7 @@ class OnnxFunction:
 
 @dataclass(frozen=True, slots=True)
 class OnnxModelFile:
-    """A whole file."""
+    """A parsed ONNX file; ``functions`` are keyed by domain, name and overload."""
 
     file: str
     ir_version: int
@@ -115,12 +121,15 @@ class OnnxModelFile:
 
 
 def read_model(data: memoryview, file: str, folder: ExternalData) -> OnnxModelFile:
-    """Reads the model in a file's bytes; ``folder`` has its external data."""
+    """Parses the bytes of an ONNX file.
+
+    ``file`` is its name for messages, and ``folder`` gives access to its external data.
+    """
     return _Reader(folder).model(Message(data, file))
 
 
 def domain_name(domain: str) -> str:
-    """Returns a domain's canonical name; ONNX's own domain has two names."""
+    """Returns a domain's canonical name: "" for ``ai.onnx``, which is ONNX's own."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -188,7 +197,7 @@ class _Reader:
     def _attribute(self, message: Message) -> tuple[str, Any]:
         """Returns an attribute's name and value.
 
-        The type of the value is stated, or is that of the field that is present.
+        The type of the value is stated, or is the type of the first field that is present.
         """
         parts = message.parts(1, 20, 21, 22, 23, *self._VALUES)
         for f in (*parts.of(22), *parts.of(23)):

@@ -23,7 +23,10 @@ _MOST = 2**31 - 1
 
 
 class NodeInputs:
-    """A node with its inputs as values. ``opset`` is the version of the node's domain."""
+    """A node during import with the values of its inputs and its checked attributes.
+
+    ``opset`` is the version of the node's domain.
+    """
 
     def __init__(
         self,
@@ -57,20 +60,20 @@ class NodeInputs:
         return name in self.node.attributes
 
     def has(self, position: int) -> bool:
-        """Returns True if an optional input is present."""
+        """Returns True if the node has an input at ``position``."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def wants(self, position: int) -> bool:
-        """Returns True if something reads the output at ``position``."""
+        """Returns True if a node or the graph's outputs read the output at ``position``."""
         return position < len(self._wanted) and self._wanted[position]
 
     @property
     def results(self) -> int:
-        """The number of outputs that the node names."""
+        """The number of outputs that the node declares."""
         return len(self.node.outputs)
 
     def __getitem__(self, position: int) -> Value:
-        """Returns a required input."""
+        """Returns the input at ``position``; raises :class:`ShapeError` if it is missing."""
         if not self.has(position):
             raise self.shape_error(f"input {position + 1} is missing")
         value = self.inputs[position]
@@ -78,11 +81,14 @@ class NodeInputs:
         return value
 
     def get(self, position: int, default: Operand) -> Value:
-        """Returns an optional input, or a default number as a value."""
+        """Returns the input at ``position``, or the default as a value if it is missing."""
         return self[position] if self.has(position) else self.emit.value(default)
 
     def array(self, position: int, what: str = "") -> Array:
-        """Returns the values of an input that must be known at import."""
+        """Returns the array of an input that must be known at import.
+
+        An error calls it ``what``.
+        """
         return self.known_values(self[position], what or f"input {position + 1}")
 
     def known_values(self, value: Value, what: str) -> Array:
@@ -103,7 +109,7 @@ class NodeInputs:
         )
 
     def ints(self, position: int, what: str = "") -> list[int]:
-        """Returns the integers of an input that must be known at import."""
+        """Returns a flat list of an input's integers, which must be known at import."""
         array = self.array(position, what)
         if array.dtype.kind not in "iu" and array.size:
             raise self.shape_error(
@@ -112,13 +118,16 @@ class NodeInputs:
         return [int(n) for n in array.reshape(-1)]
 
     def known_integers(self) -> list[Array]:
-        """Returns the values of all inputs; empty if one is missing, computed or not an integer."""
+        """Returns the arrays of all inputs if all are known and none is of floats, else []."""
         arrays = [v.array for v in self.inputs if v is not None and v.array is not None]
         whole = all(array.dtype.kind != "f" for array in arrays)
         return arrays if whole and len(arrays) == len(self.inputs) else []
 
     def number(self, position: int, default: float = 0.0) -> float:
-        """Returns the single number of an input that must be known at import, or the default."""
+        """Returns the single number of an input that must be known at import.
+
+        Returns ``default`` if the input is missing.
+        """
         if not self.has(position):
             return default
         array = self.array(position)
@@ -127,7 +136,10 @@ class NodeInputs:
         return float(array.reshape(-1)[0])
 
     def axis(self, axis: int, rank: int) -> int:
-        """Returns an axis counted from the front."""
+        """Returns an axis counted from the front.
+
+        Raises an error if it is not among ``rank`` axes.
+        """
         if not -rank <= axis < rank:
             raise self.shape_error(f"axis {axis} of {rank}")
         return axis % rank
@@ -141,26 +153,35 @@ class NodeInputs:
     # -- arrays that the import makes -------------------------------------------------------------
 
     def checked_shape(self, shape: Sequence[int]) -> list[int]:
-        """Returns the shape; raises an error if a tensor of the network cannot have it."""
+        """Returns the shape as a list.
+
+        Raises an error if a tensor of the network cannot have it.
+        """
         if not can_be_shape(shape) or prod(shape) > _MOST:
             raise self.shape_error(f"the shape {list(shape)[:8]}")
         return list(shape)
 
     def allocate(self, shape: Sequence[int], itemsize: int = 8) -> list[int]:
-        """Returns the shape; raises an error if an array of it exceeds the memory budget."""
+        """Returns the shape as a list; raises an error if an array of it exceeds the memory budget.
+
+        Nothing is allocated here. ``itemsize`` is the number of bytes per element.
+        """
         checked = self.checked_shape(shape)
         what = f"its tensor of the shape {checked[:8]}"
         current_budget().check_bytes(prod(checked) * itemsize, what, self.emit.source)
         return checked
 
     def check_written_out(self, count: int) -> None:
-        """Raises an error before unrolling if the iterations or results exceed the budget."""
+        """Raises an error if ``count`` iterations or results of an operator exceed the budget.
+
+        An operator calls it before it adds nodes for each of them.
+        """
         current_budget().check_nodes(count, "the operator", self.emit.source)
 
     # -- errors -----------------------------------------------------------------------------------
 
     def unsupported_error(self, what: str) -> UnsupportedOp:
-        """Returns the error for a variant of this operator that cannot be imported."""
+        """Returns the error for ``what``, a variant of this operator that cannot be imported."""
         return UnsupportedOp(
             f"{what} is not supported: export the model otherwise", self.emit.source
         )

@@ -1,4 +1,4 @@
-"""An ONNX model in memory."""
+"""Reads an ONNX model and makes graphs of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cml_engine.nnef import RandomWeights
 
 
 class OnnxModel:
-    """A model in memory; makes graphs for any input shapes.
+    """An ONNX model in memory; makes graphs for any input shapes.
 
     Parameters
     ----------
@@ -57,14 +57,16 @@ class OnnxModel:
         self._random, self._placeholders = random, placeholders
 
     def graph(self, shapes: Shapes) -> Graph:
-        """Returns the graph at the given input shapes, by name; other inputs have the file's
-        shapes."""
+        """Returns the graph for the given input shapes, by input name.
+
+        Inputs that ``shapes`` lacks have the shapes that the file states.
+        """
         with self._depth_checked():
             graph = self._graph(shapes)
         return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
 
     def _graph(self, shapes: Shapes) -> Graph:
-        """Returns the graph; that of a quantized model is an integer network if it has that form.
+        """Imports the graph; a quantized model becomes an integer network if it has that form.
 
         Otherwise a note of the graph says why it is a network of floats.
         """

@@ -1,7 +1,7 @@
 """The table of ONNX operators: a row per operator and range of opsets with the same meaning.
 
-Rows are declared by the decorator :func:`op` of the function that gives the NNEF form. The
-importer and the documentation read the table.
+Rows are declared by the decorator :func:`op` of the function that converts a node to NNEF's
+operators. The importer and the documentation read the table.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MANY = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class OnnxOpSchema:
-    """One operator in a range of opsets.
+    """A row of the table: one operator in a range of opsets, and its conversion to NNEF.
 
     Parameters
     ----------
     since, until : the first and the last opset; an ``until`` of 0 means no end.
     attrs : each attribute; :func:`op` also accepts a default or a type for it.
-    form : returns the results, as NNEF operators or known values.
+    form : converts a node; returns the results, as NNEF operators or known values.
     fold : the NumPy function of known integers and logicals, which keeps 64 bits:
         ``fold(call, *arrays)``. Other known values go through ``convert`` and are evaluated by
         the operators' own functions.
@@ -80,7 +80,10 @@ def op(
     domain: str = "",
     fold: Fold | None = None,
 ) -> Callable[[Form], Form]:
-    """Registers the decorated function as the form of one or more operators."""
+    """Returns a decorator that registers a function as the conversion of the named operators.
+
+    The other arguments are the fields of :class:`OnnxOpSchema`.
+    """
 
     def declare(form: Form) -> Form:
         given = {name: declared(value) for name, value in (attrs or {}).items()}
@@ -102,12 +105,12 @@ def _overlap(a: OnnxOpSchema, b: OnnxOpSchema) -> bool:
 
 
 def find_schemas(domain: str, name: str) -> Sequence[OnnxOpSchema]:
-    """Returns all rows of an operator."""
+    """Returns all rows of an operator; there are none if the operator is unknown."""
     return _TABLE.rows.get((domain, name), ())
 
 
 def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
-    """Returns the row of an operator in an opset, or None."""
+    """Returns the row of an operator that applies to an opset, or None."""
     for row in find_schemas(domain, name):
         if row.since <= opset and (not row.until or opset <= row.until):
             return row
@@ -115,6 +118,6 @@ def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
 
 
 def all_schemas() -> list[OnnxOpSchema]:
-    """Returns every row, by domain, name and opset."""
+    """Returns every row of the table, sorted by domain, name and opset."""
     rows = [row for found in _TABLE.rows.values() for row in found]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

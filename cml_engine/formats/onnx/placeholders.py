@@ -23,7 +23,10 @@ _TYPES = {bool: "logical", int: "integer", float: "scalar", str: "string"}
 
 
 class Placeholders:
-    """The declarations made so far; ``comments`` name the node of the file behind each."""
+    """The fragment declarations made so far, by operator name.
+
+    ``comments`` has a line per declaration that names the node of the file it was made for.
+    """
 
     def __init__(self, infos: Sequence[ValueInfo], symbols: Mapping[str, int]) -> None:
         self._infos = {info.name: info for info in infos if info.shape is not None}
@@ -35,7 +38,11 @@ class Placeholders:
     def declare(
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> tuple[str, dict[str, Any], list[Fact]]:
-        """Returns the operator's name in NNEF, its attributes, and the facts of its results."""
+        """Declares a fragment for a node that the engine does not know.
+
+        Returns the operator's name in NNEF, its attributes, and the types and shapes of its
+        results.
+        """
         attrs = {_parameter(name): _attribute(node, name, v) for name, v in node.attributes.items()}
         facts = [self._fact(node, name) for name in node.outputs]
         tensors = [
@@ -50,8 +57,10 @@ class Placeholders:
         return name, attrs, facts
 
     def _name(self, node: OnnxNode, signature: str) -> str:
-        """Returns the name for an operator and signature, different from NNEF's and the engine's
-        names."""
+        """Returns the NNEF name for an operator with a signature.
+
+        It is not NNEF's or the engine's.
+        """
         key = (node.qualified, signature)
         if key not in self._names:
             wanted = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
@@ -75,8 +84,10 @@ class Placeholders:
 
 
 def _parameter(name: str) -> str:
-    """Returns a valid NNEF name of an attribute, different from tensors such as ``x1`` and
-    ``y1``."""
+    """Returns an attribute's name as a valid NNEF identifier.
+
+    It differs from the names of tensors, such as ``x1`` and ``y1``.
+    """
     name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     is_tensor = name[:1] in ("x", "y") and name[1:].isdigit()
     return name if is_identifier(name) and not is_tensor else f"a_{name}"

@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a file: an integer, or the view of its bytes.
+    """One field of a message: its number, its wire type, and an integer or the bytes of its value.
 
     With ``is_run`` it stands for consecutive fields of one number, whose keys are in ``data``.
     """
@@ -43,7 +43,7 @@ class Field:
     is_run: bool = False
 
     def whole(self) -> int:
-        """Returns a signed integer of up to 64 bits."""
+        """Returns the field's signed integer of up to 64 bits; the last one of a run."""
         self._want(VARINT)
         if self.is_run:
             return int(self.wholes()[-1])
@@ -64,12 +64,15 @@ class Field:
             raise self.damaged("a text is not UTF-8") from None
 
     def nested(self) -> Message:
-        """Returns the message in this field."""
+        """Returns the bytes of this field as a message."""
         self._want(BYTES)
         return self.message.inner(self.data)
 
     def wholes(self) -> Array:
-        """Returns a repeated integer as int64: one value, or many packed into one field."""
+        """Returns all integers of the field as an int64 array.
+
+        The field has one value, a run of values, or many packed into one field.
+        """
         if self.wire == VARINT and self.is_run:  # a one-byte key is a varint too
             return _unpack(np.frombuffer(self.data, np.uint8), self.message)[1::2]
         if self.wire == VARINT:
@@ -77,14 +80,17 @@ class Field:
         return _unpack(np.frombuffer(self.view(), np.uint8), self.message)
 
     def listed(self) -> list[int]:
-        """Returns a repeated integer as a list, whose length is charged to the load budget."""
+        """Returns all integers of the field as a list; its length is charged to the load budget."""
         ends = np.count_nonzero(np.frombuffer(self.data, np.uint8) < 0x80)
         count = int(ends) // 2 if self.is_run else int(ends)
         current_budget().charge_steps(count, f"'{self.message.file}': a list of numbers")
         return list(self.wholes().tolist())
 
     def numbers(self, dtype: str) -> Array:
-        """Returns a repeated number of fixed size, ``<f4`` or ``<f8``: one, or many packed."""
+        """Returns all floats of the field as an array of ``dtype``, ``<f4`` or ``<f8``.
+
+        The field has one value, a run of values, or many packed into one field.
+        """
         kind = np.dtype(dtype)
         single = FIXED32 if kind.itemsize == 4 else FIXED64
         if self.wire == single and self.is_run:
@@ -107,7 +113,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message's bytes; ``file`` is for errors, and ``depth`` limits the nesting."""
+    """The bytes of a message; ``file`` is its file's name for errors, ``depth`` its nesting."""
 
     data: memoryview
     file: str
@@ -119,7 +125,10 @@ class Message:
         return Message(data, self.file, self.depth + 1)
 
     def fields(self) -> Iterator[Field]:
-        """Yields the fields in the order of the file."""
+        """Yields the message's fields in the order of the file.
+
+        Raises an error if the bytes are damaged.
+        """
         at, view, count, budget = 0, self.data, 0, current_budget()
         while at < len(view):
             count += 1
@@ -148,7 +157,7 @@ class Message:
             yield Field(number, wire, integer, view[at - size : at], self)
 
     def parts(self, *wanted: int) -> MessageParts:
-        """Returns the fields with the given numbers."""
+        """Returns the message's fields with the given numbers, grouped by number."""
         found: dict[int, list[Field]] = {}
         for f in self.fields():
             if f.number in wanted:
@@ -162,9 +171,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageParts:
-    """A message's fields by number.
+    """Fields of a message, grouped by number, with methods to read their values.
 
-    The last one counts if a single field occurs repeatedly; a missing one is 0 or empty.
+    If a single field occurs repeatedly, its last occurrence counts. A missing one is 0 or empty.
     """
 
     numbers: Mapping[int, Sequence[Field]]
@@ -194,7 +203,7 @@ MAX_DEPTH = 100
 
 @cache
 def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
-    """Returns the pattern of consecutive fields with this one-byte key."""
+    """Returns a pattern that matches consecutive fields with this one-byte key and wire type."""
     value = {FIXED32: rb"[\x00-\xff]{4}", FIXED64: rb"[\x00-\xff]{8}"}.get(
         wire, rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
     )
@@ -202,7 +211,10 @@ def _run_of(key: int, wire: int) -> re.Pattern[bytes]:
 
 
 def _unpack(data: Array, message: Message) -> Array:
-    """Returns packed varints as int64; decodes them in blocks, because there may be millions."""
+    """Returns packed varints as int64; ``message`` is for errors.
+
+    Decodes them in blocks, because there may be millions.
+    """
     count = int(np.count_nonzero(data < 0x80))
     current_budget().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
     found, at, done = np.empty(count, np.int64), 0, 0

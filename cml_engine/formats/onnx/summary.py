@@ -1,4 +1,4 @@
-"""The report on the import of a model's nodes."""
+"""The report on the import of an ONNX model's nodes, for ``cml info``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _NAMED = 2
 
 @dataclass
 class Summary:
-    """The import of the nodes, for ``cml info``: the nodes' names in the file, by operator."""
+    """Counts and names of imported nodes: the nodes' names in the file, by ONNX operator.
+
+    ``folded`` nodes were computed at import, ``composed`` ones became several operators,
+    ``unknown`` ones placeholders.
+    """
 
     nodes: int = 0
     inlined: int = 0
@@ -44,7 +48,11 @@ def _count(nodes: Mapping[str, Sequence[str]]) -> int:
 
 
 def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for all nodes, and a line per operator that names some of its nodes."""
+    """Returns a line with the number of nodes and ``what`` they are, and a line per operator.
+
+    Operators with the most nodes come first; each line names some of its nodes. No nodes give no
+    lines.
+    """
     if not nodes:
         return []
     ops = sorted(nodes, key=lambda op: -len(nodes[op]))

@@ -1,4 +1,4 @@
-"""ONNX's tensors: the location of their values, and the values as NumPy arrays."""
+"""Reads ONNX's tensors: finds their values in the files and decodes them to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ _TYPED = (4, 5, 7, 10, 11)
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
-    """Returns the NumPy type that stores an ONNX element type; None if there is none."""
+    """Returns the NumPy type that stores the ONNX element type of a number, or None."""
     name = ELEMENT_TYPES.get(element, "")
     return _NUMPY.get(_HELD_AS.get(name, name))
 
 
 class ExternalData:
-    """The files beside a model that hold values of its tensors; a source of None has no files."""
+    """Access to the files beside a model that hold values of its tensors.
+
+    With a source of None there are no files. ``random`` makes values for missing files.
+    """
 
     def __init__(self, source: ModelSource | None, random: RandomWeights | None = None) -> None:
         self._source = source
@@ -63,13 +66,13 @@ class ExternalData:
         self._spans: dict[tuple[str, int, int], memoryview] = {}
 
     def file(self, location: str, tensor: str) -> SourceFile:
-        """Opens a file without reading it."""
+        """Returns the file at a location, opened but not read; ``tensor`` is named in errors."""
         if location not in self._files:
             self._files[location] = self._found(location, tensor)
         return self._files[location]
 
     def span(self, file: SourceFile, offset: int, length: int) -> memoryview:
-        """Returns some bytes of a file; each span is read once."""
+        """Returns ``length`` bytes of a file from ``offset`` on; each span is read once."""
         key = file.name, offset, length
         if key not in self._spans:
             self._spans[key] = file.span(offset, length)
@@ -78,7 +81,7 @@ class ExternalData:
     def random(self, tensor: OnnxTensor) -> Array | None:
         """Returns random values for a tensor of floats whose file is missing.
 
-        Returns None if random values were not requested, or for other tensors.
+        Returns None for other tensors, and if no random values were requested.
         """
         if self._random is None or tensor.external is None:
             return None
@@ -91,7 +94,10 @@ class ExternalData:
         return self._random.array(tensor.name, tensor.shape, "scalar", use).astype(dtype)
 
     def _has(self, location: str) -> bool:
-        """Returns True if a file exists, or lies outside the folder, which the reader reports."""
+        """Returns True if a file exists.
+
+        Also returns True for a location outside the folder, which the reader then reports.
+        """
         if self._source is None:
             return False
         try:
@@ -121,7 +127,10 @@ class ExternalData:
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor whose values are still in the file."""
+    """A tensor of an ONNX file whose values are not decoded yet.
+
+    They are in ``raw``, in the fields ``typed``, or in an ``external`` file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -137,7 +146,10 @@ class OnnxTensor:
         return ELEMENT_TYPES.get(self.element, f"type {self.element}")
 
     def values(self) -> Array:
-        """Returns the values; types that NumPy lacks are widened."""
+        """Decodes the values and returns them as an array; types that NumPy lacks are widened.
+
+        If the external file is missing, the values may be random.
+        """
         dtype = element_dtype(self.element)
         if dtype is None:
             raise UnsupportedOp(
@@ -207,7 +219,10 @@ def _whole(text: str, tensor: OnnxTensor) -> int:
 
 
 def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
-    """Decodes little-endian bytes; four-bit numbers are two per byte, the lower half first."""
+    """Decodes ``count`` little-endian values to a flat array.
+
+    Four-bit numbers are two per byte, the lower half first.
+    """
     kind = tensor.type_name
     if kind in ("uint4", "int4"):
         if len(data) != (count + 1) // 2:
@@ -221,7 +236,10 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
 
 
 def _from_fields(tensor: OnnxTensor, dtype: DType) -> Array:
-    """Decodes the field of the tensor's type; small types are in ``int32_data``, floats as bits."""
+    """Decodes the values in the ``TensorProto`` field of the tensor's type to a flat array.
+
+    Small types are stored in ``int32_data``, 16-bit floats as their bits.
+    """
     kind = tensor.type_name
     number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
     parts = tensor.typed.get(number, ())

@@ -1,4 +1,4 @@
-"""The values of an ONNX model's names during import."""
+"""The values that the names of an ONNX model have during import."""
 
 from __future__ import annotations
 
@@ -55,11 +55,14 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """NNEF's name of the type."""
+        """NNEF's name of the type: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         return kind_of(self.dtype)
 
     def typed(self, dtype: Any) -> Value:
-        """Returns the same tensor with another ONNX type of the same NNEF type."""
+        """Returns the value with another ONNX type of the same NNEF type.
+
+        A known array is converted; a computed tensor is the same.
+        """
         if self.array is not None:
             return Value.known(self.array.astype(dtype), self.name)
         return Value(np.dtype(dtype), self.shape, None, self.tensor)
@@ -73,5 +76,8 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 
 def has_nothing(values: Sequence[Value | None]) -> bool:
-    """Returns True if a computed value has no elements; known values, as a Resize's region, may."""
+    """Returns True if a computed value has no elements.
+
+    Known values may be empty, such as the region of a Resize.
+    """
     return any(v is not None and v.array is None and 0 in v.shape for v in values)

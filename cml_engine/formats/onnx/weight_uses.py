@@ -22,7 +22,10 @@ _ELEMENTWISE = {"Add": _ADDED, "Sub": _ADDED, "Mul": _NEAR_ONE, "Div": _POSITIVE
 
 
 def find_weight_uses(model: OnnxModelFile) -> Mapping[str, str | float]:
-    """Returns the first use of each initializer, by name: a fan-in, or its role in an operator."""
+    """Returns the first use of each initializer, by name: its fan-in, or its role in an operator.
+
+    Initializers without a known use are missing.
+    """
     found: dict[str, str | float] = {}
     tensors = model.graph.initializers
     for node in model.graph.nodes:

@@ -28,7 +28,7 @@ _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS = 1, 2, 3, 4, 6, 7
 
 @dataclass(frozen=True, slots=True)
 class OutNode:
-    """A node to be written."""
+    """An ONNX node to be written, with its attributes by name."""
 
     op: str
     inputs: tuple[str, ...]
@@ -39,7 +39,7 @@ class OutNode:
 
 @dataclass(frozen=True, slots=True)
 class OutValue:
-    """An input or output: its NumPy type's name, and its shape."""
+    """An input or output of the ONNX graph: its name, its NumPy type's name, and its shape."""
 
     name: str
     dtype: str
@@ -48,7 +48,7 @@ class OutValue:
 
 @dataclass(frozen=True, slots=True)
 class OutFunction:
-    """A local function."""
+    """A local function of an ONNX model; ``body`` is its nodes, already encoded."""
 
     name: str
     inputs: tuple[str, ...]
@@ -59,7 +59,10 @@ class OutFunction:
 def model_bytes(
     graph: bytes, producer: str, opsets: Mapping[str, int], functions: Iterable[bytes]
 ) -> list[bytes]:
-    """Returns a whole file in parts, which avoids another copy of the graph."""
+    """Returns the parts of an ONNX file, in order, for an encoded graph and encoded functions.
+
+    The graph is a part of its own, which avoids another copy of it.
+    """
     head = _whole(1, IR_VERSION) + _text(2, producer)
     tail = b"".join(
         [
@@ -77,7 +80,7 @@ def graph_bytes(
     inputs: Iterable[OutValue],
     outputs: Iterable[OutValue],
 ) -> bytes:
-    """Returns the message of a graph."""
+    """Returns a graph encoded as a ``GraphProto``."""
     return b"".join(
         [
             *(_message(1, node_bytes(node)) for node in nodes),
@@ -90,7 +93,10 @@ def graph_bytes(
 
 
 def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
-    """Returns a local function of the given domain; its body uses ONNX's own operators."""
+    """Returns a local function of the given domain encoded as a ``FunctionProto``.
+
+    Its body uses ONNX's own operators, of the given opset.
+    """
     return b"".join(
         [
             _text(1, function.name),
@@ -104,12 +110,12 @@ def function_bytes(function: OutFunction, domain: str, opset: int) -> bytes:
 
 
 def body_bytes(nodes: Iterable[OutNode]) -> bytes:
-    """Returns the nodes of a function as fields of its message."""
+    """Returns a function's nodes encoded as fields of a ``FunctionProto``."""
     return b"".join(_message(7, node_bytes(node)) for node in nodes)
 
 
 def node_bytes(node: OutNode) -> bytes:
-    """Returns a node, which is named after its first result."""
+    """Returns a node encoded as a ``NodeProto``. The node is named after its first result."""
     return b"".join(
         [
             *(_text(1, name) for name in node.inputs),
@@ -123,7 +129,7 @@ def node_bytes(node: OutNode) -> bytes:
 
 
 def tensor_bytes(array: Array, name: str = "") -> bytes:
-    """Returns the message of a tensor with its values."""
+    """Returns an array encoded as a ``TensorProto``."""
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return b"".join(
         [

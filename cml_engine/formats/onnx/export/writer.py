@@ -31,7 +31,7 @@ NEXT = "_next"
 
 
 class OnnxWriter:
-    """An ONNX model under construction: the nodes, initializers and functions written so far."""
+    """Writes one graph as an ONNX model; keeps the nodes, initializers and functions so far."""
 
     def __init__(self, graph: Graph, opset: int) -> None:
         self._graph, self._opset = graph, opset
@@ -44,7 +44,7 @@ class OnnxWriter:
         self._state = {variable for variable, _ in graph.updates}
 
     def parts(self) -> list[bytes]:
-        """Returns the file, in parts."""
+        """Writes the graph and returns the bytes of the file, in parts. It is called once."""
         graph = self._graph
         self._check_size()
         for name in self._ordered_state():
@@ -71,7 +71,10 @@ class OnnxWriter:
         return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, fact.shape)
 
     def _output(self, name: str) -> OutValue:
-        """Returns an output; an input or a constant is copied to an output of another name."""
+        """Returns the declaration of an output.
+
+        An input or a constant is first copied to a tensor of another name.
+        """
         graph = self._graph
         if name in graph.inputs or name in graph.constants:
             called = unused_name(f"{name}_out", self._taken)
@@ -150,7 +153,10 @@ class OnnxWriter:
         self._nodes += _rename_results(call, row, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
-        """Writes empty results as constants, because many runtimes fail on empty tensors."""
+        """Writes a node's results, which have no elements, as copies of empty constants.
+
+        Many runtimes fail if they compute empty tensors.
+        """
         for name, fact in zip(node.outputs, facts, strict=True):
             empty = self._constant(np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype]))
             self._nodes.append(OutNode("Identity", (empty,), (name,)))
@@ -158,9 +164,10 @@ class OnnxWriter:
     def _write_function(
         self, node: Node, row: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
     ) -> None:
-        """Writes a call of a local function; calls with equal bodies share the function.
+        """Writes a node as a call of a local function; calls with equal bodies share the function.
 
-        Constants that are passed as arguments are stored with the call.
+        Large constants are initializers that the call passes as arguments; small ones are in the
+        body.
         """
         inner, given = list[ExportOperand](), list[str]()
         for operand in operands:
@@ -213,7 +220,7 @@ _INLINED = 16
 
 
 class _Body:
-    """The nodes of a function, including its constants."""
+    """The nodes of a local function under construction, including nodes for its constants."""
 
     def __init__(self) -> None:
         self.nodes: list[OutNode] = []
@@ -228,7 +235,7 @@ class _Body:
 
 
 def _rename_results(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[OutNode]:
-    """Returns the nodes of a form, with its results renamed to ``names``."""
+    """Exports a node by its rule; returns the ONNX nodes, with results called ``names``."""
     if call.opset < row.since:
         call.require_opset(row.since, "its ONNX form")
     filled = row.empty is not None and not call.fact(0).size

@@ -41,9 +41,11 @@ _JOINS = frozenset("concat stack min max".split())
 
 
 def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -> Graph:
-    """Returns the integer network.
+    """Returns the integer network of a quantized model.
 
-    Raises :class:`ModelError` that names the node without an integer form and the reason.
+    ``graph`` is the imported graph in floats, and ``stored`` has the file's integers of its
+    constants. Raises :class:`ModelError` that names the node without an integer form and the
+    reason.
     """
     work = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
@@ -73,7 +75,10 @@ class _IntegerGraphImport:
     shifted: dict[str, str] = field(default_factory=dict)
 
     def add(self, node: Node) -> None:
-        """Converts one node; nodes come in execution order."""
+        """Converts one node and appends it to the integer network.
+
+        Nodes come in execution order.
+        """
         if WORDS in node.attrs:
             self._point(node, node.attrs[WORDS])
             return
@@ -119,7 +124,10 @@ class _IntegerGraphImport:
         )
 
     def _quantize_weights(self, node: Node, axis: int) -> Node:
-        """Returns the node with integer weights and bias."""
+        """Returns the node with integer weights and an integer bias.
+
+        ``axis`` is the axis of the weights whose extent is the number of outputs.
+        """
         of_x = self.words[node.inputs[0]].scale
         scales = self.constants.weights(node, axis)
         if len(node.inputs) < 3:
@@ -131,8 +139,11 @@ class _IntegerGraphImport:
         return replace(node, inputs=(*node.inputs[:2], bias))
 
     def _join(self, node: Node) -> Node:
-        """Returns the node with operands of one scale, the scale to which the result is rounded
-        next."""
+        """Returns the node with operands of the scale to which its result is rounded next.
+
+        Operands of other scales are requantized first. Raises :class:`NotIntegerError` if the
+        scale of the result is not known.
+        """
         scales = {self.words[n].scale for n in node.inputs if n in self.words}
         if len(scales) < 2:
             return node
@@ -172,7 +183,7 @@ class _IntegerGraphImport:
             self._round_words(node, name, out, words)
 
     def _add_alone(self, node: Node, name: str, words: QuantizedType) -> None:
-        """Raises :class:`NotIntegerError` if a node reads the tensor before it is rounded."""
+        """Raises :class:`NotIntegerError` if a tensor is read before its rounding to ``words``."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]
         if others or name in self.graph.outputs:
@@ -183,7 +194,10 @@ class _IntegerGraphImport:
             )
 
     def _round_words(self, node: Node, name: str, out: str, words: QuantizedType) -> None:
-        """Requantizes a tensor of integers; the new scale may be the same."""
+        """Adds the node ``out`` that requantizes a tensor of integers to ``words``.
+
+        The scale may stay the same.
+        """
         if self.words[name] != words or name in self.graph.inputs:
             self.lines[out] = _line(words)
             if words.is_cut:
@@ -199,7 +213,10 @@ class _IntegerGraphImport:
     def _round_sums(
         self, node: Node, kind: ValueKind, name: str, out: str, words: QuantizedType
     ) -> None:
-        """Rounds sums that are not yet rounded to the given integers, by a table for a function."""
+        """Makes ``out`` the tensor ``name``, sums that are not rounded yet, rounded to ``words``.
+
+        A function of rounded integers gets a table of its values.
+        """
         table = {}
         if kind.role == "function" and kind.base is not None:
             table = {"table": self._table(kind.base, name, words)}

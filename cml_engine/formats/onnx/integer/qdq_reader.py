@@ -1,4 +1,4 @@
-"""Reads a quantized model's nodes as those of an integer network.
+"""Reads the nodes of a quantized ONNX model as nodes of an integer network.
 
 QuantizeLinear becomes a rounding point, DequantizeLinear disappears, and weights keep their
 integers.
@@ -43,13 +43,15 @@ _MOVES = frozenset(
 
 
 def is_quantized(model: OnnxModelFile) -> bool:
-    """Returns True if a model has quantization operators."""
+    """Returns True if a model's main graph has quantization operators."""
     return any(node.op in _OPERATORS for node in model.graph.nodes)
 
 
 class QdqReader:
-    """The state of the reader; ``stored`` has the integers of constants, by the constants'
-    names."""
+    """Imports the quantization operators of one model for an integer network.
+
+    ``stored`` collects the integers of constants, by the constants' names.
+    """
 
     def __init__(self) -> None:
         self.stored: dict[str, QuantizedConstant] = {}
@@ -61,7 +63,10 @@ class QdqReader:
         }
 
     def results(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None] | None:
-        """Returns a node's results, or None if the node is imported like any other."""
+        """Returns the results of a node that handles integers, or None for other nodes.
+
+        A node with None is imported like any other.
+        """
         op = call.node.op if not call.node.domain else call.node.qualified
         if op in self._forms:
             found = self._forms[op](call)
@@ -75,8 +80,10 @@ class QdqReader:
         return self._move(row, call, read) if read else None
 
     def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
-        """Raises :class:`NotIntegerError` if a node without a known integer meaning reads
-        integers."""
+        """Raises :class:`NotIntegerError` if an input is integers that stand for real numbers.
+
+        The node, of an operator outside ONNX's table, does not say how to compute with them.
+        """
         if any(isinstance(value, QuantizedValue) for value in inputs):
             raise NotIntegerError("reads integers, and does not say what they stand for", source)
 
@@ -116,8 +123,10 @@ class QdqReader:
         return self._dequantize_constant(call, call[0], call[1], zero, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
-        """Returns the real numbers that computed integers represent: the values that were
-        rounded."""
+        """Returns the real numbers that computed integers represent: the tensor that was rounded.
+
+        Raises :class:`NotIntegerError` if the integers were made with another scale or zero point.
+        """
         if not isinstance(x, QuantizedValue):
             raise NotIntegerError(f"reads integers ({x}) that no QuantizeLinear makes")
         if (
@@ -130,7 +139,10 @@ class QdqReader:
     def _dequantize_constant(
         self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
     ) -> Value:
-        """Returns a constant's dequantized values and records its integers in ``stored``."""
+        """Returns a constant's dequantized values, and records its integers in ``stored``.
+
+        Integers with a scale per block are not recorded.
+        """
         real = dequantize(call, x, scale, zero, block)
         if real.array is None or x.array is None or scale.array is None:
             raise NotIntegerError("its scale is computed when the network runs")
@@ -174,7 +186,11 @@ class QdqReader:
         return self._quantize_values(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
 
     def _weights(self, call: OnnxCall, position: int, axis: int) -> Value:
-        """Weights with their scale and zero point behind them, of the tensor or of an axis."""
+        """Returns the dequantized weights of an input, and records their integers in ``stored``.
+
+        The inputs after ``position`` are their scale and zero point, each one number or one per
+        element of ``axis``.
+        """
         x, scale, zero = call[position], call[position + 1], call[position + 2]
         if x.array is None or scale.array is None or zero.array is None:
             raise NotIntegerError("its weights are computed")

@@ -1,4 +1,4 @@
-"""The mapping between an ONNX model's integers and real numbers, as an integer network has it."""
+"""Types that map an ONNX model's integers to real numbers, as an integer network does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class NotIntegerError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedType:
-    """ONNX's integers without their zero point: ``real = scale * q``, ``low <= q <= high``."""
+    """The scale and range of ONNX's integers without their zero point.
+
+    ``real = scale * q`` and ``low <= q <= high``.
+    """
 
     scale: float
     low: int
@@ -41,14 +44,13 @@ class QuantizedType:
 
     @property
     def is_cut(self) -> bool:
-        """True if the range is smaller than that of ``bits`` bits, so that values must be
-        clamped."""
+        """True if the range is smaller than that of ``bits`` bits; values must then be clamped."""
         ends = word_range(self.bits, self.signed)
         return self.low > ends.low or self.high < ends.high
 
 
 class QuantizedValue(Value):
-    """A tensor that is real in the graph and integer in the file."""
+    """A tensor of real numbers in the graph that is one of integers (``words``) in the file."""
 
     __slots__ = ("words",)
 
@@ -58,20 +60,23 @@ class QuantizedValue(Value):
 
     @property
     def real(self) -> Value:
-        """The real numbers that the integers represent."""
+        """The same tensor as a plain value: the real numbers that the integers represent."""
         return Value(self.dtype, self.shape, None, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedConstant:
-    """The integers of a constant without their zero point, with one scale or one per channel."""
+    """A constant's integers (``whole``) minus their zero point, with one or more scales.
+
+    Several scales are one per channel.
+    """
 
     whole: Array
     scales: tuple[float, ...]
 
 
 def quantized_type(scale: Value | None, zero: Value | None, dtype: DType) -> QuantizedType:
-    """Returns the range and scale of a tensor's integers.
+    """Returns the range and scale of a tensor's integers, from its scale, zero point and ONNX type.
 
     Raises :class:`NotIntegerError` if an integer network cannot represent them.
     """

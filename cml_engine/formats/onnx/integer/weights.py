@@ -1,4 +1,4 @@
-"""The constants of a quantized model in the form that an integer network stores."""
+"""Converts the constants of a quantized model to the integers that an integer network stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _NEAR = 1e-5
 
 @dataclass
 class WordConstants:
-    """The constants that become integers, with their quantisation lines."""
+    """The constants of a graph that become integers: collects values and lines of ``graph.quant``.
+
+    ``stored`` has the integers of the file. ``values`` and ``lines`` are filled by the methods.
+    """
 
     graph: Graph
     stored: Mapping[str, QuantizedConstant]
@@ -29,8 +32,10 @@ class WordConstants:
     lines: dict[str, Attrs] = field(default_factory=dict)
 
     def weights(self, node: Node, axis: int) -> list[float]:
-        """Converts a node's weights to integers and returns their scales: one, or one per
-        channel."""
+        """Records a node's weights as integers and returns their scales: one, or one per output.
+
+        Raises :class:`NotIntegerError` if the file has no integers for them.
+        """
         name = node.inputs[1]
         found = self._find(name)
         if found is None:
@@ -51,8 +56,11 @@ class WordConstants:
         return scales
 
     def bias(self, node: Node, of_x: float, scales: Sequence[float], channels: int) -> str:
-        """Converts a node's bias to 32-bit integers in the scale of its sums and returns its
-        name."""
+        """Records a node's bias as 32-bit integers and returns its name.
+
+        The scale of the integers is that of the node's sums: ``of_x`` times the weights'
+        ``scales``.
+        """
         name = node.inputs[2]
         numbers = self.graph.constants.get(name)
         if numbers is None:
@@ -77,7 +85,7 @@ class WordConstants:
         return new
 
     def operand(self, name: str) -> None:
-        """Converts a constant operand to integers if the file stores integers for it."""
+        """Records a constant operand as integers, if the file has them with one scale."""
         found = self._find(name)
         if found is not None and len(found.scales) == 1 and name not in self.values:
             whole = self._scale_integers(name, found, 0)
@@ -85,14 +93,18 @@ class WordConstants:
                 self._keep(name, whole, round_digits(found.scales[0]))
 
     def _find(self, name: str) -> QuantizedConstant | None:
-        """Returns the integers that were read for a constant, or None.
+        """Returns the integers that the file has for a constant, or None.
 
-        The name may have a number appended that made it unique.
+        The constant's name may have a number appended that made it unique.
         """
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
     def _scale_integers(self, name: str, found: QuantizedConstant, axis: int) -> Array | None:
-        """Returns a constant as integer multiples of its scales; None if it is none."""
+        """Returns a constant divided by its scales, as integers of at most 16 bits.
+
+        Returns None if its values are not such multiples of the scales. ``axis`` has a scale per
+        element.
+        """
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim
         if len(found.scales) > 1:
@@ -112,7 +124,10 @@ class WordConstants:
 
 
 def _in_steps(given: float, step: float, of_sums: Fraction) -> int:
-    """Returns a bias value in the scale of its sums; an equal scale keeps the stored integer."""
+    """Converts a bias value ``given`` in steps of ``step`` to an integer in the scale of its sums.
+
+    If the scales are equal, the stored integer stays.
+    """
     if abs(step / float(of_sums) - 1) < _NEAR:
         return int(given)
     return round_half_up(Fraction(float(given)) * Fraction(step) / of_sums)

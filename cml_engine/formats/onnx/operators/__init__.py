@@ -1,4 +1,4 @@
-"""The rows of all operators, a module per family; importing this package registers them."""
+"""The conversions of all ONNX operators, a module per family; importing this registers them."""
 
 from __future__ import annotations
 

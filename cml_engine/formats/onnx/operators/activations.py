@@ -1,4 +1,4 @@
-"""Activations."""
+"""Imports activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
 def _plain(name: str, **attrs: str) -> Callable[[OnnxCall], Value]:
-    """Returns a form that emits operator ``name``; keywords map NNEF's attributes to ONNX's."""
+    """Returns a conversion of a node with one input to the NNEF operator ``name``.
+
+    Keywords map NNEF's attributes to ONNX's.
+    """
 
     def form(call: OnnxCall) -> Value:
         given = {key: call.attr(value) for key, value in attrs.items()}
@@ -78,7 +81,7 @@ def gelu(call: OnnxCall) -> Value:
 
 
 def gelu_tanh(call: OnnxCall, x: Value) -> Value:
-    """Computes x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """Computes the tanh approximation of gelu: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     inner = call.op("add", call.op("mul", call.op("sqr", x), 0.044715), 1.0)
     angle = call.op("mul", call.op("mul", x, inner), _SQRT_2_OVER_PI)
     return call.op("mul", call.op("mul", x, 0.5), call.op("add", call.op("tanh", angle), 1.0))
@@ -136,7 +139,10 @@ def _softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Computes x - max - log(sum(exp(x - max))), which stays finite where the softmax is 0."""
+    """Returns a function of a value and axes that computes x - max - log(sum(exp(x - max))).
+
+    The result stays finite where the softmax is 0.
+    """
 
     def of(x: Value, axes: list[int]) -> Value:
         even = call.op("sub", x, call.op("max_reduce", x, axes=axes))
@@ -147,7 +153,7 @@ def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def _hardmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Returns a function that computes 1 at the first maximum over the axes, 0 elsewhere."""
+    """Returns a function of a value and axes that gives 1 at the first maximum and 0 elsewhere."""
 
     def of(x: Value, axes: list[int]) -> Value:
         sizes = [x.shape[a] for a in axes]
@@ -167,8 +173,10 @@ _Over = Callable[[OnnxCall], Callable[[Value, list[int]], Value]]
 
 
 def _together(make: _Over) -> Callable[[OnnxCall], Value]:
-    """Returns the form for opsets before 13, which reduces all axes from the given one on
-    together."""
+    """Returns the conversion for opsets before 13, which reduces several axes at once by ``make``.
+
+    They are all axes from the attribute ``axis`` on.
+    """
 
     def form(call: OnnxCall) -> Value:
         axis = call.axis(call.attr("axis"), call[0].rank)

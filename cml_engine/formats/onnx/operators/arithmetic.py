@@ -1,4 +1,4 @@
-"""Arithmetic: NNEF's operators for floats, the engine's own for integers."""
+"""Imports arithmetic: NNEF's operators for floats, the engine's own for integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from cml_engine.ir.graph import Array
 
 
 def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """Emits ``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type."""
+    """Adds ``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type.
+
+    Integer results wrap around to the range of their type.
+    """
     if x.kind != y.kind:
         raise call.shape_error(f"it has operands of {x.dtype} and {y.dtype}")
     if x.kind == "integer":
@@ -31,7 +34,10 @@ def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 
 
 def _with_nan(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """Returns NaN where an operand is NaN; NNEF's operators return the second operand there."""
+    """Adds ``min`` or ``max`` that gives NaN where an operand is NaN, as ONNX does.
+
+    NNEF's operators return the second operand there.
+    """
     if y.array is not None:
         x, y = y, x
     result = call.zip(name, x, y)
@@ -41,7 +47,10 @@ def _with_nan(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 
 
 def _nearest(limit: Value) -> Value:
-    """Clamps a known limit to 32 bits; the result limits 32-bit values in the same way."""
+    """Returns a known limit clamped to 32 bits; a computed limit is returned unchanged.
+
+    The clamped limit has the same effect on 32-bit values.
+    """
     if limit.array is None or of_array(limit.array).within(INT32):
         return limit
     low, high = map(int, INT32)
@@ -49,7 +58,7 @@ def _nearest(limit: Value) -> Value:
 
 
 def wrap(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
-    """Wraps an integer result around to the range of its type, if that has fewer than 32 bits."""
+    """Wraps integers around to the range of ``dtype`` if it has fewer than 32 bits."""
     bits = 8 * dtype.itemsize
     if bits < 32 and dtype.kind == "u":
         value = call.op("bit_and", value, (1 << bits) - 1)
@@ -129,7 +138,7 @@ def mod(call: OnnxCall) -> Value:
 
 
 def _pow_fold(call: OnnxCall, x: Array, y: Array) -> Array:
-    """Returns exact powers of integers, truncated if the exponent is negative."""
+    """Returns exact powers of integer arrays, truncated if the exponent is negative."""
     below = np.where(y < 0, np.power(x.astype(np.float64), y), 0)
     return np.asarray(np.where(y < 0, below, np.power(x, np.maximum(y, 0))), x.dtype)
 
@@ -154,8 +163,10 @@ def power(call: OnnxCall) -> Value:
 
 
 def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -> Value:
-    """Computes integer powers, by products if the exponent is small: floats are exact to 2^24
-    only."""
+    """Computes integer powers ``x ** y``; ``exponent`` is the exponent if it is known.
+
+    A small exponent becomes products, because floats are exact up to 2^24 only.
+    """
     if exponent is not None and exponent == int(exponent) and 1 <= exponent <= 16:
         result = x
         for _ in range(int(exponent) - 1):
@@ -178,7 +189,7 @@ _LARGEST_ROOT = 46340
 
 
 def integer_root(call: OnnxCall, x: Value) -> Value:
-    """Returns the integer part of the square root of integers."""
+    """Computes the square root of integers, rounded down."""
     near = call.op("round_even", call.op("sqrt", call.scalar(x)))
     root = call.op("int_min", call.cast(near, "integer"), _LARGEST_ROOT)
     above = call.op("int_gt", call.op("int_mul", root, root), x)
@@ -254,9 +265,9 @@ def _clip(call: OnnxCall, x: Value, low: Value | None, high: Value | None) -> Va
 
 
 def _in_order(low: Value, high: Value) -> bool:
-    """Returns True if both bounds are known and ``low <= high``.
+    """Returns True if both bounds of a Clip are known and ``low <= high``.
 
-    For other bounds ONNX gives the upper one, and NNEF the lower one.
+    For bounds in the wrong order ONNX gives the upper one, and NNEF the lower one.
     """
     return (
         low.array is not None and high.array is not None and bool(np.all(low.array <= high.array))

@@ -1,4 +1,4 @@
-"""Attention and the operators around it in transformers."""
+"""Imports attention and the operators around it in transformers."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def attention(call: OnnxCall) -> list[Value | None]:
 
 
 def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
-    """Computes the scaled products of queries and keys, soft-capped by tanh if ``cap`` is
-    positive."""
+    """Computes the products of queries and keys times ``scale``: the logits of attention.
+
+    If ``cap`` is positive, a tanh limits them softly to -``cap`` to ``cap``.
+    """
     logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
     if cap <= 0:
         return logits
@@ -58,7 +60,10 @@ def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Valu
 
 
 def split_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
-    """Splits [batch, length, heads * size] into [batch, heads, length, size]."""
+    """Splits [batch, length, heads * size] into [batch, heads, length, size].
+
+    A tensor of four axes is returned unchanged.
+    """
     if x.rank == 4:
         return x
     if x.rank != 3 or not heads or x.shape[2] % heads:
@@ -73,7 +78,10 @@ def join_heads(call: OnnxCall, x: Value) -> Value:
 
 
 def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
-    """Repeats every head ``times`` times, for queries that share keys and values."""
+    """Repeats every head of [batch, heads, length, size] ``times`` times in a row.
+
+    Several heads of queries then share keys and values.
+    """
     if times == 1:
         return x
     batch, heads, length, size = x.shape
@@ -82,7 +90,7 @@ def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
 
 
 def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
-    """Returns the addend before the softmax, or None.
+    """Returns the addend before the softmax for mask, causality, windows and lengths, or None.
 
     It is 0 where a query may attend to a key and minus infinity elsewhere.
     """
@@ -117,9 +125,9 @@ def _offset(call: OnnxCall, queries: int, past: int) -> Value:
 
 
 def window_mask(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
-    """Returns 0 where ``ahead`` compares true with ``offset + bound``, minus infinity elsewhere.
+    """Returns an additive mask: 0 where ``ahead`` compares true with ``offset + bound``, else -inf.
 
-    ``ahead`` is a key's index minus a query's.
+    ``ahead`` is a key's index minus a query's, and ``comparison`` is ``"le"`` or ``"ge"``.
     """
     limit = (
         Value.known(offset.array + bound)
@@ -137,7 +145,10 @@ def compare_values(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 
 
 def _mask(call: OnnxCall, keys: int) -> Value:
-    """Returns the mask as an addend, extended to ``keys``; the added keys are masked out."""
+    """Returns the mask input as an addend, extended to ``keys`` keys.
+
+    The added keys are masked out.
+    """
     mask, missing = call[3], keys - call[3].shape[-1]
     if missing > 0:
         shape = [*mask.shape[:-1], missing]
@@ -161,7 +172,10 @@ def add_mask(call: OnnxCall, x: Value | None, y: Value) -> Value:
 
 
 def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
-    """Computes the softmax over the last axis; rows that are masked out entirely give 0."""
+    """Computes the softmax of logits over the last axis; rows that are masked out entirely give 0.
+
+    ``bias`` is the mask that the logits already contain.
+    """
     last = logits.rank - 1
     weights = call.op("softmax", logits, axes=[last])
     if bias is None:
@@ -236,7 +250,10 @@ def _halves(call: OnnxCall, x: Value, size: int, interleaved: bool) -> list[Valu
 
 
 def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
-    """Returns the cosines or sines at the positions, [batch, length, 1, half the size]."""
+    """Returns the cosines or sines of a rotary embedding, [batch, length, 1, half the size].
+
+    They are the rows of ``cache`` at the positions, or all of it without positions.
+    """
     if positions is not None:
         cache = call.op("gather", cache, positions, axis=0)
     cache = call.unsqueeze(cache, [cache.rank - 1])

@@ -1,4 +1,4 @@
-"""The attention operators of models that ONNX Runtime has optimised."""
+"""Imports the attention operators of models that ONNX Runtime has optimised."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def multi_head_attention(call: OnnxCall) -> list[Value | None]:
 
 
 def _with_bias(call: OnnxCall) -> list[Value]:
-    """Returns queries, keys and values by heads, each with its part of the bias added."""
+    """Returns queries, keys and values as [batch, heads, length, size], with their biases added."""
     values = [call[i] for i in range(3)]
     if call.has(3):
         if any(value.rank != 3 for value in values):
@@ -62,9 +62,9 @@ def _with_bias(call: OnnxCall) -> list[Value]:
 
 
 def _padding(call: OnnxCall, keys: int) -> Value:
-    """Returns the addend that masks padding keys out.
+    """Returns an addend that masks out the padding among the keys.
 
-    The mask is 0 at such keys, or it gives the number of valid keys.
+    The mask input is 0 at padding, or gives the number of valid keys of each batch item.
     """
     mask, filtered = call[4], call.attr("mask_filter_value")
     batch = call[0].shape[0]

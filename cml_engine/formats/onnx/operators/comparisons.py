@@ -1,4 +1,4 @@
-"""Comparisons, logic, selection and type casts."""
+"""Imports comparisons, logic, selection and type casts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cml_engine.ir.graph import Array
 
 
 def compare(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """Emits ``lt``, ``le``, ``gt``, ``ge`` or ``eq``."""
+    """Adds the comparison ``lt``, ``le``, ``gt``, ``ge`` or ``eq``, of integers if both are."""
     if x.kind == y.kind == "integer":
         return call.zip(f"int_{name}", x, y)
     return call.zip(name, call.scalar(x), call.scalar(y))
@@ -81,7 +81,7 @@ def is_inf(call: OnnxCall) -> Value:
 
 
 def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
-    """Casts a value to another of ONNX's types."""
+    """Returns a value cast to ``element``, the number of an ONNX type."""
     dtype = element_dtype(element)
     if dtype is None or ELEMENT_TYPES[element] in ("uint4", "int4"):
         raise call.unsupported_error(f"a cast to {ELEMENT_TYPES.get(element, element)}")
@@ -99,14 +99,17 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
 
 
 def _signed(call: OnnxCall, value: Value) -> Value:
-    """Subtracts 2^32 from floats of 2^31 and more: a cast to int32 then has the bits of uint32."""
+    """Clamps floats to uint32's range and subtracts 2^32 from those of 2^31 and more.
+
+    A cast to int32 then has the bits of the uint32.
+    """
     value = call.op("clamp", value, *_ends(np.dtype(np.uint32)))
     lowered = call.op("sub", value, 2.0**32)
     return call.op("select", call.op("ge", value, 2.0**31), lowered, value)
 
 
 def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Casts as the network does at run time, but with full precision for 64-bit types."""
+    """Returns a known array cast as the network does at run time, but exact for 64-bit types."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f" and dtype.kind in "iu":
             whole = np.nan_to_num(array.astype(np.float64)).clip(*_ends(dtype))
@@ -115,7 +118,7 @@ def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _ends(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Returns the range to which floats are clamped before the cast to an integer type."""
+    """Returns the lowest and highest float to clamp to before a cast to an integer type."""
     if dtype.itemsize == 8:
         return -(2.0**63), 2.0**63 - 1024  # the largest float64 that int64 holds
     return -(2.0**31), 2.0**32 - 256 if dtype == np.uint32 else 2.0**31 - 1

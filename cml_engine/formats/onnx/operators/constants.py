@@ -1,4 +1,4 @@
-"""Operators whose results are known when the model is loaded: constants and shapes."""
+"""Imports operators whose results are known when the model is loaded: constants and shapes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def mel_weight_matrix(call: OnnxCall) -> Value:
 
 @op("OptionalHasElement", nnef="known")
 def optional_has_element(call: OnnxCall) -> Value:
-    """Returns True as a constant if the input is present: a tensor is a filled optional."""
+    """Returns a constant: True if the node has an input. A tensor counts as a filled optional."""
     return Value.known(np.array(call.has(0)))
 
 

@@ -1,4 +1,4 @@
-"""If, Loop and Scan, resolved at import: conditions and trip counts must be known."""
+"""Imports If, Loop and Scan, resolved at import: conditions and trip counts must be known."""
 
 from __future__ import annotations
 

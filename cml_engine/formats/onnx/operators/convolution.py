@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Imports convolutions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def conv(call: OnnxCall) -> Value:
 
 
 def find_bias(call: OnnxCall, position: int) -> Value:
-    """Reshapes a bias [C] to [1, C]."""
+    """Returns the bias at input ``position`` as [1, C], or 0 if the node has none."""
     if not call.has(position):
         return call.emit.value(0.0)
     return call.unsqueeze(call[position], [0])
@@ -90,7 +90,11 @@ def conv_transpose(call: OnnxCall) -> Value:
 def _up_padding(
     call: OnnxCall, full: list[int], stride: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
-    """Returns the elements of a deconvolution's full result that are cropped at each side."""
+    """Returns the numbers of elements cropped at each side of a deconvolution's full result.
+
+    ``full`` is the size without padding. ``extra`` is the output padding, which reduces the crop
+    at the end.
+    """
     wanted, mode = call.attr("output_shape"), call.attr("auto_pad")
     if wanted is not None:
         wanted = wanted[-len(full) :]
@@ -161,7 +165,10 @@ def deform_conv(call: OnnxCall) -> Value:
 
 
 def _of_image(attr: Attr, times: int = 1) -> Attr:
-    """Returns the attribute with ``times`` entries per image axis, by the second input's shape."""
+    """Returns a copy of the attribute with ``times`` entries per image axis.
+
+    The second input's values are the image's extents, so its length is the number of axes.
+    """
     return replace(attr, count=lambda node: times * math.prod(node[1].shape))
 
 
@@ -200,7 +207,10 @@ def fused_conv(call: OnnxCall) -> Value:
 
 
 def apply_activation(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
-    """Applies an activation given by its ONNX name, as fused and recurrent operators have it."""
+    """Applies the activation with the given ONNX name and parameters; "" applies none.
+
+    Fused and recurrent operators name activations by an attribute.
+    """
     name = name.lower()
     if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):
         if name == "softsign":

@@ -1,4 +1,4 @@
-"""Gather, scatter and selection by index."""
+"""Imports gather, scatter and selection by index."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from cml_engine.ir.graph import Array
 
 
 def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
-    """Returns known indices with negative ones counted from the end; raises if one is out of
-    range."""
+    """Returns known indices as int64, with negative ones, which count from the end, made positive.
+
+    Raises an error if an index is outside ``extent`` elements.
+    """
     if array.size and (array.min() < -extent or array.max() >= extent):
         wrong = array[(array < -extent) | (array >= extent)].flat[0]
         raise call.shape_error(f"index {wrong} of {extent} elements")
@@ -115,7 +117,10 @@ def scatter_nd(call: OnnxCall) -> Value:
 
 
 def _cast_result(call: OnnxCall, result: Value) -> Value:
-    """Returns the result in the type of the first input; integer sums and products wrap around."""
+    """Returns a scatter's result with the type of the first input.
+
+    Sums and products wrap around.
+    """
     if result.kind == "integer" and _reduction(call) in ("add", "mul"):
         return wrap(result, call[0].dtype, call)
     return result.typed(call[0].dtype)

@@ -1,4 +1,4 @@
-"""Losses, which exported training models contain."""
+"""Imports losses, which exported training models contain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def cross_entropy_loss(call: OnnxCall) -> list[Value | None]:
 
 
 def _loss(call: OnnxCall, logs: Value) -> Value:
-    """Computes the weighted negative logarithm at each target; unreduced, or its sum or mean."""
+    """Computes the weighted negative log-likelihood of the targets from log-probabilities.
+
+    The result is one loss per target, or their sum or mean, by the attribute ``reduction``.
+    """
     target, ignored = call[1], call.attr("ignore_index")
     kept: Value | None = None
     if ignored is not None:

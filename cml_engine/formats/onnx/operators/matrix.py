@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Imports matrix products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from cml_engine.ir.graph import Array
 def matmul(
     call: OnnxCall, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False
 ) -> Value:
-    """Multiplies as NumPy's ``matmul``: a vector is a row on the left and a column on the right."""
+    """Multiplies as NumPy's ``matmul``: a vector is a row on the left and a column on the right.
+
+    ``turn_x`` and ``turn_y`` transpose an operand of floats first.
+    """
     row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
         raise call.shape_error(f"a product of {x} and {y}")
@@ -76,7 +79,10 @@ def gemm(call: OnnxCall) -> Value:
 
 
 def _linear_bias(call: OnnxCall, beta: float, count: int) -> Value | None:
-    """Returns the bias as [1, N], or None if it is not one number per column."""
+    """Returns Gemm's third operand times ``beta`` as [1, N], or a 0 if it has none.
+
+    Returns None if the operand is computed or is not one number per column.
+    """
     if not call.has(2) or beta == 0.0:
         return call.emit.value(0.0)
     bias = call[2].array
@@ -119,7 +125,10 @@ def einsum(call: OnnxCall) -> Value:
 
 
 def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], result: str) -> Value:
-    """Multiplies all operands over all labels and sums: exact in 32 bits."""
+    """Computes an einsum of integers, exact in 32 bits: the full product, summed over labels.
+
+    ``terms`` are the operands' labels, and ``result`` the labels of the result.
+    """
     labels = result + "".join(dict.fromkeys(c for t in terms for c in t if c not in result))
     extents = {
         c: n for v, t in zip(values, terms, strict=True) for c, n in zip(t, v.shape, strict=True)
@@ -136,7 +145,10 @@ def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], resul
 
 
 def _parse_equation(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
-    """Returns the labels of the operands and the result; an ellipsis becomes unused letters."""
+    """Returns the labels of each operand and of the result of an einsum equation.
+
+    An ellipsis becomes letters that the equation does not use.
+    """
     text = equation.replace(" ", "")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
@@ -164,7 +176,7 @@ def _parse_equation(call: OnnxCall, equation: str, values: list[Value]) -> tuple
 
 
 def _take_diagonals(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
-    """Replaces two axes of one operand with the same label by their diagonal."""
+    """Returns an einsum operand and its labels, with repeated labels replaced by diagonals."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first = labels.index(label)
@@ -190,7 +202,10 @@ def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
 def _squeeze_ones(
     call: OnnxCall, values: list[Value], terms: list[str]
 ) -> tuple[list[Value], list[str]]:
-    """Removes axes of extent 1 that broadcast against longer ones."""
+    """Removes axes of extent 1 that broadcast against longer ones of the same label.
+
+    Changes ``values`` and ``terms``, their labels, and returns both.
+    """
     extents: dict[str, int] = {}
     for value, term in zip(values, terms, strict=True):
         for label, n in zip(term, value.shape, strict=True):
@@ -206,7 +221,10 @@ def _squeeze_ones(
 
 
 def subtract_zero_point(call: OnnxCall, x: Value, zero: Value) -> Value:
-    """Subtracts the zero point, which broadcasts, from an integer tensor."""
+    """Returns an integer tensor minus its zero point, which broadcasts.
+
+    The tensor is returned unchanged if the zero point is known to be 0.
+    """
     if zero.array is not None and not zero.array.any():
         return x
     if x.array is not None and zero.array is not None:
@@ -237,7 +255,7 @@ _NBITS = {
 
 @op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
 def matmul_nbits(call: OnnxCall) -> Value:
-    """Multiplies by weights of a few bits, packed into bytes from the lowest bits on."""
+    """Multiplies by quantized weights of a few bits, packed into bytes from the lowest bits on."""
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
     blocks = -(-call.attr("K") // size)
     if call.has(4) and call[4].shape != (0,):

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing."""
+"""Imports operators that move elements without computing."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
 
 
 def take_ranges(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
-    """Selects evenly spaced elements of some axes."""
+    """Selects elements of some axes: ``ranges`` gives the indices by axis."""
     ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
     if x.array is not None:
         array = x.array
@@ -282,8 +282,10 @@ def space_to_depth(call: OnnxCall) -> Value:
 
 
 def _moved_blocks(call: OnnxCall, fragment: str, blocks_first: bool) -> Value:
-    """Adds the extension's operators, which state no extents, so that the network can be reshaped
-    after it has been converted."""
+    """Adds the extension's operator ``fragment``, which moves blocks between space and channels.
+
+    It states no extents, so that the network can be reshaped after it has been converted.
+    """
     attrs = {"block_size": call.attr("blocksize"), "blocks_first": blocks_first}
     (moved,) = call.fragment(fragment, 1, call[0], **attrs)
     return moved.typed(call[0].dtype)
@@ -325,7 +327,10 @@ def pad(call: OnnxCall) -> Value:
 def pad_axes(
     call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
-    """Pads some axes; negative padding crops."""
+    """Pads the given axes; ``pads`` has the numbers before all of them, then those after.
+
+    Negative padding crops. ``mode`` is ONNX's name of the border.
+    """
     if len(pads) != 2 * len(axes):
         raise call.shape_error(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
     sides = [(0, 0)] * x.rank
@@ -344,7 +349,10 @@ def pad_axes(
 def _padded_axis(
     call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
 ) -> Value:
-    """Pads one axis by slices and concatenation: NNEF's pad takes floats only and cannot wrap."""
+    """Pads one axis by slices, concatenation and gathering.
+
+    NNEF's ``pad`` takes floats only and cannot wrap.
+    """
     x = take_ranges(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
     before, after = max(before, 0), max(after, 0)
     if not before and not after:

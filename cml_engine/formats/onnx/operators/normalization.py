@@ -1,4 +1,4 @@
-"""Normalization."""
+"""Imports normalization."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def group_norm(call: OnnxCall) -> Value:
 
 
 def _lift(call: OnnxCall, value: Value, rank: int) -> Value:
-    """Prepends axes of 1, because NNEF aligns shapes from the left."""
+    """Prepends axes of 1 up to ``rank``, because NNEF aligns shapes from the left."""
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
 

@@ -1,4 +1,4 @@
-"""Sorting and running sums."""
+"""Imports sorting and running sums."""
 
 from __future__ import annotations
 

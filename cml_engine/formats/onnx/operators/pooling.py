@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Imports pooling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _POOL = {**WINDOW, "kernel_shape": required(per_axis(1)), "ceil_mode": 0}
 
 
 def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
-    """Returns the window; with ceil_mode the padding is extended to the end of the last window."""
+    """Returns the window of a pooling node of ``x``, with its padding resolved.
+
+    With ``ceil_mode`` the padding is extended to the end of the last window.
+    """
     if x.rank < 3:
         raise call.shape_error(f"it wants [batch, channels, …], got {x}")
     found = window(call, x.shape[2:], list(call.attr("kernel_shape")))
@@ -36,7 +39,7 @@ def _pool_window(call: OnnxCall, x: Value) -> SpatialWindow:
 
 
 def _attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
-    """Returns NNEF's attributes, which include the batch and channel axes."""
+    """Returns a window as attributes of NNEF's pools, which also cover batch and channels."""
     return {
         "size": [1, 1, *shape.size],
         "padding": [(0, 0), (0, 0), *shape.padding],
@@ -62,7 +65,7 @@ def max_pool(call: OnnxCall) -> list[Value | None]:
 
 
 def _places(call: OnnxCall, index: Value, shape: SpatialWindow, extents: tuple[int, ...]) -> Value:
-    """Converts indices within windows to indices in the whole tensor."""
+    """Converts indices of maxima within their windows to flat indices into the whole tensor."""
     spatial = extents[2:]
     steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # the stride of each axis in the tensor
     if call.attr("storage_order"):

@@ -1,4 +1,4 @@
-"""Quantized operators, whose integers represent floats.
+"""Imports quantized operators, whose integers represent floats.
 
 QLinear* operators compute with the dequantized floats; products of the integers themselves are
 computed in integers.
@@ -20,7 +20,10 @@ from cml_engine.formats.onnx.values import Value
 
 
 def _ranged(call: OnnxCall, value: Value, x: Value, block: int = 0) -> Value:
-    """Reshapes a scale or zero point to broadcast: per tensor, per axis element, or per block."""
+    """Reshapes a scale or zero point to broadcast with ``x``.
+
+    It is one number, or one per element of the attribute ``axis``, or one per ``block`` elements.
+    """
     if value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()))
     if value.rank == 0:
@@ -46,7 +49,7 @@ def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Va
 
 
 def dequantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0) -> Value:
-    """Computes (x - zero) * scale."""
+    """Computes (x - zero) * scale; a known ``x`` with a known scale gives a known value."""
     scale = _ranged(call, scale, x, block)
     known = x.array is not None and scale.array is not None
     if zero is not None:
@@ -66,7 +69,7 @@ def dequantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, block
 def quantize(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
 ) -> Value:
-    """Computes x / scale, rounded to even, plus zero, clamped to the type's range."""
+    """Computes x / scale, rounded to even, plus zero, clamped to the range of ``dtype``."""
     limits = np.iinfo(dtype)
     y = call.op("round_even", call.zip("div", call.scalar(x), _ranged(call, scale, x, block)))
     if zero is not None:
@@ -142,7 +145,7 @@ def qlinear_matmul(call: OnnxCall) -> Value:
 
 
 def _row(call: OnnxCall, value: Value, x: Value) -> Value:
-    """Reshapes one number per row of the left operand to broadcast."""
+    """Reshapes a vector with one number per row of the left operand ``x`` to broadcast with it."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [*([1] * (x.rank - 2)), value.shape[0], 1])
@@ -164,7 +167,7 @@ def qlinear_conv(call: OnnxCall) -> Value:
 
 
 def _channel(call: OnnxCall, value: Value, weights: Value) -> Value:
-    """Reshapes one number per output channel to broadcast."""
+    """Reshapes a vector with one number per output channel to broadcast with the weights."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [value.shape[0], *[1] * (weights.rank - 1)])

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN, unrolled step by step.
+"""Imports LSTM, GRU and RNN, unrolled step by step.
 
 One product computes the input's contribution to all steps. Each step adds a product with the
 state and a few elementwise operators.
@@ -51,7 +51,10 @@ class RecurrentCell:
         return self.recurrent.shape[1]
 
     def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
-        """Applies activation ``number``, after the ``clip`` attribute's bounds if ``clipped``."""
+        """Applies activation ``number`` to ``x``; with ``clipped`` clamps ``x`` by ``clip`` first.
+
+        ``clip`` is an attribute of the node.
+        """
         name, params = self.activations[number]
         bound = self.call.attr("clip") if clipped else None
         x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
@@ -65,7 +68,7 @@ Step = Callable[[RecurrentCell, Value, State], State]
 
 
 def _rows(call: OnnxCall, value: Value, index: int) -> Value:
-    """Returns the part of one direction."""
+    """Returns the part of a weight or state that belongs to direction ``index``."""
     return call.squeeze(call.slice(value, 0, index, index + 1), [0])
 
 
@@ -150,7 +153,10 @@ def _run(
 def _steps(
     call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
 ) -> tuple[Value, State]:
-    """Returns every step's hidden state as [length, 1, batch, size], and the last state."""
+    """Runs all steps of one direction over ``x``, [length, batch, width], from ``state``.
+
+    Returns every step's hidden state as [length, 1, batch, size], and the last state.
+    """
     length, batch, width = x.shape
     flat = call.reshape(x, [length * batch, width])
     every = call.op("linear", flat, cell.weights, cell.bias[0])
@@ -190,9 +196,9 @@ def _cell(
 
 
 def _input_bias(call: OnnxCall, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
-    """Returns the sum of both biases.
+    """Returns the sum of the bias of the input and the bias of the state.
 
-    The second bias of a GRU's last gate is left out, because the reset gate scales it.
+    The state's bias of a GRU's last gate is left out, because the reset gate scales it.
     """
     if gates == 3:
         kept = call.slice(of_state, 1, 0, 2 * size)
@@ -214,7 +220,10 @@ def _initial(
 
 
 def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
-    """Returns the activations' names with their parameters, which two attributes list in order."""
+    """Returns the name and the parameters of each activation of a recurrent node.
+
+    The attributes ``activation_alpha`` and ``activation_beta`` list the parameters in order.
+    """
     names = call.attr("activations") or defaults
     if len(names) != len(defaults):
         raise call.shape_error(f"activations {names}: wanted {len(defaults)}")

@@ -1,4 +1,4 @@
-"""Reductions."""
+"""Imports reductions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _plain(name: str) -> Reduce:
 
 
 def _after(*unary: str) -> Reduce:
-    """Returns a reduction that sums ``before`` of the values and applies ``after`` to the sum."""
+    """Returns a reduction that sums ``unary[0]`` of the values and applies ``unary[1]`` to the sum.
+
+    Each is the name of an operator, or "" for none.
+    """
 
     def reduce(call: OnnxCall, x: Value, axes: list[int]) -> Value:
         before, after = unary
@@ -49,7 +52,10 @@ def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """A reduction: its functions for floats, for empty axes, and for known 64-bit integers."""
+    """A reduction: its conversion for floats, its result for no elements, and its NumPy function.
+
+    ``fold`` computes known 64-bit integers. ``nnef`` lists operators for the documentation.
+    """
 
     name: str
     nnef: str
@@ -105,7 +111,10 @@ def _check_kind(call: OnnxCall, reduction: _Reduction) -> None:
 def _empty(
     shape: tuple[int, ...], dtype: Any, axes: list[int], keep: bool, reduction: _Reduction
 ) -> Array:
-    """Returns the reduction of no elements; integers and logicals get their nearest value."""
+    """Returns the result of reducing axes without elements, an array filled with one value.
+
+    Integers and logicals get the nearest value that their type has.
+    """
     kept = [1 if a in axes else n for a, n in enumerate(shape) if keep or a not in axes]
     value: float | bool = reduction.empty
     if dtype.kind == "b":
@@ -118,7 +127,10 @@ def _empty(
 
 
 def _axes(call: OnnxCall, rank: int) -> list[int]:
-    """Returns the axes to reduce: all by default, none with ``noop_with_empty_axes``."""
+    """Returns the axes to reduce, from an attribute or an input.
+
+    Without axes they are all axes, or none with ``noop_with_empty_axes``.
+    """
     if "axes" in call.attributes:
         given: Sequence[int] | None = call.attr("axes")
     else:
@@ -164,8 +176,10 @@ def _reduce(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) ->
 
 
 def integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """Sums integers, in floats if all sums are exact there, otherwise as an integer matrix
-    product."""
+    """Sums integers over axes, which stay as axes of 1.
+
+    It uses floats if all sums are exact in them, otherwise an integer matrix product.
+    """
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
     if sum_of(call.emit.intervals.of(x), count).within(EXACT):
@@ -180,10 +194,10 @@ _LOW_BITS = 12
 
 
 def _integer_limit(name: str) -> Reduce:
-    """Returns an exact integer maximum or minimum.
+    """Returns a reduction that computes the exact maximum or minimum of integers.
 
-    If floats are not exact, it compares the upper bits first, then the lower bits of the
-    elements with the best upper bits.
+    ``name`` is the float operator. If floats are not exact, the reduction compares the upper bits
+    first, then the lower bits of the elements with the best upper bits.
     """
 
     def limit(call: OnnxCall, x: Value, axes: list[int]) -> Value:

@@ -1,4 +1,4 @@
-"""Resize and Upsample.
+"""Imports Resize and Upsample.
 
 The engine's operators are used where they compute the same. Other variants become a constant per
 axis: indices to gather, or a matrix of weights to multiply by.
@@ -21,7 +21,7 @@ from cml_engine.ir.graph import Array
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis:
-    """The resize of one axis: both extents, the scale for positions, and the crop region."""
+    """The resize of one axis: its extent before and after, its scale, and its crop region."""
 
     extent: int
     size: int
@@ -178,7 +178,10 @@ def resize_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: Resi
 
 
 def _native(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
-    """Emits the engine's operator that computes the same; returns None if there is none."""
+    """Adds the engine's operator that computes the same resize and returns its result.
+
+    Returns None if no operator does.
+    """
     coordinates = _COORDINATES.get(rule.coordinates)
     if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
         return None
@@ -220,8 +223,7 @@ _REPEATS = (
 
 
 def _is_ratio(axis: ResizeAxis) -> bool:
-    """Returns True if the scale is the ratio of the extents, which the engine's operators
-    assume."""
+    """Returns True if the scale is the ratio of the extents, as the engine's operators assume."""
     return abs(axis.scale * axis.extent - axis.size) < 1e-6 * axis.size
 
 
@@ -257,7 +259,10 @@ def _by_axes(call: OnnxCall, x: Value, axes: Sequence[ResizeAxis], rule: ResizeR
 
 
 def positions(axis: ResizeAxis, coordinates: str) -> Any:
-    """Returns the position of each result among the source's indices."""
+    """Returns an array with the position of each result on the source axis, in source elements.
+
+    ``coordinates`` is ONNX's ``coordinate_transformation_mode``.
+    """
     i = np.arange(axis.size, dtype=np.float64)
     n, size, scale = axis.extent, axis.size, axis.scale
     if coordinates == "asymmetric":
@@ -290,7 +295,10 @@ def _round_places(places: Array, how: str, scale: float) -> Any:
 
 
 def weights(axis: ResizeAxis, rule: ResizeRule, places: Array) -> Array:
-    """Returns the weight of each source value in each result: a matrix [results, source]."""
+    """Returns the interpolation weights of an axis as a float32 matrix [results, source elements].
+
+    ``places`` are the results' positions.
+    """
     shrink = min(axis.scale, 1.0) if rule.antialias else 1.0
     radius = (2.0 if rule.mode == "cubic" else 1.0) / shrink
     found = np.zeros((axis.size, axis.extent))
@@ -320,7 +328,7 @@ def _kernel(t: Array, rule: ResizeRule) -> Any:
 
 
 def _times(call: OnnxCall, x: Value, axis: int, matrix: Array) -> Value:
-    """Multiplies every line along an axis by the matrix."""
+    """Multiplies every line of ``x`` along an axis by the matrix [results, extent]."""
     outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
     lines = call.reshape(x, [outer, x.shape[axis], inner])
     y = call.op("matmul", Value.known(matrix[None]), lines)

@@ -1,4 +1,4 @@
-"""Sampling of images at computed positions."""
+"""Imports operators that sample images at computed positions, and TensorScatter."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def max_unpool(call: OnnxCall) -> Value:
     attrs={"axis": -2, "mode": one_of("linear", "circular")},
 )
 def tensor_scatter(call: OnnxCall) -> Value:
-    """Writes the update along one axis, at a start index for each element of the batch."""
+    """Returns the cache, the first input, with the update written along one axis.
+
+    The third input gives the start index of each batch item (default 0).
+    """
     cache, update = call[0], call[1]
     axis = call.axis(call.attr("axis"), cache.rank)
     along = [-1 if a == axis else 1 for a in range(cache.rank)]

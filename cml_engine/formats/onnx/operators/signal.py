@@ -1,4 +1,4 @@
-"""Fourier transforms, and sampling grids."""
+"""Imports Fourier transforms, and sampling grids."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def dft(call: OnnxCall) -> Value:
 def transform(
     call: OnnxCall, extent: int, parts: int, length: int, inverse: bool, half: bool
 ) -> Array:
-    """Returns a Fourier matrix [extent * parts, results, parts of a result].
+    """Returns the matrix of a Fourier transform, [extent * parts, results, parts of a result].
 
-    An entry is the contribution of a value to a result. ``parts`` is 1 for real and 2 for
-    complex input.
+    An entry is the contribution of an input value to a result. ``parts`` is 1 for real and 2 for
+    complex input. With ``half`` only the first half of the spectrum is returned, or given to the
+    inverse.
     """
     if length < 1:
         raise call.unsupported_error(f"a transform of {length} values")
@@ -59,7 +60,7 @@ def transform(
 
 
 def _transform(call: OnnxCall, x: Value, matrix: Array) -> Value:
-    """Multiplies the last two axes by the matrix."""
+    """Replaces the last two axes of ``x`` by their product with a matrix of :func:`transform`."""
     rows = int(np.prod(x.shape[:-2]))
     flat = call.reshape(x, [rows, x.shape[-2] * x.shape[-1]])
     y = call.op("matmul", flat, Value.known(matrix.reshape(matrix.shape[0], -1)))

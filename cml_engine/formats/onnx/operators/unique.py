@@ -1,4 +1,4 @@
-"""The operator Unique."""
+"""Imports the operator Unique."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def unique(call: OnnxCall) -> list[Value]:
 
 
 def _compare_rows(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
-    """Returns two matrices: True where rows are equal, and where the second row precedes the first.
+    """Returns two matrices [i, j]: True where rows i and j are equal, and where j precedes i.
 
     Rows are ordered by the first number that differs. NaN is the greatest number and equal to
     itself.

@@ -19,7 +19,7 @@ WINDOW: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SpatialWindow:
-    """A window's parameters for each spatial axis."""
+    """A window's size, stride, dilation and padding, a list with an entry per spatial axis each."""
 
     size: list[int]
     stride: list[int]
@@ -33,7 +33,7 @@ class SpatialWindow:
 
 
 def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> SpatialWindow:
-    """Returns the window of a convolution or pooling, with its padding resolved."""
+    """Returns the window of a convolution or pooling of a given size, with resolved padding."""
     stride, dilation = call.attr("strides"), call.attr("dilations")
     if len(size) != len(extents) or min(size, default=1) < 1:
         raise call.shape_error(f"a window {size} over {extents}")
@@ -50,7 +50,10 @@ def window(call: OnnxCall, extents: tuple[int, ...], size: list[int]) -> Spatial
 
 
 def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
-    """Returns the attribute ``pads``, or zeros with ``VALID``."""
+    """Returns the padding before and after each axis by the attribute ``pads``.
+
+    Zeros for ``VALID``.
+    """
     pads = call.attr("pads")
     if call.attributes.get("auto_pad") == "VALID":
         pads = [0] * len(pads)
@@ -59,6 +62,9 @@ def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
 
 
 def halves(total: int, odd_at_end: bool) -> tuple[int, int]:
-    """Splits a padding in two; an odd element goes to the end or to the start."""
+    """Splits ``total`` padding elements into those before and after an axis.
+
+    An odd element goes to the end with ``odd_at_end``, else to the start.
+    """
     small, large = total // 2, total - total // 2
     return (small, large) if odd_at_end else (large, small)

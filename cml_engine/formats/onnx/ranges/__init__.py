@@ -1,2 +1,1 @@
-"""Range analysis: finds integers of a model, which have 64 bits, that may leave the network's
-32."""
+"""Range analysis: finds integers of a model, 64 bits in ONNX, that may exceed the network's 32."""

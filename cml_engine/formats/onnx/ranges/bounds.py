@@ -1,4 +1,4 @@
-"""The proven bounds of the values of each tensor."""
+"""Computes proven bounds of the values of each tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cml_engine.formats.onnx.values import Value
 
 
 class Intervals:
-    """The tensors' bounds, by name.
+    """The proven bounds of the values of each tensor of a graph under construction, by name.
 
     The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`;
     :meth:`stored_interval` gives the bounds in the network's 32 bits.
@@ -25,7 +25,7 @@ class Intervals:
         self._known[tensor] = interval
 
     def learn(self) -> None:
-        """Computes the bounds of the nodes added since the last call."""
+        """Computes the bounds of the results of all nodes added since the last call."""
         nodes = self._builder.nodes
         for node in nodes[self._learned :]:
             rule = RULES.get(node.op)
@@ -39,22 +39,20 @@ class Intervals:
         self._learned = len(nodes)
 
     def of(self, value: Value) -> Interval:
-        """Returns the bounds of a value that an ONNX operator reads."""
+        """Returns the bounds of a value; they are exact for a known value."""
         if value.array is not None:
             return of_array(value.array)
         self.learn()
         return self.stored_interval(value.tensor or "")
 
     def with_bounds(self, value: Value, interval: Interval) -> Value:
-        """Sets the bounds of a value that are tighter than those computed, and returns the
-        value."""
+        """Sets tighter bounds of a value than the computed ones, and returns the same value."""
         self.learn()
         self._known[value.tensor or ""] = interval
         return value
 
     def settle(self, tensor: str, all_of_type: Interval) -> None:
-        """Resets bounds that exceed the tensor's type to the whole type, once that has been
-        reported."""
+        """Replaces bounds that exceed the tensor's type by ``all_of_type``."""
         if not self[tensor].within(all_of_type):
             self._known[tensor] = all_of_type
 
@@ -71,6 +69,9 @@ class Intervals:
         return known
 
     def stored_interval(self, tensor: str) -> Interval:
-        """Returns the bounds in the network: an integer that leaves 32 bits may have any value."""
+        """Returns a tensor's bounds in the network.
+
+        An integer that may exceed 32 bits has any value.
+        """
         found, all_of_type = self[tensor], whole(self._builder.facts[tensor])
         return found if found.within(all_of_type) else all_of_type

@@ -39,7 +39,10 @@ NOTHING = Interval(0, 0)
 
 
 def of_dtype(dtype: DType) -> Interval:
-    """Returns the interval of an input of an ONNX type; 64-bit inputs accept 32-bit values only."""
+    """Returns the interval of an input of an ONNX type.
+
+    A 64-bit input accepts 32-bit values only.
+    """
     if dtype.kind == "b":
         return UNIT
     if dtype.kind not in "iu":
@@ -49,7 +52,10 @@ def of_dtype(dtype: DType) -> Interval:
 
 
 def of_array(array: Array) -> Interval:
-    """Returns the bounds of known values; 0 to 0 for an empty array."""
+    """Returns the smallest and largest of known values; 0 to 0 for an empty array.
+
+    Large arrays of floats are not examined: their interval is all numbers.
+    """
     if array.dtype.kind == "b":
         return UNIT
     if array.dtype.kind not in "iu" and array.size > _MAX_SCALARS:
@@ -95,8 +101,10 @@ def absolute(a: Interval) -> Interval:
 
 
 def quotient(a: Interval, b: Interval) -> Interval:
-    """Returns the bounds of an integer quotient, truncated towards zero; a division by 0 gives
-    0."""
+    """Returns the bounds of the quotients of integers from two intervals, truncated towards zero.
+
+    A division by 0 gives 0.
+    """
     if b.low < 1:
         most = absolute(a).high
         return Interval(-most, most)
@@ -104,7 +112,10 @@ def quotient(a: Interval, b: Interval) -> Interval:
 
 
 def remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
-    """Returns the bounds of a remainder, with the sign of the divisor or of the dividend."""
+    """Returns the bounds of the remainders of integers from two intervals.
+
+    A remainder has the sign of the divisor with ``of_divisor``, else of the dividend.
+    """
     most = max(absolute(b).high - 1, 0)
     most = most if of_divisor else min(most, absolute(a).high)
     sign = b if of_divisor else a
@@ -112,7 +123,10 @@ def remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
 
 
 def bit_and(a: Interval, b: Interval) -> Interval:
-    """Returns the bounds of a bitwise and, at most the smallest operand that cannot be negative."""
+    """Returns the bounds of the bitwise and of integers from two intervals.
+
+    It is at most the smallest upper bound of an operand that cannot be negative.
+    """
     limits = [i.high for i in (a, b) if i.low >= 0]
     return Interval(0, min(limits)) if limits else INT32
 

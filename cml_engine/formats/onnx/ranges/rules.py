@@ -32,7 +32,7 @@ from cml_engine.ir.graph import Fact, Node
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A node of the network, with the bounds and the facts of its inputs."""
+    """A node of the network with the bounds and the facts of its inputs: the argument of a rule."""
 
     node: Node
     given: Sequence[Interval]
@@ -43,13 +43,13 @@ class Operands:
 
     @property
     def reduced(self) -> int:
-        """The number of elements that are reduced to one."""
+        """The number of elements that a reduction combines into one."""
         axes: Sequence[int] = self.node.attrs["axes"]
         return math.prod(self.facts[0].shape[axis] for axis in axes)
 
     @property
     def extent(self) -> int:
-        """The extent of the operator's axis."""
+        """The first input's extent along the operator's axis."""
         axis: int = self.node.attrs["axis"]
         return self.facts[0].shape[axis]
 
@@ -93,7 +93,7 @@ def _padded(o: Operands) -> Interval:
 
 
 def _most_of_axis(o: Operands) -> Interval:
-    """Returns the bounds of an index into the reduced elements."""
+    """Returns the bounds of an argmax or argmin: an index into the reduced elements."""
     return Interval(0, max(o.reduced - 1, 0))
 
 

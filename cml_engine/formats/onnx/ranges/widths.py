@@ -22,7 +22,7 @@ _NAMED = 16
 
 @dataclass
 class Widths:
-    """The nodes whose integers may differ from ONNX's, by name, each with the bounds of its values.
+    """The nodes whose integers may differ from ONNX's: a text with the bounds by the node's name.
 
     ``wrapped`` nodes may exceed 32 bits. ``rounded`` nodes are computed in floats and may exceed
     the exact range of float32. ``cast`` nodes convert floats that may exceed 32 bits.
@@ -33,8 +33,9 @@ class Widths:
     cast: dict[str, str] = field(default_factory=dict)
 
     def check(self, call: OnnxCall, values: Sequence[Value | None], mark: int) -> None:
-        """Checks a node's results, computed by the network's nodes since the mark.
+        """Records an ONNX node if its results may differ from ONNX's, and settles their bounds.
 
+        ``mark`` is the index of the first node of the network that was added for it.
         Raises :class:`UnsupportedOp` if none of the values can fit into 32 bits.
         """
         intervals = call.emit.intervals
@@ -67,7 +68,7 @@ class Widths:
             found[call.node.shown] = _shown(call, bounds)
 
     def warn(self, file: str) -> None:
-        """Warns of the first node that may wrap around, and counts the others."""
+        """Warns, if nodes may wrap around, of the first one, and counts the others."""
         if self.wrapped:
             first, count = next(iter(self.wrapped.values())), len(self.wrapped)
             others = f"; so may {count - 1} more, cml info names them" if count > 1 else ""
@@ -106,8 +107,10 @@ _OF_BITS = frozenset(
 
 
 def _floats(call: OnnxCall, mark: int) -> Interval | None:
-    """Returns the bounds of the integers that a node converts to floats and back; None if none
-    are."""
+    """Returns the bounds of the integers that a node computes in floats, or None.
+
+    They are integers that nodes from index ``mark`` on cast to floats, and the floats cast back.
+    """
     nodes, intervals = call.emit.builder.nodes[mark:], call.emit.intervals
     casts = [node for node in nodes if node.op == "cast"]
     facts = call.emit.builder.facts

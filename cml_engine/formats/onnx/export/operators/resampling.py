@@ -154,7 +154,7 @@ def _is_exact(c: ExportCall) -> bool:
 
 
 def _rounds_right(a: Attrs, extent: int, size: int) -> bool:
-    """Returns True if float32 positions select the exact neighbours on one axis.
+    """Returns True if float32 positions select the exact nearest neighbours on one axis.
 
     The scale is also tried one float32 step below and above, because runtimes round it differently.
     """
