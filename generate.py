@@ -89,7 +89,7 @@ PLANNING: dict[str, float] = {
 
 
 def records() -> list[type[PackedRow]]:
-    """Returns the records of the format in the order of their declarations."""
+    """Returns the record classes of the cooked format in the order of their declarations."""
     found = vars(schema).values()
     return [
         x for x in found if isinstance(x, type) and issubclass(x, PackedRow) and x is not PackedRow
@@ -168,7 +168,7 @@ def c_planning() -> str:
 
 
 def javascript() -> str:
-    """Returns cml.js with its generated part."""
+    """Returns the text of cml.js with its generated part replaced."""
     limits = schema.CookedLimits()
     body = [
         *(f"const {name} = {value!r};" for name, value in (CONSTANTS | PLANNING).items()),
@@ -230,7 +230,7 @@ def _javascript_value(field: RowField) -> str:
 
 
 def documentation() -> str:
-    """Returns docs/cooked.md with its tables."""
+    """Returns the text of docs/cooked.md with the tables of its records replaced."""
     text = DOCS.read_text()
     for record in records():
         begin = f"<!-- {record.__name__} -->\n"
@@ -267,7 +267,7 @@ def _between(text: str, begin: str, end: str, body: str) -> str:
 
 
 def operator_methods() -> str:
-    """Returns the types of the methods of ``cml.GraphBuilder``."""
+    """Returns the source of a type stub with the operator methods of ``cml.GraphBuilder``."""
     lines = [
         "# Written by `python generate.py` from the operators' signatures.",
         "from collections.abc import Sequence",

@@ -32,7 +32,10 @@ _IMPORT = re.compile(r"^(\s*)(import (?:scheduler|demo_game))$", re.MULTILINE)
 
 
 class WheelLayout(BuildHookInterface):  # type: ignore[type-arg]
-    """Copies the packages into a temporary folder, from which the wheel is built."""
+    """The build hook that copies the packages into a temporary folder in the wheel's layout.
+
+    An editable installation is left as it is.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":  # the checkout itself is imported

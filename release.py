@@ -48,7 +48,8 @@ def build_packages(folder: Path) -> None:
 
 
 def build_npm(tree: Path, folder: Path) -> None:
-    """Writes the npm package in the layout of ``npm pack``; equal trees give equal bytes."""
+    """Writes the npm package of the web player in the layout of ``npm pack``; equal trees give
+    equal bytes."""
     web = tree / "players/web"
     description = json.loads((web / "package.json").read_text("utf-8"))
     description["version"] = version()
@@ -60,7 +61,8 @@ def build_npm(tree: Path, folder: Path) -> None:
 
 
 def build_c(tree: Path, folder: Path) -> None:
-    """Writes the C player with its tools, examples and CMake files; equal trees, equal bytes."""
+    """Writes the archive of the C player with its tools, examples and CMake files; equal trees
+    give equal bytes."""
     player = tree / "players/c"
     paths = [path for path in player.rglob("*") if path.is_file()]
     files = {path.relative_to(player).as_posix(): path.read_bytes() for path in paths}
@@ -70,7 +72,8 @@ def build_c(tree: Path, folder: Path) -> None:
 
 
 def _write_archive(path: Path, top: str, files: dict[str, bytes]) -> None:
-    """Writes files below the folder ``top``, without times or owners."""
+    """Writes a ``.tar.gz`` with the files below the folder ``top``, sorted by name, without
+    times or owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in sorted(files.items()):
@@ -81,7 +84,7 @@ def _write_archive(path: Path, top: str, files: dict[str, bytes]) -> None:
 
 
 def version() -> str:
-    """Returns the version that all packages have."""
+    """Returns the version in ``cml_engine/__init__.py``, which all packages have."""
     text = (ROOT / "cml_engine/__init__.py").read_text("utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     assert found is not None
@@ -94,7 +97,7 @@ def _run_hatchling(step: str, tree: Path, folder: Path) -> None:
 
 
 def check_packages(folder: Path) -> int:
-    """Checks the packages as users of a package index would get them.
+    """Checks the packages as users of a package index would get them; returns 0 if all checks pass.
 
     The journeys install each package in an empty environment and run its smallest example.
     """
@@ -114,7 +117,8 @@ def _run_module(*command: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Builds ``dist/`` anew, and checks it if requested."""
+    """Deletes ``dist/``, builds all packages into it, and checks them with ``--dry-run``;
+    returns the exit code."""
     parser = argparse.ArgumentParser(prog="tasks.py release")
     parser.add_argument("--dry-run", action="store_true", help="also check the packages")
     options = parser.parse_args(arguments)

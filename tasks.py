@@ -71,7 +71,11 @@ def say(text: str) -> None:
 
 
 def prepare(*extras: str, gpu: bool = True) -> None:
-    """Installs the project and its ``extras`` in ``.venv``, and a GPU driver where possible."""
+    """Installs the project, the compiler and ``extras`` in ``.venv``, unless an earlier call did
+    so.
+
+    With ``gpu`` it also looks for an adapter, once, and tries to install a driver if there is none.
+    """
     stamp = read_stamp()
     missing = [e for e in ("", "compiler", *extras) if e not in stamp.installed]
     if missing:
@@ -84,14 +88,19 @@ def prepare(*extras: str, gpu: bool = True) -> None:
 
 
 def fingerprint() -> str:
-    """Returns a hash that changes when the requirements may have changed."""
+    """Returns a hash of ``pyproject.toml``, the Python version and the folder, which
+    requirements depend on."""
     hasher = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
     hasher.update(f"{sys.version_info[:2]} {ROOT}".encode())
     return hasher.hexdigest()
 
 
 def read_stamp() -> Stamp:
-    """Returns the stored stamp; an empty one if the requirements have changed since."""
+    """Returns the stored stamp.
+
+    It is an empty one if there is none, if the requirements have changed since, or if ``.venv``
+    is gone.
+    """
     empty = Stamp(fingerprint())
     try:
         fields = json.loads(STAMP.read_text(encoding="utf-8"))
@@ -106,7 +115,10 @@ def write_stamp(stamp: Stamp) -> None:
 
 
 def make_venv() -> None:
-    """Creates ``.venv`` unless it holds a Python that starts and has pip."""
+    """Creates ``.venv`` anew unless it has a Python that starts and has pip.
+
+    Raises :class:`TaskError` if this Python cannot create one.
+    """
     if PYTHON.exists() and call([PYTHON, "-m", "pip", "--version"], quiet=True) == 0:
         return
     say(f"making {VENV}")
@@ -118,7 +130,10 @@ def make_venv() -> None:
 
 
 def install(extras: Sequence[str]) -> None:
-    """Installs the project, editable, with ``extras`` ("" is the project itself)."""
+    """Installs the project, editable, with ``extras`` ("" is the project itself).
+
+    If an optional extra cannot be installed, it prints a message and goes on.
+    """
     needed = [extra for extra in extras if extra and extra not in OPTIONAL]
     if "" in extras or needed:
         pip_install(needed)
@@ -163,7 +178,10 @@ def find_gpu() -> str:
 
 
 def probe_gpu() -> str:
-    """Returns the adapter's name, "none", or "" if the probe itself failed."""
+    """Starts the environment's Python to look for an adapter; returns its name, or "none".
+
+    Returns "" with a message if the probe itself failed.
+    """
     found = subprocess.run(
         [PYTHON, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -307,7 +325,7 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def check_all(steps: Mapping[str, Sequence[str]]) -> int:
-    """Runs every step, even after a failure; returns 1 if one failed."""
+    """Runs every step as ``python -m``, even after a failure; returns 1 if one failed, else 0."""
     failed = []
     for name, command in steps.items():
         say(f"check: {name}")
@@ -363,8 +381,11 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def call(
     command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
 ) -> int:
-    """Runs a command in the project's folder; returns its exit code. ``quiet`` drops all but
-    errors."""
+    """Runs a command in the project's folder; returns its exit code, or 127 if it cannot be
+    started.
+
+    ``quiet`` drops all output but errors.
+    """
     sink = subprocess.DEVNULL if quiet else None
     try:
         return subprocess.call(list(map(str, command)), cwd=ROOT, stdout=sink, env=env)

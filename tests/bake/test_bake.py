@@ -1,4 +1,4 @@
-"""A bake on processes of this machine: no tile is lost, made twice, or mixed up."""
+"""Tests that a bake on processes of this machine loses, repeats or mixes up no tile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("zarr")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    """A client of two workers that the tests share."""
+    """A client of a cluster of two workers, shared by the tests of this module."""
     with connect(workers=2) as (found, _):
         yield found
 
@@ -45,7 +45,7 @@ def work(tmp_path: Path) -> Numbers:
 
 
 def stored(place: str, made: Layer) -> dict[str, Any]:
-    """Checks all records of the layer and returns every array."""
+    """Checks that all units of the layer are whole; returns the store's arrays by name."""
     store = Store(place, [made])
     assert {store.state(unit) for unit in made.units()} == {"whole"}
     return {name: np.asarray(store._arrays[made.name][name]) for name in made.arrays}
@@ -85,8 +85,10 @@ def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work
 
 @pytest.mark.parametrize("separator", [".", "/"])
 def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator):
-    """Chunks equal Zarr's byte for byte, also at the grid's end, for zeros and in nested
-    folders."""
+    """The store's own writer makes the same files as Zarr's, byte for byte.
+
+    Also at the grid's end, for chunks of zeros (which have no file) and in nested folders.
+    """
     monkeypatch.setitem(KEYS, "separator", separator)
     made = layer(4, 3)
     trees = []
@@ -110,7 +112,7 @@ def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator
 
 
 def test_values_of_zeros_are_values(client, place, work):
-    """Zarr writes no chunk of zeros, so a missing chunk is not damage."""
+    """A unit of zeros counts as whole, although zero chunks have no file."""
     made = layer(4)
     bake(work, place, StorePlan([made], MANIFEST), client=client)
     store = Store(place, [made])
@@ -155,7 +157,7 @@ def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
 
 
 def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
-    """The scheduler and the client hold only the tasks in flight: three per thread."""
+    """The scheduler never has more than the tasks in flight: three per thread and few more."""
     held = []
 
     def look(_: Any) -> None:
@@ -178,7 +180,7 @@ def test_a_task_has_as_many_units_as_take_half_a_second():
 
 
 def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypatch):
-    """Units that a task has no time for go into another task; each is made exactly once."""
+    """Units that a task has no time for go into another task; each unit is made exactly once."""
     monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
     slow = replace(work, seconds=0.6, key=work.key + "slow")
     tasks = []
@@ -189,9 +191,9 @@ def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypa
 
 
 def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
-    """The second task writes in the background, after the first one's writes were slow.
+    """After slow writes in the first task, the second task writes in background threads.
 
-    A task ends only when all its units are written.
+    All units of a task are written when it ends.
     """
     from cml_engine.distributed import worker
 
@@ -226,7 +228,8 @@ def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
 
 @pytest.mark.long
 def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
-    """The units that were in flight beside it are made."""
+    """A unit that kills its worker each time is set aside with a reason; all other units are
+    made."""
     made = layer(4)
     dying = replace(work, deadly=((3, 0),), seconds=0.01)
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
@@ -303,7 +306,8 @@ def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, sai
 
 
 def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
-    """The arrays are written to the device that is always full."""
+    """A full disk ends the bake with one error; the next bake completes it and repeats at most
+    one unit."""
     full = replace(work, full=((1, 2),), key=work.key + "full")
     with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
         bake(full, place, StorePlan([layer(4)], MANIFEST), client=client)
@@ -345,7 +349,7 @@ def test_xarray_reads_it(client, place, work):
 
 @pytest.mark.parametrize("size", [17, 1 << 26])
 def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
-    """The damage is found before memory is allocated: two kilobytes may unpack to gigabytes."""
+    """Reading a chunk that unpacks to more than its shape fails without allocating a megabyte."""
     from cml_engine.distributed.store import _encode, read_chunk
 
     (tmp_path / "c").write_bytes(_encode(np.ones(size, np.uint8), packed=True))

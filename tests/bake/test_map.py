@@ -1,4 +1,4 @@
-"""A network mapped over many inputs: each row equals the network's result for its input.
+"""Tests of ``map_network``: each row equals the network's result for its input.
 
 This holds for any batching and after any number of restarts.
 """
@@ -121,7 +121,8 @@ def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_p
 
 
 def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
-    """Returns True if ``small`` lies within ``large`` on the same thread, up to rounding."""
+    """Returns True if the trace event ``small`` lies within ``large`` on the same thread, up to
+    rounding."""
     end = small["ts"] + small["dur"], large["ts"] + large["dur"]
     return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
 
@@ -297,7 +298,10 @@ NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("a", "a/b"), ("a/b", "a")])
 def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
-    """An ONNX file may name its outputs anything; no name may lead outside the store's folder."""
+    """A network is refused if an output's name cannot be an array of the store; nothing is written.
+
+    An ONNX file may name its outputs anything, such as ``../x``.
+    """
     facts = {"x": Fact("scalar", (2,)), **{name: Fact("scalar", (2,)) for name in names}}
     nodes = tuple(Node("relu", ("x",), (name,)) for name in names)
     graph = Graph("net", ("x",), tuple(names), nodes, facts, {})
@@ -307,7 +311,7 @@ def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
 
 
 class Evil:
-    """An object that runs a program when it is unpickled."""
+    """An object whose unpickling creates a file, as a stand-in for malicious code."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -381,7 +385,7 @@ PACKED = {
 
 @pytest.mark.parametrize("codec", PACKED)
 def test_a_chunk_that_unpacks_to_more_than_its_shape_is_refused(tmp_path, codec):
-    """Kilobytes that unpack to 64 MiB are refused before the memory is allocated."""
+    """A chunk of kilobytes that unpacks to 64 MiB is refused before the memory is allocated."""
     import numcodecs
 
     name, place, more = codec.split()[0], tmp_path / "in.zarr", {}
@@ -426,7 +430,7 @@ def test_the_cluster_of_this_machine_listens_on_this_machine_only():
 
 
 def test_chunks_of_gigabytes_of_zeros_are_refused(tmp_path, monkeypatch) -> None:
-    """A few kilobytes of a Zarr array may be a chunk of 20 MB, which the load limits must bound."""
+    """A Zarr chunk larger than the load limits' memory is refused, on opening and on reading."""
     place, shape = tmp_path / "x.zarr", (1, 5_000_000)
     zarr.create_array(str(place), data=np.ones(shape, np.float32), chunks=shape)
     facts = {"x": Fact("scalar", shape)}

@@ -1,4 +1,4 @@
-"""A small part of the demo's world, baked by its command."""
+"""Tests of ``python -m demo_game.bake`` on a small part of the demo's world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in files: values are unchanged, damage is found, nothing is lost."""
+"""Tests of tensor files: values survive, damage is found, and a failed write loses nothing."""
 
 import errno
 import io
@@ -34,7 +34,11 @@ def chunk(kind, data):
 
 
 def png(samples, depth, colour, *more, filter=0):
-    """Returns a PNG of the samples, whose rows are filtered by the differences of neighbours."""
+    """Returns the bytes of a PNG of the samples; ``filter`` is PNG's row filter: 0 none, 1 left, 2
+    up.
+
+    ``more`` are further chunks behind the header.
+    """
     height, width, channels = samples.shape
     rows = samples.astype(">u2" if depth == 16 else "u1").view("u1").reshape(height, -1)
     back = channels * depth // 8

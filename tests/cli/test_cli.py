@@ -1,4 +1,4 @@
-"""The ``cml`` command as a user meets it: files in and out, messages, exit codes."""
+"""Tests of the ``cml`` command as a user runs it: files in and out, messages, exit codes."""
 
 import argparse
 import io

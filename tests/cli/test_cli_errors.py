@@ -1,4 +1,5 @@
-"""The end of commands: every type of fault in every command, and every number out of range."""
+"""Tests of commands that fail: every type of fault in every command, and every number out of
+range."""
 
 import argparse
 import errno
@@ -54,7 +55,7 @@ FAULTS = [
 
 
 def commands():
-    """Returns the parser of every command by its name."""
+    """Returns the argument parser of every command, by the command's name."""
     (action,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     return action.choices
 
@@ -65,7 +66,7 @@ def model(tmp_path):
 
 
 def arguments(command, model):
-    """Returns the smallest command line that the command accepts."""
+    """Returns the shortest argument list that the command accepts for the model."""
     return {
         "run": ["run", str(model), "-i", "x=x.npy"],
         "ops": ["ops"],
@@ -211,7 +212,7 @@ def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, mo
 
 
 def test_the_shortest_frames_end_soon(model, capsys):
-    """Jobs are submitted twenty times as fast as frames can run them."""
+    """``simulate`` ends also if jobs are submitted twenty times as fast as frames can run them."""
     assert cli.main(["simulate", str(model), "--frame-ms", "0.1", "--budget-ms", "0.1"]) == 0
     assert capsys.readouterr().out.count("operators per frame") == 1
 
@@ -227,7 +228,8 @@ graph nothing(x) -> (y)
 
 @pytest.mark.gpu
 def test_networks_with_nothing_to_do(tmp_path, capsys, gpu):
-    """An empty tensor needs no dispatch, so no ratio may divide by zero."""
+    """Commands succeed for a network of empty tensors, without dividing by zero; ``frames``
+    refuses it."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
     assert cli.main(["rank", model, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total_ms"] == 0

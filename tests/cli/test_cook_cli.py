@@ -1,4 +1,4 @@
-"""``cml cook``, and cooked files as the model of every command."""
+"""Tests of ``cml cook``, and of cooked files as the model of every command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL com
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a model, its cooked file, and an input."""
+    """A folder with a model ``small.nnef``, its cooked file ``small.cml``, and an input
+    ``image.npy``."""
     made = tmp_path_factory.mktemp("cook")
     cml.save(small_model(), made / "small.nnef")
     np.save(made / "image.npy", small_inputs()["image"])
@@ -79,7 +80,11 @@ def test_a_cooked_file_runs_as_its_model_does(folder, capsys, tmp_path):
 
 
 def test_only_the_command_line_makes_a_file_trusted(folder):
-    """The file claims that all its kernels may run without checks; the claim has no effect."""
+    """A cooked file's kernels are trusted only with ``--trusted``, which every command with a model
+    has.
+
+    The file's own claim to be trusted has no effect.
+    """
     file = folder / "small.cml"
     (commands,) = (action.choices for action in parser()._actions if action.choices)
     for name, command in commands.items():

@@ -1,4 +1,4 @@
-"""``--ops``, ``--fragments``, ``--dump-kernels``, ``--debug-kernels`` and ``rank --stub``.
+"""Tests of ``--ops``, ``--fragments``, ``--dump-kernels``, ``--debug-kernels`` and ``rank --stub``.
 
 Covers their messages for bad input, and operators from installed packages.
 """
@@ -238,7 +238,8 @@ def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, capsys, gpu)
 
 def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, capsys, gpu, monkeypatch):
     def counted(session, _inputs):
-        """Returns an amount of work instead of a time, which would depend on the machine's load."""
+        """Returns a function that returns the session's FLOPs instead of a time, which would
+        vary."""
         work = sum(step.cost.flops for step in session.plan.steps)
         return lambda: work
 

@@ -1,4 +1,4 @@
-"""``cml docs``, and the pages that messages and help name."""
+"""Tests of ``cml docs``, and of the pages that messages and help name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_a_page_opens(capsys, monkeypatch):
 
 
 def messages():
-    """Yields the texts of the packages that are no docstrings."""
+    """Yields (file, text) for every string of the packages that is not a docstring.
+
+    Only files that contain "docs" are read.
+    """
     for package in ("cml_engine", "scheduler", "demo_game"):
         for file in (ROOT / package).rglob("*.py"):
             if "docs" not in (source := file.read_text(encoding="utf-8")):
@@ -57,7 +60,8 @@ def messages():
 
 
 def test_messages_name_pages_that_a_wheel_has():
-    """A path of the checkout does not exist for a user of the wheel."""
+    """Messages name no file in ``docs/``, which a wheel lacks, and every ``cml docs`` page they
+    name exists."""
     wrong = [(file, text) for file, text in messages() if re.search(r"docs/\w+\.md", text)]
     assert wrong == []
     named = {m for _, text in messages() for m in re.findall(r"cml docs (\w+)", text)}

@@ -1,4 +1,4 @@
-"""The option ``--half`` of the commands."""
+"""Tests of the option ``--half`` of the commands."""
 
 import json
 
@@ -11,7 +11,10 @@ from tests.fixtures.graphs import Net
 
 
 def write(folder, scale=1.0):
-    """Writes a model of three convolutions, in which the second one's results are scaled."""
+    """Writes a model of three convolutions to a folder, and returns the folder's path as text.
+
+    The results of the second convolution are multiplied by ``scale``.
+    """
     net = Net(1, 3, 12, 12)
     h = net.op("tanh", net.conv("x", 8))
     h = net.op("mul", net.op("tanh", net.conv(h, 8)), net.constant(scale))

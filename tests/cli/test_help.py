@@ -1,4 +1,5 @@
-"""``cml --help`` and the help of every command: what for, an example that runs, grouped options."""
+"""Tests of ``cml --help`` and of every command's help: a purpose, an example that runs, grouped
+options."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_cml_help_lists_every_command_in_its_group(capsys):
 
 
 def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
-    """A web page is for the browser's GPU, and an ONNX file for none."""
+    """Every command with ``--half`` has ``--adapter``, except ``export``, which plans for no GPU
+    of this machine."""
     options = {name: made.format_help() for name, made in COMMANDS.items()}
     lacking = [n for n, shown in options.items() if "--half" in shown and "--adapter" not in shown]
     assert lacking == ["export"]
@@ -78,7 +80,7 @@ def test_an_adapter_that_does_not_exist_is_named(command, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with the files that the examples name."""
+    """A folder with the files that the examples in the help name."""
     folder = tmp_path_factory.mktemp("examples")
     assert cli.main(["example", str(folder)]) == 0
     pixels = np.random.default_rng(1).random((1, 3, 64, 64), np.float32)

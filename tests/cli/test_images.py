@@ -1,4 +1,4 @@
-"""Pictures of every type on the command line: bits, floats, alpha, scaled numbers, tiles."""
+"""Tests of pictures on the command line: bit depths, floats, alpha, scaled numbers, tiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = {
 
 
 def needs(kind):
-    """Skips the test unless the library that reads such files is installed."""
+    """Skips the test unless the library is installed that reads files of this suffix."""
     pytest.importorskip({"tif": "tifffile", "exr": "OpenEXR", "png": "PIL"}[kind[:3]])
 
 

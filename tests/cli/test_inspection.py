@@ -1,4 +1,4 @@
-"""``cml run --dump-tensors`` and ``--stop-at-nan``, ``cml validate --passes``."""
+"""Tests of ``cml run --dump-tensors``, ``cml run --stop-at-nan`` and ``cml validate --passes``."""
 
 from __future__ import annotations
 

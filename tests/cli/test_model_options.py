@@ -1,4 +1,5 @@
-"""``--weights``, ``--random-weights`` and the options of ``convert``, and bad input to them."""
+"""Tests of ``--weights``, ``--random-weights`` and the options of ``convert``, and bad input to
+them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def safetensors(path, array, name="f"):
 
 @pytest.fixture
 def bare(tmp_path):
-    """A network's text without its weights."""
+    """The path of an NNEF folder that has a network's text but not its weights."""
     return str(write_model(tmp_path / "net", TEXT))
 
 

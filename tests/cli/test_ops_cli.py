@@ -1,4 +1,5 @@
-"""``cml ops NAME``: every operator has a meaning and a signature, also a game's own."""
+"""Tests of ``cml ops NAME``: every operator, also a game's own, has a description and a
+signature."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def test_every_operator_says_what_it_computes(name):
 
 
 def test_the_page_of_operators_has_the_same_words():
-    """``python -m tests.prove`` writes the page from the same comments."""
+    """docs/operators.md has the same description of every operator as ``cml ops``.
+
+    ``python -m tests.prove`` writes the page.
+    """
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| [a-z]", PAGE.read_text("utf-8"), re.MULTILINE))
     assert rows == {name: operator_doc(name).replace("|", "\\|") for name in NAMES}
 

@@ -1,4 +1,4 @@
-"""Commands that fill a folder leave foreign files alone and follow no link inside of it."""
+"""Tests that commands which fill a folder keep files of others and follow no link inside it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def files(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_foreign_files_stay(command, given, tmp_path, capsys):
-    """Also checks files that have the names of other programs' reports and manifests."""
+    """A filled folder is refused; with ``--overwrite`` only files of an earlier run are replaced or
+    deleted.
+
+    A manifest of another program, or one that lists paths outside the folder, deletes nothing.
+    """
     folder = tmp_path / "out"
     _, made, manifest = COMMANDS[command]
     foreign = {"passes/notes.md": b"n", "kernels/my.hlsl": b"k", "data.json": b"{}", "plan.md": b"",
@@ -108,7 +112,8 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
 
 
 def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path, capsys):
-    """A model left by a killed process is moved into place only if it lies in the folder itself."""
+    """A link in the place of a finished model that a killed process left is refused, not
+    followed."""
     folder, outside = tmp_path / "out", tmp_path / "outside"
     assert run("convert", given, folder) == run("convert", given, outside) == 0
     (folder / COMPLETE).symlink_to(outside)

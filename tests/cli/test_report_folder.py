@@ -1,4 +1,4 @@
-"""``cml report``: a folder with a page and its data, and errors for unsuitable folders."""
+"""Tests of ``cml report``: the folder with its page and data, and errors for unsuitable folders."""
 
 import json
 import re
@@ -25,7 +25,10 @@ graph tiny(image) -> (result)
 
 
 class Page(HTMLParser):
-    """A parser that collects open tags and every address in the page."""
+    """An HTML parser that collects a page's ids and addresses, and asserts that its tags nest.
+
+    ``open`` are the tags that are not closed.
+    """
 
     def __init__(self, text):
         super().__init__()
@@ -51,7 +54,7 @@ def model(tmp_path):
 
 @pytest.fixture(scope="module")
 def weighted(tmp_path_factory):
-    """A model with weights in its folder."""
+    """The path of a model folder that contains its weights."""
     folder = tmp_path_factory.mktemp("weighted")
     graph = cml.load(write_model(folder / "tiny.nnef", MODEL), random_weights=0)
     cml.save(graph, folder / "net.nnef")
@@ -60,7 +63,7 @@ def weighted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A report that several tests read."""
+    """The folder of a report that several tests read."""
     folder = tmp_path_factory.mktemp("made")
     assert report(write_model(folder / "tiny.nnef", MODEL), folder / "report") == 0
     return folder / "report"
@@ -144,7 +147,11 @@ def test_decisions_are_written_and_read(model, tmp_path, capsys):
     ids=lambda words: words.split()[0],
 )
 def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, words):
-    """The decisions file names "user" as the source of both decisions."""
+    """Every command that runs kernels obeys ``--decide`` and writes "user" as the source of the
+    decisions.
+
+    A kernel that is not available is refused.
+    """
     image, mine, out = (tmp_path / name for name in ("image.npy", "mine.json", "out.json"))
     np.save(image, np.zeros((1, 4, 8, 8), np.float32))
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')

@@ -1,4 +1,4 @@
-"""The game in a real window with a simulated player, on the present display or on Xvfb."""
+"""Tests of the game in a real window with a simulated player, on the present display or on Xvfb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def display() -> Iterator[str]:
-    """The name of a display that the tests start themselves."""
+    """The name of a display from an Xvfb that this fixture starts; skips the tests without Xvfb
+    or packages."""
     for module in ("glfw", "imgui_bundle"):
         pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
     xvfb = shutil.which("Xvfb")

@@ -36,7 +36,7 @@ _ROUND_S, _WARM_S = 30.0, 60.0
 
 
 def resident_mib() -> float:
-    """Returns the process's resident memory in MiB, if the system reports it."""
+    """Returns the process's resident memory in MiB; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -45,7 +45,7 @@ def resident_mib() -> float:
 
 
 def objects() -> int:
-    """Returns the number of wgpu's live objects."""
+    """Collects garbage; returns the number of wgpu objects that are alive in Python."""
     gc.collect()
     return sum(str(type(o).__module__).startswith("wgpu.back") for o in gc.get_objects())
 
@@ -70,7 +70,8 @@ _SLACK = {"resident_mib": 24.0, "gpu_mib": 8.0, "objects": 60}
 
 
 def growth(rounds: Sequence[Held]) -> dict[str, float]:
-    """Returns the growth between the first round after a minute and the last round.
+    """Returns the growth of each quantity between the first round after a minute and the last
+    round.
 
     Empty with fewer than two such rounds.
     """
@@ -86,7 +87,8 @@ def grew(grown: dict[str, float]) -> list[str]:
 
 
 class Player:
-    """A simulated player that acts every few frames."""
+    """A simulated player, called after every frame, that acts every few frames and closes the
+    window."""
 
     def __init__(self, window: GameWindow, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
@@ -100,7 +102,8 @@ class Player:
         self._plan = self._round(0.0)
 
     def _round(self, start_s: float) -> list[tuple[float, Callable[[], None]]]:
-        """Returns all acts of a round with their times."""
+        """Returns all acts of a round in order, each with its time in seconds since the window
+        opened."""
         acts = [
             self.look, self.fly, self.resize, self.click, self.hide, self.unsliced, self.scroll,
             self.minimise, self.restore, self.pause, self.record, self.type, self.rest,
@@ -109,7 +112,10 @@ class Player:
         return [(start_s + each_s * (i + 1), act) for i, act in enumerate(acts)]
 
     def __call__(self) -> None:
-        """Counts a frame and runs the next act if it is due; the window's ``on_frame``."""
+        """Records a frame, runs the next act if it is due, and closes the window at the end.
+
+        It is the window's ``on_frame``.
+        """
         self.frames += 1
         self.sizes.add(tuple(self.window.canvas.get_physical_size()))
         frames = self.window.game.log.frames
@@ -149,7 +155,7 @@ class Player:
         self.window.canvas.set_logical_size(417, 301)
 
     def click(self) -> None:
-        """Clicks the head of every panel, and its contents."""
+        """Clicks a grid of points over the overlay's panels: their heads and their contents."""
         for x in (30, 200, 380):
             for y in range(8, 300, 9):
                 self._event("pointer_move", x=x, y=y, button=0)
@@ -196,8 +202,8 @@ class Player:
 
 
 def _told(window: GameWindow) -> array[float]:
-    """Returns an array that collects the frame times, in ms, reported to the scheduler from now
-    on."""
+    """Wraps the scheduler's ``frame_took``; returns an array that collects the times in ms
+    passed to it."""
     found = array("d")
     scheduler = window.game.scheduler
     tell = scheduler.frame_took

@@ -1,4 +1,4 @@
-"""The shared start of every journey: packages as they are released, and an empty environment.
+"""The fixtures of all journeys: released packages, empty environments, and a cooked file.
 
 Every fixture is created once per test run, also when several processes run the tests. The packages
 are built from this tree, unless ``CML_DIST`` names a folder of packages that are to be checked.
@@ -31,7 +31,7 @@ _DIST = os.environ.get("CML_DIST", "")
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that holds the wheel and what the wheel declares, nothing else."""
+    """A virtual environment that has only the wheel and the packages that the wheel requires."""
 
     folder: Path
 
@@ -41,14 +41,18 @@ class Environment:
 
     @property
     def site(self) -> Path:
-        """The environment's ``site-packages``."""
+        """The path of the environment's ``site-packages``."""
         (found,) = self.folder.glob("lib/python*/site-packages")
         return found
 
     def run(
         self, *command: str | Path, cwd: Path, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program, such as ``python`` or ``cml``, as in the activated environment."""
+        """Runs a program as in the activated environment, with its own cache folders; returns the
+        result.
+
+        With ``check`` the test fails if the program does.
+        """
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         env |= {f"CML_{kind}_DIR": str(self.folder / kind.lower()) for kind in ("CACHE", "DATA")}
         env["PATH"] = f"{self.bin}{os.pathsep}{env['PATH']}"
@@ -63,33 +67,34 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the packages of a release."""
+    """The folder with the packages of a release, built once unless ``CML_DIST`` names one."""
     return Path(_DIST) if _DIST else _once(tmp_path_factory, "dist", build_packages)
 
 
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
-    """The built wheel."""
+    """The path of the wheel."""
     (found,) = dist.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    """An environment after ``pip install cml-engine``: it plays cooked files."""
+    """The environment after ``pip install cml-engine``, which can run cooked files."""
     return Environment(_once(tmp_path_factory, "venv", lambda f: _install(f, wheel)))
 
 
 @pytest.fixture(scope="session")
 def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    """An environment after ``pip install cml-engine[compiler]``: it runs any model on a GPU."""
+    """The environment after ``pip install cml-engine[compiler]``, which can run any model on a
+    GPU."""
     folder = _once(tmp_path_factory, "venv-compiler", lambda f: _install(f, wheel, "compiler"))
     return Environment(folder)
 
 
 @pytest.fixture(scope="session")
 def cooked(tmp_path_factory: pytest.TempPathFactory, compiler_environment: Environment) -> Path:
-    """``hosts/twice.nnef`` as a cooked file, made by the installed command."""
+    """The path of the cooked file of ``hosts/twice.nnef``, made by the installed command."""
 
     def cook(folder: Path) -> None:
         compiler_environment.run("cml", "cook", _MODEL, "-o", "net.cml", cwd=folder)
@@ -98,7 +103,7 @@ def cooked(tmp_path_factory: pytest.TempPathFactory, compiler_environment: Envir
 
 
 def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Returns a folder that the first process to need it has filled."""
+    """Returns a folder that ``make`` has filled once per test run; other processes wait for it."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # the workers' own folders lie in it
@@ -114,11 +119,11 @@ def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obj
 
 
 def _install(folder: Path, wheel: Path, extra: str = "") -> None:
-    """Creates a virtual environment with the wheel.
+    """Creates a virtual environment in the folder and installs the wheel with its dependencies.
 
-    Packages to be checked for a release are installed with their dependencies from the package
-    index. Otherwise the dependencies are linked from the environment of the tests: only those that
-    the wheel declares, and without a network.
+    Packages to be checked for a release get their dependencies from the package index. Otherwise
+    the dependencies are linked from the environment of the tests: only those that the wheel
+    declares, and without a network.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin/python"
@@ -134,7 +139,10 @@ def _install(folder: Path, wheel: Path, extra: str = "") -> None:
 
 
 def _link_requirements(package: metadata.Distribution, extra: str, site: Path) -> None:
-    """Links what a package requires, and what that requires, from this Python's environment."""
+    """Links the packages that a package requires, and their requirements, into ``site``.
+
+    They come from this Python's environment; the test is skipped if one is not installed.
+    """
     for requirement in map(Requirement, package.requires or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue

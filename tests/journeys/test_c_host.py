@@ -1,4 +1,4 @@
-"""Journeys of C and C++ hosts: the archive by CMake and pkg-config, ``cml export --to c``."""
+"""Tests of C and C++ hosts: the archive by CMake and pkg-config, and ``cml export --to c``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ endif()
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    """Runs a command that must succeed, and returns its output."""
+    """Runs a command, asserts that it succeeds, and returns its standard output."""
     env = {**os.environ, "NODEVICE_SELECT": "1", **(env or {})}  # a Mesa layer needs a desktop
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=240
@@ -39,7 +39,8 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 def find(name: str, extra: str) -> Path:
-    """Returns a program of this environment or of the system; skips the test without it."""
+    """Returns the path of a program in this environment or on the system; skips the test without
+    it."""
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     found = shutil.which(name, path=path)
     if found is None:
@@ -64,7 +65,7 @@ def cmake(tmp_path):
 
 @pytest.fixture
 def player(dist, tmp_path):
-    """The unpacked archive of the C player."""
+    """The folder of the unpacked archive of the C player."""
     (archive,) = dist.glob("cml-player-c-*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(tmp_path, filter="data")
@@ -79,7 +80,10 @@ def wgpu(environment):
 
 @pytest.fixture
 def outside(player, tmp_path):
-    """A function that writes a project of its own beside the player, and returns its folder."""
+    """A function that writes a CMake project of a game outside the player, and returns its folder.
+
+    The project has the example's host, and ``player_line`` in its CMakeLists.txt.
+    """
 
     def write(player_line: str) -> Path:
         folder = tmp_path / "game"
@@ -93,7 +97,7 @@ def outside(player, tmp_path):
 
 
 def play(program: Path, network: Path, folder: Path, **env: str) -> np.ndarray:
-    """Plays the network in the C host, and returns its output."""
+    """Runs the network in the C host on ``IMAGE``; returns its output as a flat float32 array."""
     IMAGE.tofile(folder / "image.bin")
     said = run(program, network, "image=image.bin", "2", cwd=folder, env=env)
     assert said.startswith("done in ")
@@ -102,7 +106,7 @@ def play(program: Path, network: Path, folder: Path, **env: str) -> np.ndarray:
 
 @pytest.fixture
 def expected(environment, cooked, tmp_path):
-    """Returns what Python computes from the same file."""
+    """The output that ``cml run`` computes from the same cooked file and image, flattened."""
     np.save(tmp_path / "image.npy", IMAGE)
     words = ("cml", "run", cooked, "--trusted", "-i", "image=image.npy", "-o", "large=large.npy")
     environment.run(*words, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The npm package: its content and types, a host in Deno, and a page in Chromium."""
+"""Tests of the npm package: its content and types, a host in Deno, and a page in Chromium."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTS = Path(__file__).with_name("hosts")
 
 @pytest.fixture(scope="module")
 def package(dist, tmp_path_factory):
-    """The unpacked package, where a host has its ``node_modules``."""
+    """The folder of the unpacked npm package."""
     (file,) = dist.glob("*.tgz")
     folder = tmp_path_factory.mktemp("npm")
     with tarfile.open(file) as archive:
@@ -27,7 +27,7 @@ def package(dist, tmp_path_factory):
 
 @pytest.fixture
 def project(package, tmp_path):
-    """A project that depends on the package, with a typed host."""
+    """The folder of a Deno project that depends on the package, with a typed host ``host.ts``."""
     (tmp_path / "package.json").write_text('{"dependencies": {"cml-engine": "*"}}')
     (tmp_path / "deno.json").write_text('{"nodeModulesDir": "manual"}')
     shutil.copytree(package, tmp_path / "node_modules/cml-engine")

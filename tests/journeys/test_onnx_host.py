@@ -1,4 +1,4 @@
-"""A model from PyTorch's exporter to frames, by the commands of the installed wheel."""
+"""Tests the way from a PyTorch export to frames, by the commands of the installed wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SHAPE = "--shape=image=1,3,64,64"
 
 @pytest.fixture(scope="module")
 def folder(compiler_environment, tmp_path_factory):
-    """The files of ``cml example``, and samples for quantizing that are cut from its picture."""
+    """A folder with the files of ``cml example``, samples for quantizing and a small picture cut
+    from them."""
     made = tmp_path_factory.mktemp("onnx")
     said = compiler_environment.run("cml", "example", cwd=made).stdout
     assert said.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]

@@ -1,4 +1,5 @@
-"""A Python host from the wheel alone: a session on the CPU, a model in frames, a cooked file."""
+"""Tests of Python hosts with the wheel alone: a session on the CPU, a model in frames, a cooked
+file."""
 
 from __future__ import annotations
 

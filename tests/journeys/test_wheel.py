@@ -1,4 +1,5 @@
-"""The wheel: it holds everything that runs, adds one top-level name, and type-checks a host."""
+"""Tests that the wheel has everything that runs, adds one top-level name, and type-checks a
+host."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ COOKED = "cml_engine/demo_game/cooked/"
 
 @pytest.fixture(scope="module")
 def names(wheel):
-    """The paths of the files in the wheel."""
+    """The set of the paths of the wheel's files, without the demo's cooked networks."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if not name.startswith(COOKED)}
 

@@ -1,4 +1,5 @@
-"""Damaged and malicious cooked files raise an error of the engine and do nothing else."""
+"""Tests that damaged and malicious cooked files raise an error of the engine and do nothing
+else."""
 
 import struct
 
@@ -42,7 +43,7 @@ def cooked():
 
 
 def refused(data):
-    """Returns the message of the error that loading the file raises."""
+    """Asserts that loading the file raises ``CorruptArtifact``; returns its message."""
     with pytest.raises(cml.CorruptArtifact) as found:
         cml.load_cooked(data, limits=ENDLESS)
     return str(found.value)
@@ -105,7 +106,10 @@ def test_a_header_of_any_length_is_refused(cooked):
 
 @pytest.mark.parametrize("tag", ["plan", "kernels", "strings", "graph", "golden", "meta", "guess"])
 def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
-    """The hashes are made to match; the file may still be harmless, or it is refused."""
+    """A section with one changed byte and a matching hash loads or raises an error of the engine.
+
+    Some change of each section is refused.
+    """
     if tag not in {row[0] for row in sections(cooked)}:
         return
     length = next(row[2] for row in sections(cooked) if row[0] == tag)
@@ -125,7 +129,7 @@ def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
 
 
 def put(record, offset, kind, value):
-    """Returns a change of one field of a section's content."""
+    """Returns a function that writes ``value`` to one field of a record in a section's content."""
 
     def change(content):
         kind.pack_into(content, record + offset, value)
@@ -134,7 +138,7 @@ def put(record, offset, kind, value):
 
 
 def table(data, number):
-    """Returns the offset of one of the plan's tables within its section."""
+    """Returns the offset of one of the plan's tables, by its number, within the plan's section."""
     at = next(row[1] for row in sections(data) if row[0] == "plan")
     return U32.unpack_from(data, at + 116 + 8 * number)[0]
 

@@ -1,5 +1,5 @@
-"""The demo's agents as integer networks: close to the float agents, and proven to fit their
-words."""
+"""Tests of the demo's agents as integer networks: close to the float agents, and proven not to
+overflow."""
 
 import numpy as np
 import pytest

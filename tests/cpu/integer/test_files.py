@@ -1,4 +1,5 @@
-"""Integer networks as files, and the messages for files that are not integer networks."""
+"""Tests of integer networks as files, and of the messages for files that are no integer
+networks."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def small_net(**changes):
-    """Returns a network of conv, relu and a table; ``changes`` replace its lines."""
+    """Returns an integer network of conv, relu and tanh by a table.
+
+    ``changes`` replace attributes of its lines by name; None deletes a line.
+    """
     net = IntegerNet()
     x = net.input("x", (1, 2, 5, 5), 0.5)
     w = net.weight("w", np.arange(-8, 10).reshape(1, 2, 3, 3) * 13, 0.01)
@@ -51,7 +55,8 @@ def test_a_network_is_the_same_when_it_is_read_back(tmp_path):
 
 
 def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
-    """Without the extension's line the file is a float network with the same weights."""
+    """Without the extension's line the file loads as a float network, whose weights have the
+    same values."""
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"
     text.write_text(text.read_text().replace("extension CML_integer_1;", ""))
@@ -61,7 +66,8 @@ def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
 
 
 def test_onnx_is_refused(tmp_path):
-    """The export would write its integers as weights."""
+    """Saving an integer network as ONNX raises ``InputError``; the export would write integers
+    as weights."""
     with pytest.raises(cml.InputError, match="integer network .*ONNX has no rule"):
         cml.save(small_net(), tmp_path / "net.onnx")
 

@@ -1,4 +1,5 @@
-"""Integer networks that end in floats: identical words, and the messages about the float part."""
+"""Tests of integer networks that end in floats: identical integers, and messages about the float
+part."""
 
 import json
 
@@ -15,7 +16,11 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def classifier():
-    """Returns features, and their softmax through more weights, which stays in floats."""
+    """Returns a float network with two outputs: features, and their softmax through a second
+    convolution.
+
+    Quantization keeps everything from the softmax on in floats.
+    """
     net = Net(1, 4, 5, 5)
     y = net.op("relu", net.op("conv", "x", net.random(6, 4, 3, 3), net.random(1, 6)))
     p = net.op("softmax", y, axes=[1])

@@ -1,4 +1,5 @@
-"""Integer operators on the CPU match Python's integers exactly, for any shapes and words."""
+"""Tests that integer operators on the CPU match Python's integers exactly, for any shapes and
+values."""
 
 import numpy as np
 import pytest

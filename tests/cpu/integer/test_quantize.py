@@ -1,4 +1,4 @@
-"""Quantization of float networks, and the messages of the commands about the result."""
+"""Tests of the quantization of float networks, and of the commands' messages about the result."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.fixtures.graphs import Net
 
 
 def block(seed=0):
-    """Returns a network with common parts.
+    """Returns a float network of common layers.
 
     It has convs with normalization, a residual, pools, upsampling, a concat and a table activation.
     """
@@ -34,7 +34,8 @@ def block(seed=0):
 
 
 def products(seed=0):
-    """Returns a network of matrix products, means, and a chain of functions of one tensor."""
+    """Returns a float network of matrix products, a mean, and a chain of functions of one
+    tensor."""
     net = Net(3, 6, seed=seed)
     y = net("linear(x, random(5, 6), random(1, 5))")
     near = net(f"floor({y})")
@@ -74,8 +75,8 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
 
 
 def test_what_only_moves_is_not_rounded():
-    """The network is a typical pixel shuffle: two reshapes at its end, followed by an
-    activation."""
+    """A pixel shuffle of reshapes and a transpose gets no rounding point, and is fused to one
+    operator."""
     net = Net(1, 4, 3, 5)
     y = net("conv(x, random(12, 4, 1, 1), random(1, 12))")
     y = net(f"reshape({y}, shape=[1, 3, 2, 2, 3, 5])")
@@ -103,7 +104,7 @@ def test_bits_that_are_named():
 
 
 def test_what_floats_fold_is_folded_before():
-    """The affine layer is folded into the weights, so it has no rounding point."""
+    """A batch normalization is folded into the int8 weights before quantization."""
     made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
     assert "batch_normalization" not in {node.op for node in made.nodes}
     assert (

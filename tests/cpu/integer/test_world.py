@@ -1,5 +1,5 @@
-"""The demo's integer world: committed tiles, their common hash, and lockstep that detects
-differences."""
+"""Tests of the demo's integer world: committed tiles, their common hash, and lockstep that
+detects differences."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +54,7 @@ def test_the_worlds_hash_is_of_rules_models_and_seed():
 
 
 def _turned(chain, name):
-    """Returns the chain with one weight of one network changed by one step."""
+    """Returns a copy of the chain in which one weight of one network is one step nearer to zero."""
     graph = chain.graphs[name]
     label = next(label for label in graph.constants if label.endswith("_filter"))
     weights = graph.constants[label].copy()
@@ -64,7 +64,7 @@ def _turned(chain, name):
 
 
 class Faulty:
-    """A maker of tiles in which one number of one tensor is off by one."""
+    """A tile maker that adds 1 to one element of a tensor, from the tile number ``at`` on."""
 
     def __init__(self, maker, tensor, at):
         self.maker, self.chain, self.tensor, self.left = maker, maker.chain, tensor, at
@@ -79,7 +79,8 @@ class Faulty:
 
 
 def _played(here, there, ticks, first=0):
-    """Plays both ends of a lockstep connection; returns the result or the error message of each."""
+    """Plays lockstep between two players in this process; returns the result or error message of
+    each."""
     ends = [Connection(end) for end in socket.socketpair()]
 
     def one(player, end):

@@ -1,4 +1,4 @@
-"""A background compile thread pauses while the host records a frame, and never blocks
+"""Tests that a background compile pauses while the host records a frame, and never blocks
 permanently."""
 
 import sys
@@ -21,7 +21,7 @@ MODEL = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "upres.nn
 
 @pytest.fixture
 def gate():
-    """The gate of this process, as if no frame had been recorded."""
+    """The frame gate of this process, reset before and after the test."""
     frame_gate.frame_gate.reset()
     frame_gate.frame_gate.pauses = 0
     yield frame_gate.frame_gate
@@ -29,7 +29,7 @@ def gate():
 
 
 def working(gate):
-    """Starts a thread that compiles in the background."""
+    """Starts a thread that compiles a network in the background; returns the thread."""
     net = Net(1, 8, 6, 6)
     graph = net.graph(net("relu(conv(x, 8))"))
 
@@ -81,7 +81,10 @@ def test_a_compile_in_the_foreground_never_waits(gate):
 def test_a_compile_reaches_a_checkpoint_every_few_milliseconds(
     monkeypatch,
 ):
-    """The longest hold-up of a frame is the longest time between two checkpoints."""
+    """The longest CPU time between two checkpoints of a compile is below 5 ms.
+
+    A frame that waits for the compile thread is held up for at most this time.
+    """
     original, reached = frame_gate.yield_to_frame, [0.0]
 
     def checkpoint():

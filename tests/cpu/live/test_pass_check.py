@@ -1,4 +1,4 @@
-"""The check of the passes accepts correct passes and names a wrong one."""
+"""Tests that the check of the passes accepts correct passes and names a wrong one."""
 
 import numpy as np
 import pytest

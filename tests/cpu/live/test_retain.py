@@ -1,4 +1,4 @@
-"""Sessions that retain their inputs run only the nodes that the given inputs reach.
+"""Tests that sessions which retain their inputs run only the nodes that the given inputs reach.
 
 The results are bit-identical to a full run.
 """
@@ -24,7 +24,8 @@ OPS = ("relu", "sigmoid", "add", "mul", "concat", "split", "conv", "reshape", "s
 
 @st.composite
 def graphs(draw):
-    """Draws a graph of up to three inputs and one or two variables, joined at random."""
+    """Draws a random graph with one to three inputs, up to two variables and one to three
+    outputs."""
     inputs = [f"in{i}" for i in range(draw(st.integers(1, 3)))]
     variables = [f"v{i}" for i in range(draw(st.integers(0, 2)))]
     facts = dict.fromkeys([*inputs, *variables], Fact("scalar", SHAPE))
@@ -67,7 +68,8 @@ def arrays(names, seed):
 
 
 def reached(graph, given):
-    """Returns the titles of the nodes that must run again, found node by node."""
+    """Returns the set of titles of the nodes that must run again when the inputs ``given``
+    change."""
     changed = given | {variable for variable, _ in graph.updates}
     found = set()
     for node in graph.nodes:
@@ -78,8 +80,10 @@ def reached(graph, given):
 
 
 def check_retained(graph, backend, choices):
-    """Checks runs with some inputs: only reached nodes run, and results are bit-identical to
-    full runs."""
+    """Runs a retaining session with all inputs, then with each set of inputs in ``choices``.
+
+    Asserts that only reached nodes run, and that results are bit-identical to full runs.
+    """
     session = cml.Session(graph, backend, retain=True)
     full = cml.Session(graph, backend, session.options)
     values = arrays(graph.inputs, 0)

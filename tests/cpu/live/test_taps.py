@@ -1,4 +1,4 @@
-"""Kept tensors have the values of the graph as written, for any changes by the passes.
+"""Tests that kept tensors have the values of the graph as written, whatever the passes change.
 
 A watch sees every operator.
 """
@@ -15,7 +15,7 @@ AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})
 
 
 def values_of(graph, inputs):
-    """Returns every tensor that the graph as written computes."""
+    """Runs the graph as written on the CPU; returns the value of every computed tensor by name."""
     found = {}
     session = cml.Session(graph, "cpu", AS_WRITTEN)
     session.run(

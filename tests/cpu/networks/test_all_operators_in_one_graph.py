@@ -1,4 +1,5 @@
-"""A graph that uses every operator of NNEF and every extension, and passes ``cml validate``."""
+"""Tests of a graph that uses every operator of NNEF and every extension: its results and ``cml
+validate``."""
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.reference.calls import OPERATORS, judge
 
 
 def chosen_call(op):
-    """Returns the first random call whose results are not empty."""
+    """Returns the operator's first random call that has no empty operand or result."""
     for seed in range(100):
         call = random_call(op, seed)
         if all(a.size for a in (*call.arrays, *call.answers())):
@@ -23,7 +24,8 @@ def chosen_call(op):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """The model's folder, its inputs, and each output's operator and expected value."""
+    """The model's folder, its inputs by name, and each output's operator and expected value by
+    name."""
     folder = tmp_path_factory.mktemp("everything")
     inputs, outputs, lines = {}, {}, []
     for op in OPERATORS:

@@ -1,4 +1,4 @@
-"""The demo game's committed agents: their interfaces, seams and quality.
+"""Tests of the demo game's committed agents: their interfaces, seams and quality.
 
 Neighbouring tiles meet without a seam, and the agents beat simpler methods on held-out land.
 """
@@ -28,7 +28,8 @@ def sessions():
 
 
 def made(sessions, place):
-    """Returns all outputs of the agents for the tile whose first cell is ``place``."""
+    """Runs the agents for the tile at ``place``; returns their outputs and, as ``seen``, their
+    inputs."""
     cell = np.full((1, 1, 1, 1), place.cell_m, np.float32)
     given = {
         "coarse": place.coarse(-COARSE_APRON, COARSE)[None, None],
@@ -52,7 +53,8 @@ def made(sessions, place):
 
 @pytest.fixture(scope="module", params=PLACES, ids=["level 0", "level 5"])
 def pair(request, sessions):
-    """A tile and its eastern neighbour, each made separately."""
+    """The place of a tile, the agents' outputs for it, and their outputs for its eastern
+    neighbour."""
     seed, level, x, z = request.param
     west, east = Place(seed, level, x, z), Place(seed, level, x + CELLS, z)
     return west, made(sessions, west), made(sessions, east)
@@ -78,7 +80,11 @@ def test_neighbours_meet_without_a_seam(pair, name, per_cell):
 
 
 def test_heights_beat_interpolation(sessions):
-    """Uses a square of a held-out world, with its rainfall."""
+    """The upres agent's mean error is less than half of bicubic interpolation's, with and without
+    noise.
+
+    Measured on a square of a held-out world.
+    """
     square = data.erode_place(Place(HELD_OUT + 9, 1, 1600, -3200))
     sample = data.upres_sample(square)
     given = {
@@ -97,7 +103,7 @@ def test_heights_beat_interpolation(sessions):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_tables_of_errors_are_the_recipe(name):
-    """The training's README states the measured errors to three digits."""
+    """The tables in the training's README state the recipe's errors to three decimals."""
     text = (MODELS.parent / "training" / "README.md").read_text(encoding="utf-8")
     table = text.partition(f"### {name}\n")[2].partition("###")[0]
     for way, found in RECIPE[name]["errors"].items():

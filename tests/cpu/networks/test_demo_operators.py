@@ -1,5 +1,5 @@
-"""The demo game's operators in NumPy: the positions of their grids, and the selection of
-scatter."""
+"""Tests of the demo game's operators in NumPy: the positions of their grids, and scatter's
+choice of instances."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,10 @@ def terrain():
 
 @pytest.mark.parametrize("parent", [TileId(1, -2, 3), TileId(4, 0, -1)])
 def test_children_lie_where_their_parent_has_them(terrain, parent):
-    """Moisture has the same octaves on both levels, so values at the same position are equal."""
+    """A tile's moisture equals its children's at the same positions, so their grids agree.
+
+    Moisture has the same octaves on both levels.
+    """
     whole = terrain.run({"tile": tile_input(parent, SEED)})["moisture"][0, 0]
     half = CELLS // 2
     for child in parent.children:
@@ -55,7 +58,7 @@ def test_scatter_keeps_candidates_in_their_order():
 
 
 def _numbers(placed):
-    """Returns the candidate index of each placed instance."""
+    """Returns the index of each placed instance on the grid of candidates."""
     column, row = np.floor(placed[:, :2] * CANDIDATES / CELLS).astype(int).T
     numbers = row * CANDIDATES + column
     return numbers

@@ -1,4 +1,5 @@
-"""The faults of ``python -m tests.plant`` fit the tree, and the command detects surviving ones.
+"""Tests that the faults of ``python -m tests.plant`` fit the tree, and that it detects surviving
+ones.
 
 A fault that no longer fits must be rewritten in tests/fixtures/faults.py, in the commit that
 changed its tokens: tokens that occur in the function exactly once, and a wrong replacement.

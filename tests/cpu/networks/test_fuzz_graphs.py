@@ -1,4 +1,5 @@
-"""Random graphs agree on every backend; a fault in a pass is found, minimized and written.
+"""Tests that random graphs agree on every backend, and that a fault in a pass is found and
+minimized.
 
 `python -m tests.fuzz --minutes 5` runs more cases.
 """
@@ -38,7 +39,10 @@ def test_random_graphs_agree_in_numpy(number, tmp_path):
 
 @pytest.mark.parametrize("number", range(6))
 def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
-    """Runs small graphs and few cases, because each chain of operators compiles a kernel."""
+    """Every check of the fuzzer passes for small random graphs on the GPU.
+
+    There are few cases, because each chain of operators compiles a kernel.
+    """
     assert fuzz.failures_of(0, number, 7, gpu, tmp_path, tuple(fuzz.CHECKS)) == []
 
 
@@ -46,7 +50,7 @@ def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
 
 
 def small():
-    """Returns a graph with a convolution, a foldable normalization, and operators that do not
+    """Returns a case with a convolution, a foldable normalization, and operators that do not
     fuse."""
     net = Net(1, 4, 5, 5)
     h = net("relu(batch_norm(conv(x, 4)))")
@@ -77,7 +81,7 @@ def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
 
 
 def grouped(op="conv", value=np.nan, size=1):
-    """Returns a call with two groups in a block of channels, and a non-finite value in the
+    """Returns a case with two groups in one block of channels, and ``value`` in the input of the
     first."""
     net = Net(1, 4, 5, 5)
     made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
@@ -95,9 +99,9 @@ def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_pa
 
 @pytest.mark.parametrize(("groups", "fixed", "some"), [(1, 1, 0), (2, 1, 1), (0, 1, 0), (0, 0, 1)])
 def test_where_a_nan_may_spread(groups, fixed, some):
-    """A NaN may spread across groups that share a block of channels.
+    """``may_be_nan`` marks the windows with a non-finite input if groups share a block of channels.
 
-    It may not spread within one group, or if each lane of a block is a channel of its own.
+    It marks nothing without groups, or for a depthwise convolution with constant weights.
     """
     net = Net(1, 4, 5, 5)
     graph = net.graph(net.conv("x", 4, groups=groups))
@@ -116,7 +120,11 @@ def test_where_a_nan_may_spread(groups, fixed, some):
 
 
 def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
-    """Beyond the input's edges a GPU multiplies by 0: NaN, but only in the weight's channel."""
+    """An infinite weight of a deconv may give NaN, only in the weight's channel, and all checks
+    accept it.
+
+    Beyond the input's edges a GPU multiplies the weight by 0.
+    """
     x, w = np.ones((1, 2, 3, 3), np.float32), np.ones((2, 4, 3, 3), np.float32)
     w[1, 2, 0, 0] = np.inf
     facts = {"x": cml.Fact("scalar", x.shape), "w": cml.Fact("scalar", w.shape)}

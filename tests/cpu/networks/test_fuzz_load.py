@@ -1,4 +1,5 @@
-"""Loading damaged models returns a graph or raises a CmlError, with bounded time and memory.
+"""Tests that loading damaged models returns a graph or raises a CmlError, in bounded time and
+memory.
 
 A few seconds here. A long run:
 ``CML_FUZZ=200000 python -m pytest tests/cpu/networks/test_fuzz_load.py``.
@@ -56,7 +57,8 @@ def quiet():
 
 
 def load(folder, fake_quantize=False):
-    """Returns the loaded graph, or None after a CmlError; any other outcome fails the test."""
+    """Returns the loaded graph, or None after a CmlError; other errors and high costs fail the
+    test."""
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         graph = cml.load(folder, fake_quantize=fake_quantize)
@@ -69,7 +71,11 @@ def load(folder, fake_quantize=False):
 
 
 def run(graph):
-    """Runs the graph if it is small, because some faults appear only then."""
+    """Runs the graph on the CPU if it is small; a CmlError is accepted, any other error fails the
+    test.
+
+    Some faults of a model appear only when it runs.
+    """
     if graph is None or sum(f.size for f in graph.facts.values()) > 100_000:
         return
     if any(extent > 10_000 for f in graph.facts.values() for extent in f.shape):
@@ -85,7 +91,7 @@ def run(graph):
 @FUZZ
 @given(st.data())
 def test_every_operator_with_any_attributes(tmp_path, data):
-    """Replaces one attribute or shape of a legal call; the shape rules must cope."""
+    """A legal call with a wrong attribute or input shape loads and runs, or raises a CmlError."""
     op = data.draw(st.sampled_from(OPERATORS))
     call = random_call(op, data.draw(st.integers(0, 30)))
     attrs = dict(call.attrs)
@@ -109,7 +115,7 @@ def test_every_operator_with_any_attributes(tmp_path, data):
 @FUZZ
 @given(st.lists(st.sampled_from(OPERATORS), min_size=1, max_size=6), st.data())
 def test_chains_of_operators(tmp_path, ops, data):
-    """Chains calls on each other's results, with attributes of any type."""
+    """Random calls on each other's results load and run, or raise a CmlError."""
     lines, names = [], ["x"]
     for i, op in enumerate(ops):
         call = random_call(op, data.draw(st.integers(0, 5)))

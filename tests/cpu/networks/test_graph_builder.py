@@ -1,4 +1,5 @@
-"""Graphs built and edited in Python: bit-identical to loaded ones, errors at the caller's line."""
+"""Tests of graphs built and edited in Python: bit-identical to loaded ones, errors at the
+caller's line."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SIGNATURES = {**standard_signatures(), **extension_signatures()}
 
 
 def rebuilt(graph: cml.Graph) -> cml.Graph:
-    """Returns the graph, built again by a call for each of its nodes."""
+    """Returns an equal graph that a ``GraphBuilder`` builds by one call per node."""
     builder = cml.GraphBuilder(graph.name)
     made: dict[str, cml.Tensor | float] = {}
     for name in graph.inputs:

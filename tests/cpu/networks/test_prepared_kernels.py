@@ -1,4 +1,4 @@
-"""The prepared functions that sessions call agree with the operators' definitions.
+"""Tests that the prepared functions which CPU sessions call agree with the operators' definitions.
 
 This holds for every memory order of the inputs.
 """
@@ -26,7 +26,7 @@ PREPARED = [name for name, spec in registered().items() if spec.prepare]
 
 
 def channels_last(x):
-    """Returns the same values with dimension 1 last in memory."""
+    """Returns an array of the same shape and values with dimension 1 last in memory."""
     if x.ndim < 3:
         return x
     last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
@@ -34,7 +34,10 @@ def channels_last(x):
 
 
 def orders(arrays):
-    """Yields the arrays with the first one as it is, channels last, and with gaps in memory."""
+    """Yields the list of arrays in several memory orders with equal values.
+
+    The first array is as it is, channels last, and with gaps; then all arrays are channels last.
+    """
     first, *others = arrays
     yield [first, *others]
     yield [channels_last(first), *others]
@@ -77,7 +80,8 @@ def test_every_case_in_every_order_of_memory(op):
 
 
 def by(way, case, rng):
-    """Compares a case's results by one way with the definition's, for all memory orders."""
+    """Asserts that the prepared function ``way`` agrees with the definition of conv, for all
+    memory orders."""
     arrays = [
         g if isinstance(g, np.ndarray) else rng.uniform(-1, 1, g).astype(np.float32)
         for g in case.inputs
@@ -105,7 +109,8 @@ def test_windows_of_every_shape(rng):
 
 @pytest.mark.parametrize("block", [1, 3000, 100_000])
 def test_products_in_blocks(rng, monkeypatch, block):
-    """Covers blocks of few rows, a remainder and all rows at once, in either memory order."""
+    """Convolutions by matrix products are right for blocks of few rows, with a remainder, and of
+    all rows."""
     monkeypatch.setattr(blas, "_BLOCK", block)
     by(conv_last_cpu.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
     by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
@@ -157,8 +162,8 @@ def test_what_is_chosen():
 
 
 def mobile(rng):
-    """Returns depthwise and pointwise layers with clamps and a residual, pooled, upsampled and
-    joined."""
+    """Returns a graph of depthwise and pointwise layers with clamps, a residual, pool,
+    upsampling, concat."""
     constants = {
         name: rng.uniform(-0.5, 0.5, shape).astype(np.float32)
         for name, shape in {
@@ -194,7 +199,7 @@ def defined(graph, x):
 
 
 def test_a_session_keeps_its_results_apart(rng):
-    """Returned arrays do not share memory that later nodes or runs reuse."""
+    """The results of earlier runs stay right after later runs, so they share no reused memory."""
     graph = mobile(rng)
     session = cml.Session(graph, "cpu")
     given = [rng.uniform(-1, 1, (1, 8, 64, 48)).astype(np.float32) for _ in range(3)]

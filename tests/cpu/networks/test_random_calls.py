@@ -1,4 +1,4 @@
-"""Random calls of every operator against its formula.
+"""Tests random calls of every operator against the operator's formula.
 
 `python -m tests.prove` runs thousands of them and writes docs/operators.md.
 """
@@ -15,7 +15,10 @@ from tests.reference.calls import OPERATORS, SIGNATURES, SampleCall
 
 
 def check(call, folder, backend, either=(False, True)):
-    """Compares the call with the formula; ``either`` lists whether its operands are constants."""
+    """Asserts that the call's results on the backend match its formula.
+
+    It runs once for each value in ``either``: with True the operands are constants.
+    """
     count = len(call.answers())
     for fixed in either:
         for verdict in call.verdicts(call.run(folder, backend, count, fixed=fixed)):
@@ -36,9 +39,9 @@ def test_cpu(op, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPERATORS)
 def test_gpu(op, tmp_path, gpu):
-    """Uses the same numbers in every run, which bounds the number of compiled variants.
+    """Two random calls of every operator match its formula on the GPU.
 
-    `tests.prove` runs more cases.
+    The numbers are the same in every run, which bounds the number of compiled kernels.
     """
     for seed in range(2):
         check(random_call(op, seed), tmp_path, gpu, [seed == 1])

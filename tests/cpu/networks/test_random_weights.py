@@ -1,4 +1,5 @@
-"""Random weights: reproducible by seed, finite at any depth, and only for missing weights."""
+"""Tests of random weights: reproducible by seed, finite at any depth, and only for missing
+weights."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ LAYERS = {
 
 
 def deep(shape, call):
-    """Returns the layer repeated many times, each with its own weights."""
+    """Returns a model without weight values that repeats the layer ``DEPTH`` times, each with
+    own weights."""
     lines = ["t0 = external(shape = [1, 4, 8, 8]);"]
     for i in range(DEPTH):
         lines.append(f"w{i} = variable<scalar>(shape = {shape}, label = 'layer{i}/w');")

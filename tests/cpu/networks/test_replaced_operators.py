@@ -1,4 +1,5 @@
-"""A game's operator that replaces one of the engine's is never mistaken for the engine's.
+"""Tests that a game's operator which replaces one of the engine's is never mistaken for the
+engine's.
 
 This holds for every pass and every backend.
 """
@@ -23,7 +24,10 @@ load_families()
 
 @contextmanager
 def overridden(name, kernel=None):
-    """Replaces an operator by one that adds 1, so that a use of the engine's own version shows."""
+    """Within the context, replaces an operator by one that adds 1 to its results.
+
+    A use of the engine's own version then shows.
+    """
     ours = lookup(name)
     cpu = ours.cpu
     assert cpu is not None

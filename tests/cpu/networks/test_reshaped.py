@@ -1,4 +1,4 @@
-"""Sessions at other shapes, in NumPy."""
+"""Tests of CPU sessions that are reshaped to other input shapes."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,8 @@ def model(rng):
 
 
 def ways(session):
-    """Returns the packed weights of each convolution by its type of implementation."""
+    """Returns the packed weights of the session's convolutions, by the class that implements
+    each."""
     found = session.program._functions
     return {
         type(f): getattr(f, "_filter", None) if isinstance(f, Winograd) else f._weights

@@ -1,4 +1,4 @@
-"""Error-prone details of NNEF, as one-line models on both backends."""
+"""Tests of error-prone details of NNEF, as one-line models on both backends."""
 
 import warnings
 
@@ -23,7 +23,10 @@ def backend(request):
 
 @pytest.fixture
 def check(tmp_path, backend):
-    """Runs statements with every input given and with the further ones as weights."""
+    """A function that runs statements and asserts their results.
+
+    It runs them with all inputs given, and with all but the first as weights.
+    """
 
     def run(body, inputs, *wanted, tolerance=2e-5):
         arrays = {name: engine(a) for name, a in inputs.items()}

@@ -1,4 +1,4 @@
-"""Damaged files give a result or an error of the engine, in Python and in both players.
+"""Tests that damaged files give a result or an error of the engine, in Python and in both players.
 
 `python -m tests.fuzz --strangers --minutes 20` runs more cases.
 """
@@ -52,8 +52,11 @@ def test_whole_files_are_read(found, tmp_path_factory):
 
 
 def test_damaged_files(found, run):
-    """Tries every cut and random damage; some files of each format are refused, and of most some
-    load."""
+    """No reader fails on any cut or random damage of the files.
+
+    Every format has refused files, and more than half of the formats have random damage that
+    loads. A cut file loads only as NNEF in Python.
+    """
     ends = defaultdict(set)
     first = len(strangers.cuts(found))
     for number in range(first + CASES):
@@ -84,7 +87,10 @@ READ = (
     ],
 )
 def test_what_is_no_error_of_ours_is_found(does, problem, tmp_path, monkeypatch, capsys):
-    """The failure is written as a folder, and a new process reads the next file."""
+    """A reader that crashes, hangs, or takes too much time or memory is a failure with exit code 1.
+
+    Each failure is written as a folder with the file, and a new process reads the next file.
+    """
     monkeypatch.setattr(strangers, "SECONDS", 0.02 if "9_000_000" in does else 0.5)
     monkeypatch.setattr(strangers, "MEGABYTES", 64)
     made = [Stranger("made up", "m.onnx", {"m.onnx": b"abc"})]

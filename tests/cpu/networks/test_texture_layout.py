@@ -1,4 +1,5 @@
-"""Inputs and outputs with channels last and a fourth channel have the values of the plain model."""
+"""Tests that inputs and outputs in texture layout (channels last, four of them) have the plain
+model's values."""
 
 import numpy as np
 import pytest

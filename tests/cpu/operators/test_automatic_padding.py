@@ -1,4 +1,4 @@
-"""The automatic padding of windows, forwards and backwards."""
+"""Tests of the automatic padding of windows, for convolutions and for deconvolutions."""
 
 import pytest
 

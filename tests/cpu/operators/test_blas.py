@@ -1,4 +1,5 @@
-"""Products cut into blocks for the engine's own threads: equal numbers, and no spinning threads."""
+"""Tests of matrix products cut into blocks for the engine's own threads: results and thread
+counts."""
 
 from pathlib import Path
 
@@ -21,7 +22,7 @@ SHAPES = [
 
 @pytest.fixture(params=["few", "many"])
 def blocks(request, monkeypatch):
-    """Sets the usual block size, or a small one with which every shape is cut."""
+    """Runs the test with the default block size and with a small one that cuts every shape."""
     if request.param == "many":
         monkeypatch.setattr(blas, "_BLOCK", 1 << 12)
 
@@ -72,7 +73,10 @@ def test_what_overflows_warns_of_nothing():
 
 @pytest.fixture
 def two_threads():
-    """Gives BLAS two threads, as in normal use; the suite's processes have one each."""
+    """Gives BLAS two threads during the test, as in normal use; skips it with an unknown BLAS.
+
+    The suite's processes have one BLAS thread each.
+    """
     if not numpy_blas().lib_controllers:
         pytest.skip("NumPy has a BLAS that threadpoolctl does not know")
     with numpy_blas().limit(limits=2):
@@ -84,7 +88,10 @@ def threads():
 
 
 def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads, monkeypatch):
-    """Idle BLAS threads would otherwise spin beside busy processes."""
+    """A session's run limits BLAS to one thread, and restores two threads afterwards.
+
+    Idle BLAS threads would otherwise spin beside busy processes.
+    """
     seen, shared = [], blas.share
 
     def watched(blocks):

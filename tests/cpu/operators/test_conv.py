@@ -1,4 +1,4 @@
-"""A large convolution in NumPy is computed in stretches of rows."""
+"""Tests that a large convolution in NumPy is computed in blocks of rows."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from cml_engine.ops.conv.cpu import conv_cpu
 
 
 def test_a_large_image_is_done_in_stretches(rng):
-    """The window matrix of 256x256x16 would take 38 MB; the result does not depend on its
-    division."""
+    """A large convolution, which is computed in blocks of rows, equals convolutions of parts of
+    the image."""
     x = rng.standard_normal((1, 16, 256, 40)).astype(np.float32)
     filter = rng.standard_normal((4, 16, 3, 3)).astype(np.float32)
     attrs = Attrs(conv_case(x.shape, filter.shape, padding=[(0, 0), (0, 0)]).attrs)

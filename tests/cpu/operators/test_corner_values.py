@@ -1,4 +1,5 @@
-"""Values where a definition decides: halves, ties, NaN, overflow, nothing to reduce, borders."""
+"""Tests of values where a definition decides: halves, ties, NaN, overflow, empty reductions,
+borders."""
 
 import math
 
@@ -88,7 +89,7 @@ VALUES = [
 
 
 def narrow(value):
-    """Returns an array; numbers of double precision as those of the engine."""
+    """Returns the value as an array; 64-bit floats and integers become float32."""
     found = np.asarray(value)
     return found.astype(np.float32) if found.dtype in (np.float64, np.int64) else found
 

@@ -1,4 +1,5 @@
-"""Elementwise operators in NumPy against Python's own mathematics, and NNEF's broadcasting."""
+"""Tests of elementwise operators in NumPy against Python's mathematics, and of NNEF's
+broadcasting."""
 
 import itertools
 
@@ -24,7 +25,7 @@ def array(value):
 
 
 def blocked(array):
-    """Returns the array's elements in the memory order of c4."""
+    """Returns the array's elements in the memory order of the layout c4, flat."""
     n, c, *spatial = array.shape
     return np.moveaxis(array.reshape(n, c // 4, 4, *spatial), 2, -1).ravel()
 
@@ -34,7 +35,8 @@ extents = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=5)
 
 @given(extents, st.data())
 def test_a_walk_meets_every_element_in_order(shape, data):
-    """The walk gives the position of result element i in every operand."""
+    """The walk gives, for every element of the result in order, its position in a broadcast
+    operand."""
     operand = [n if data.draw(st.booleans()) else 1 for n in shape]
     operand = operand[: data.draw(st.integers(0, len(shape)))]
     array = np.arange(np.prod(operand, dtype=int)).reshape(operand)
@@ -77,7 +79,8 @@ def test_dense_operands_collapse_to_one_run():
 
 
 def test_erf_in_pieces_is_the_same_of_every_element(rng):
-    """Covers arrays larger than a piece, empty arrays and unusual memory orders."""
+    """``erf`` of a large array equals ``erf`` of its single elements, in any memory order and if
+    empty."""
     large = rng.standard_normal((70, 300)).astype(np.float32)
     for x in (large, large.T, large[:0], large[0, 0]):
         wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]

@@ -1,4 +1,4 @@
-"""Operators beyond NNEF, called by models that declare them without a body, on both backends."""
+"""Tests of operators beyond NNEF, which models declare without a body, on both backends."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,8 @@ def test_saved_graphs_carry_the_declarations(tmp_path):
 
 
 def test_the_library_stands_alone(tmp_path):
-    """The library's text with all bodies at the head of a model can be read by other tools."""
+    """A model whose head is the library's text with all bodies loads, as other tools would read
+    it."""
     text = HEADER + extension_source().text
     text += "graph g(x) -> (y) { x = external(shape = [1]); y = mish(x); }"
     (tmp_path / "graph.nnef").write_text(text)

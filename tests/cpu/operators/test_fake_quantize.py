@@ -1,4 +1,5 @@
-"""``cml.load(path, fake_quantize=True)``: the lines of a graph.quant as rounding operators."""
+"""Tests of ``cml.load(path, fake_quantize=True)``: the lines of graph.quant become rounding
+operators."""
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def rounded(x):
 
 
 def close(a, b):
-    """Returns True if all values agree; no value of these inputs lies at a rounding boundary."""
+    """Returns True if shapes and values agree; no value of these inputs lies at a rounding
+    boundary."""
     return a.shape == b.shape and np.allclose(a, b, atol=1e-5)
 
 

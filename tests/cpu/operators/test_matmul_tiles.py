@@ -1,4 +1,4 @@
-"""The tile that a matrix product is computed in fits its result."""
+"""Tests that the tile in which a matrix product is computed suits the size of its result."""
 
 import pytest
 

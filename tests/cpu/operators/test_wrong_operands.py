@@ -1,4 +1,5 @@
-"""Wrong shapes, types and attributes of every operator are refused, with the numbers."""
+"""Tests that every operator refuses wrong shapes, types and attributes, with the numbers in the
+message."""
 
 import numpy as np
 import pytest
