@@ -1,4 +1,4 @@
-"""The families of operators: every module of this package, found by walking it."""
+"""Loads the families of operators: every module of this package, found by walking it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A game's own operators: checked, completed, and known from then on."""
+"""Registers a game's own operators, after checking and completing their declarations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
 
 @contextmanager
 def registering(file: Path) -> Iterator[None]:
-    """Makes this file the base of relative kernel paths within the ``with`` block."""
+    """Makes ``file`` the base of relative kernel paths of operators registered in the ``with``
+    block."""
     before = _file.set(file)
     try:
         yield
@@ -58,7 +59,10 @@ def registering(file: Path) -> Iterator[None]:
 
 
 def _place(spec: object) -> Path | None:
-    """Returns the file that declares the operator, if it can be determined."""
+    """Returns the file that declares the operator, or None if it is not known.
+
+    It is the file that is being loaded, or the one that defines one of the operator's functions.
+    """
     if _file.get() is not None:
         return _file.get()
     kernel = getattr(spec, "kernel", None)

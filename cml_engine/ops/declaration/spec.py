@@ -158,7 +158,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The allowed difference of two right results, and the reason for it.
+    """The largest allowed difference of two results ``a`` and ``b``, and the reason for it.
 
     ``|a - b| <= atol + rtol |b| + of_largest max|b|``. The last term is for sums of many products,
     whose rounding depends on the terms and not on the result.
@@ -212,7 +212,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Random test values: ``scalar`` uniform in [low, high), ``integer`` too, ``logical``.
+    """A test input of random values: ``scalar`` or ``integer`` uniform in [low, high), or
+    ``logical``.
 
     Examples
     --------
@@ -226,7 +227,8 @@ class Random:
 
 
 def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
-    """Returns a cost function: a number of FLOPs per written element, every tensor moved once."""
+    """Returns a cost function: a number of FLOPs per written element, and every tensor moved
+    once."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
@@ -235,18 +237,23 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
 
 
 def selection_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of an operator that reads only the part of its input that it writes."""
+    """Returns the cost of an operator that reads as many bytes as it writes, and computes
+    nothing."""
     return Cost.moving(0, outputs, outputs)
 
 
 def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of an operator that reads the elements of its first operand that the
-    second indexes."""
+    """Returns the cost of an operator that reads its second operand and, by it, elements of the
+    first.
+
+    It reads as many elements as it writes, and computes nothing.
+    """
     return Cost.moving(0, [inputs[1], *outputs], outputs)
 
 
 def same_as(position: int) -> Infer:
-    """The shape rule of an operator whose one result is like its input at ``position``.
+    """Returns the shape rule of an operator whose one result has the fact of its input
+    ``position``.
 
     Examples
     --------
@@ -262,13 +269,14 @@ def same_as(position: int) -> Infer:
 
 
 def infer_missing(attrs: Attrs, *facts: Fact) -> Fact:
-    """The shape rule of an operator that has an expression instead; never called."""
+    """A placeholder for the shape rule of an operator that has an expression instead; never
+    called."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerFact(Fact):
-    """The fact of a tensor of an integer network, whose elements are ``low`` to ``high``."""
+    """The fact of a tensor of an integer network, whose elements are in ``low`` to ``high``."""
 
     low: int = 0
     high: int = 0
@@ -340,5 +348,5 @@ class OpSpec:
 
     @property
     def is_custom(self) -> bool:
-        """Returns True if a game registered the operator, not this package."""
+        """True if a game registered the operator, not this package."""
         return self.folder is not None

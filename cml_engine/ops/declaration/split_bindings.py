@@ -1,8 +1,7 @@
-"""Binds tensors that are larger than a device's binding as several ranges, one after the other.
+"""Binds a tensor that is larger than a device's largest binding as several consecutive ranges.
 
 A kernel reads and writes such a tensor as any other, ``a[i]``: the code that finds the range of
-an index is generated. So every operator's tensors can be in parts, with the same workgroups,
-arithmetic and bits.
+an index is generated. Workgroups, arithmetic and results stay the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -39,18 +38,19 @@ class SplitBinding:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The possible numbers of parts."""
+        """The numbers of parts that the caller may request, as texts in rising order."""
         fewest = -(-self.total // self.limit)
         return tuple(str(count) for count in range(fewest, max(self.count, MOST_PARTS) + 1))
 
     def ranges(self, room: int) -> Iterator[tuple[int, int]]:
-        """Yields offset and bytes of each part of ``room`` bytes."""
+        """Yields the offset and the size in bytes of each part of a tensor of ``room`` bytes."""
         for start in range(0, room, self.nbytes):
             yield start, min(self.nbytes, room - start)
 
 
 class Binder(Protocol):
-    """Whose tensors are bound: ``lowering.Lowering``."""
+    """The node whose tensors are bound, and the device's limits; :class:`Lowering` implements
+    it."""
 
     node: Node
     limits: Limits
@@ -60,8 +60,10 @@ class Binder(Protocol):
 
 
 def split_binding(op: Binder, name: str) -> SplitBinding:
-    """Returns how the tensor is bound: in as few parts as the device allows, or as the caller
-    requests."""
+    """Returns the parts in which the tensor ``name`` is bound: as few as possible, or as requested.
+
+    Raises :class:`InputError` if the device cannot bind it in the requested number of parts.
+    """
     nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
     align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
     longest = max(limit // align, 1) * align
@@ -84,7 +86,10 @@ def split_binding(op: Binder, name: str) -> SplitBinding:
 
 
 def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:
-    """Returns the HLSL declaration of a tensor in ``count`` parts of ``nbytes`` bytes."""
+    """Returns the lines of HLSL that declare a tensor in ``count`` parts of ``nbytes`` bytes.
+
+    ``kind`` is the HLSL type of an element, ``binding`` the number of the first part.
+    """
     if count == 1:
         return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
     ranges = [f"{name}_part{k}" for k in range(count)]
@@ -107,7 +112,7 @@ def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> 
 
 
 def _each(ranges: list[str], do: str) -> str:
-    """Returns HLSL that applies a statement to the range that contains ``i``."""
+    """Returns HLSL that applies the statement ``do`` to the range that contains the index ``i``."""
     cases = []
     for k, part in enumerate(ranges):
         at = f"i - {k}u * each" if k else "i"

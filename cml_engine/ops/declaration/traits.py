@@ -1,4 +1,4 @@
-"""Properties of an operator that passes use, beside its shape rule and its kernel.
+"""Properties of operators that graph passes use, beside shape rules and kernels.
 
 A pass queries a trait, never a name: an operator that a game has put in the place of one of the
 engine's has none of its traits.
@@ -19,7 +19,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One tensor of the node is the concatenation of the others along an axis.
+    """The trait that one tensor of the node is the concatenation of the others along an axis.
 
     If ``joined`` is True, the result is the whole and the operands are the parts; otherwise the
     operand is the whole. ``place(attrs, fact of the whole, its layout)`` returns the axis and
@@ -32,10 +32,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class OperandRows:
-    """The inputs for some rows of a result.
+    """The rows of the operands that an operator needs to compute some rows of its result.
 
-    It has the rows of each operand (None: all of it), the attributes to use then, and the rows
-    that are made, which include the requested ones.
+    ``inputs`` has the rows of each operand (None: all of it), ``attrs`` the attributes to use
+    for this computation, and ``made`` the rows that it gives, which include the requested ones.
     """
 
     inputs: tuple[Span | None, ...]
@@ -45,7 +45,8 @@ class OperandRows:
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """The dependence of result rows, along ``axis``, on rows of the operands.
+    """The rule that maps rows of a result, along ``axis``, to the rows of the operands that they
+    need.
 
     ``need(begin, end)`` is called with ranges that begin and end at multiples of ``step`` or at
     the end of the axis. The rows computed from them are bit-identical to those of the whole
@@ -103,15 +104,18 @@ NO_TRAITS = Traits()
 
 
 def other_axis(attrs: Attrs, order: Order) -> Attrs:
-    """Returns the attributes after a transpose, for an operator with one ``axis``."""
+    """Returns the attributes with ``axis`` renumbered for transposed operands."""
     return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
 
 
 def other_axes(attrs: Attrs, order: Order) -> Attrs:
-    """Returns the attributes after a transpose, for an operator with a list of ``axes``."""
+    """Returns the attributes with all ``axes`` renumbered for transposed operands."""
     return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
 
 
 def along_axis(attrs: Attrs, whole: Fact, layout: str) -> tuple[int, int]:
-    """Returns the axis and start of parts that together are the whole along ``axis``."""
+    """Returns the attribute ``axis`` and 0: the parts are consecutive along it from its start.
+
+    A function for ``Parts.place``.
+    """
     return int(attrs["axis"]), 0

@@ -1,4 +1,4 @@
-"""A kernel variant: one way of several to compute an operator, as one object.
+"""Kernel variants: one object for each of several ways to compute an operator on the GPU.
 
 A variant is a Python module and an HLSL file. The module adds a :class:`KernelVariant` to its
 family's list. From that list come the first choice and the options of the tuner, the names that
@@ -21,7 +21,7 @@ from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
 
 
 class Problem(Protocol):
-    """A node that is being lowered, as seen by all variants of a kernel family."""
+    """The interface of a node that is being lowered: all variants of a family read it."""
 
     @property
     def op(self) -> Lowering: ...
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 
 def always(_: object) -> bool:
-    """Returns True for every node."""
+    """Returns True for every node: the default ``is_possible`` of a variant."""
     return True
 
 
 def no_tile(_: object) -> Any:
-    """Returns None: there is only one way to launch the kernel."""
+    """Returns None, the tile of a kernel that can be launched in one way only."""
     return None
 
 
 def no_others(_: object) -> tuple[()]:
-    """Returns no tiles: the rule's own is the only one."""
+    """Returns no tiles: the tuner has none to measure beside the default tile."""
     return ()
 
 
@@ -82,18 +82,23 @@ class KernelVariant(Generic[N, T]):
     examples: tuple[tuple[str, Case], ...] = ()
 
     def option(self, tile: T) -> str:
-        """The name of the variant with that tile, as tables have it."""
+        """Returns the name of the variant with that tile, as in tuning tables: ``tile 8x4 by
+        64``."""
         return self.name if tile is None else f"{self.name} {tile}"
 
     def find_candidates(self, node: N) -> list[T]:
-        """Returns the tiles for the tuner, the default tile first if it is one of them."""
+        """Returns the tiles that the tuner measures for the node.
+
+        The default tile comes first if it is one of them and this variant should be the fastest.
+        """
         tiles = list(self.tiles(node))
         if self.is_faster(node) and (usual := self.default_tile(node)) in tiles:
             tiles.sort(key=lambda tile: tile != usual)
         return tiles
 
     def forced(self, choices: Iterable[Choice]) -> VariantTable:
-        """The table that takes this variant wherever it is one of a choice's options."""
+        """Returns a table that chooses this variant, with its first tile, wherever it is an
+        option."""
         picks = {}
         for choice in choices:
             own = (option for option in choice.options if f"{option} ".startswith(f"{self.name} "))
@@ -103,7 +108,7 @@ class KernelVariant(Generic[N, T]):
 
 
 class KernelFamily(Generic[N, T]):
-    """The variants that compute some operators, and the choice between them.
+    """The kernel variants that compute some operators, and the choice between them.
 
     ``key`` returns the text of everything that decides which variant is fastest, see
     :class:`Choice`.
@@ -115,7 +120,10 @@ class KernelFamily(Generic[N, T]):
         FAMILIES[name] = self
 
     def add(self, variant: KernelVariant[N, Any]) -> None:
-        """Adds a variant to the family; each variant's module calls this once."""
+        """Adds a variant to the family; each variant's module calls this once.
+
+        Raises ``ValueError`` if the family has a variant of that name.
+        """
         if variant.name in self._added:
             raise ValueError(f"{self.name} has a kernel variant '{variant.name}' already")
         self._added[variant.name] = variant
@@ -134,12 +142,16 @@ class KernelFamily(Generic[N, T]):
         return tuple(sorted(named, key=lambda variant: not variant.always_used))
 
     def rows(self, option: str) -> int:
-        """Returns ``rows`` of the variant that an option names; 1 if there was no choice."""
+        """Returns ``rows`` of the variant that an option's name begins with; 1 if there is none."""
         named = (v.rows for v in self.variants if f"{option} ".startswith(f"{v.name} "))
         return next(named, 1)
 
     def lower(self, node: N) -> Iterator[Dispatch]:
-        """The node's dispatches: by what was measured to be fastest, else by the rules."""
+        """Yields the node's dispatches by the chosen variant and tile.
+
+        The choice is the tuning table's or the caller's; by default it is the first possible
+        variant that should be the fastest, with its default tile.
+        """
         possible = [variant for variant in self.variants if variant.is_possible(node)]
         first = next(variant for variant in possible if variant.is_faster(node))
         default = (first, first.default_tile(node))
@@ -169,6 +181,6 @@ FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
 
 
 def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
-    """Returns all kernel families with all variants loaded."""
+    """Returns all kernel families, sorted by name, after importing all variants."""
     import_module("cml_engine.ops").load_families()
     return tuple(FAMILIES[name] for name in sorted(FAMILIES))

@@ -59,15 +59,16 @@ def _round(x: Array) -> Any:
 
 
 def _clamp(x: Array, low: Array, high: Array) -> Any:
-    """Clamps ``x``; a NaN in ``x`` stays NaN, and a bound that is NaN has no effect."""
+    """Clamps ``x`` to ``low`` to ``high``; a NaN in ``x`` stays NaN, and a NaN bound has no
+    effect."""
     y = np.where(x > high, high, x)
     return np.where(y < low, low, y)
 
 
 def _pow(x: Array, y: Array) -> Any:
-    """Computes a power; corrects NumPy, which computes an exponent of 0.5 as a square root.
+    """Computes ``x ** y``, with the values of a power at an exponent of 0.5.
 
-    The square root differs from the power at -0 and -infinity.
+    NumPy computes that exponent as a square root, which differs at -0 and -infinity.
     """
     power = np.power(x, y)
     if np.size(y) == 1 and np.all(y == 0.5):

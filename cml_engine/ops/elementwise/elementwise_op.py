@@ -1,6 +1,6 @@
-"""The common part of all elementwise operators; ``elementwise.py`` is their table.
+"""Declares an elementwise operator from a :class:`Row`; ``elementwise.py`` is the table of rows.
 
-A :class:`Row` defines an operator in HLSL and in NumPy. Shapes, broadcasting, the kernel variant,
+A row defines an operator in HLSL and in NumPy. Shapes, broadcasting, the kernel variant,
 its place in chains and epilogues, tests and cost follow from it.
 """
 
@@ -116,7 +116,7 @@ def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
 
 
 def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
-    """Returns the type of ``?``: that of the first operand declared with it."""
+    """Returns the type of the first operand that is declared as ``?``; ``"scalar"`` if none is."""
     return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
 
 
@@ -134,7 +134,10 @@ def cpu(row: Formula, attrs: Attrs, *arrays: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a kernel reads or writes: a tensor of the node, or scratch memory."""
+    """A tensor that a kernel reads or writes, with its fact and layout.
+
+    It is a tensor of the node, or scratch memory.
+    """
 
     name: str
     fact: Fact
@@ -142,14 +145,17 @@ class Operand:
 
 
 def operands(op: Lowering, names: Sequence[str]) -> list[Operand]:
-    """Tensors of the node."""
+    """Returns the named tensors of the node as operands, in the same order."""
     return [Operand(name, op.fact(name), op.layout(name)) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One operator of a chain: its formula, its attributes' values, and for each operand which of
-    the kernel's tensors it is, or ``~i`` for the result of the chain's operator i."""
+    """One operator of a chain: its formula, its attributes' values, and its operands.
+
+    An operand is the index of one of the kernel's tensors, or ``~i`` for the result of the chain's
+    operator i.
+    """
 
     formula: Formula
     values: tuple[float, ...]
@@ -159,14 +165,19 @@ class Link:
 def launch(
     row: Formula, values: Sequence[float], operands: Sequence[Operand], out: Operand
 ) -> Dispatch:
-    """Returns one elementwise dispatch over any tensors, for operators that consist of several
-    steps."""
+    """Returns a dispatch that applies one formula to any tensors, such as scratch memory.
+
+    For operators that consist of several steps.
+    """
     return launch_chain((Link(row, tuple(values), tuple(range(row.arity))),), operands, out)
 
 
 def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
-    """Operators one after the other in one kernel. Each rounds as in a kernel of its own, so the
-    results have the same bits."""
+    """Returns one dispatch that computes a chain of elementwise operators on ``operands`` into
+    ``out``.
+
+    Each operator rounds as in a kernel of its own, so the results are bit-identical.
+    """
     steps = plan_walk([(o.fact, o.layout) for o in operands], out.fact, out.layout)
     width = 4 if _vectorises(steps) else 1
     splat = [width == 4 and strides[-1] == 0 for strides in steps.strides]
@@ -190,7 +201,10 @@ def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
-    """Returns the node's operator and its fused operators as a chain over the named tensors."""
+    """Returns the node's operator and its fused operators as a chain.
+
+    Their operands are indices into ``names``, the tensors that the kernel reads.
+    """
     if not op.epilogues:
         return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
     links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
@@ -237,11 +251,12 @@ def _params(
 def _chain_defines(
     chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
 ) -> dict[str, int | str]:
-    """Returns ``CHAIN``, statements that store the result of link i in ``r<i>``, and ``LAST``.
+    """Returns the defines ``CHAIN`` and ``LAST`` of a chain's kernel.
 
-    Values between links pass through ``cml_sealed``, because drivers fuse a product and a sum
-    into one multiply-add, and simplify ``(a + b) - b`` to ``a``. All operands but the first use
-    another seal, because drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
+    ``CHAIN`` has statements that store the result of link i in ``r<i>``. Values between links
+    pass through ``cml_sealed``, because drivers fuse a product and a sum into one multiply-add,
+    and simplify ``(a + b) - b`` to ``a``. All operands but the first use another seal, because
+    drivers simplify ``a - a`` to 0 even if ``a`` is infinite.
     """
     element = HLSL_TYPE[out.dtype]
     statements, first = [], 0
@@ -297,7 +312,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def kernel_of(row: Formula) -> Kernel:
-    """Returns the operator's kernel."""
+    """Returns the kernel that computes the formula as an operator of its own."""
     return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
 
 
@@ -363,9 +378,10 @@ def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
 
 
 def declare(row: Row, cases: Sequence[Case] = (), kernel: Kernel | None = None) -> OpSpec:
-    """Registers the operator of a row.
+    """Registers the operator of a row and returns its declaration.
 
-    ``cases`` replace the cases with random values, and ``kernel`` replaces the default kernel.
+    ``cases`` replace the default cases with random values, and ``kernel`` replaces the default
+    kernel.
     """
     ROWS[row.name] = row
     formula = row.formula

@@ -1,5 +1,8 @@
-"""A game's own elementwise operator, of the one expression that its declaration states: its shape
-rule, NumPy function and kernel, and its formula, by which passes put it into other kernels."""
+"""Completes the declaration of a game's elementwise operator from its expression.
+
+The shape rule, the NumPy function, the kernel and the formula, by which passes fuse the operator
+into other kernels, follow from the expression.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,10 @@ _MOST_LETTERS = 600
 
 @cache
 def known_functions() -> Mapping[str, KnownFunction]:
-    """Returns the functions that an expression may call: the engine's elementwise operators on
-    floats."""
+    """Returns the functions that an expression may call, by name.
+
+    They are the engine's elementwise operators on floats without attributes.
+    """
     return {
         row.name: KnownFunction(row.hlsl, row.arity, row.numpy)
         for row in ROWS.values()
@@ -39,7 +44,10 @@ def known_functions() -> Mapping[str, KnownFunction]:
 
 
 def expressed(spec: OpSpec) -> OpSpec:
-    """The declaration with everything that follows from its expression."""
+    """Returns the declaration with everything that follows from its expression.
+
+    Raises :class:`OperatorError` if the expression is invalid.
+    """
     names, attrs = _names(spec)
     letters = dict(zip(names, LETTERS, strict=False))
     try:
@@ -71,7 +79,11 @@ def expressed(spec: OpSpec) -> OpSpec:
 
 
 def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The operands, and the attributes with their defaults."""
+    """Returns the names of the operands, and the attributes with their defaults, from the
+    signature.
+
+    Raises :class:`OperatorError` if an expression cannot have the signature.
+    """
     found = signature_of(spec)
     if found is None:
         raise fault(spec, "an expression needs a signature, which names its operands")
@@ -94,7 +106,7 @@ def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def _check_calls(spec: OpSpec, term: Term) -> None:
-    """Raises an error for a call of a function without a NumPy form if the operator has no
+    """Raises :class:`ExpressionError` for a call without a NumPy form, unless the operator has a
     ``cpu``."""
     for call in term.calls():
         if spec.cpu is None:
@@ -117,7 +129,7 @@ def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., A
 
 
 def _cases(name: str, formula: Formula, attrs: Mapping[str, Any]) -> Any:
-    """Tests of it, where every attribute has a default."""
+    """Returns test cases of the formula; none if an attribute has no default."""
     if any(value is REQUIRED for value in attrs.values()):
         return ()
     given = {attr: (float(value),) for attr, value in attrs.items()}

@@ -1,8 +1,8 @@
-"""Elementwise operators applied in place to a result that has no other reader.
+"""Functions that apply an elementwise operator in place, to a result that has no other reader.
 
-The rows of ``elementwise.py`` have them beside their definitions. These give the same values (NaN
-and infinity included; of the two zeros perhaps the other one) without a mask and with at most one
-temporary: ``np.where`` takes ten times as long.
+They are ``Formula.in_place`` of the rows of ``elementwise.py``. They give the same values as the
+definitions (NaN and infinity included; of the two zeros perhaps the other one) without a mask and
+with at most one temporary: ``np.where`` takes ten times as long.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _ZEROS = np.zeros(_BLOCK, np.float32)
 
 
 def apply_in_place(formula: Formula, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
-    """Computes ``x = formula(x, *others)`` in place; returns False and does nothing if not
-    possible."""
+    """Computes ``x = formula(x, *others)`` in the memory of ``x`` and returns True.
+
+    Returns False, and changes nothing, if that is not possible.
+    """
     if not all(_fits(x, other) for other in others):
         return False
     views = [left_view(other, x.ndim) for other in others]
@@ -75,7 +77,7 @@ def prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
 
 
 def _blocks(x: Array, other: Array) -> Iterator[tuple[Array, Array]]:
-    """Parts of both that stay in the cache from one pass over them to the next."""
+    """Yields corresponding views of ``x`` and ``other``, small enough to stay in the cache."""
     if x.size <= _BLOCK:
         yield x, other
         return

@@ -1,4 +1,4 @@
-"""Elementwise operators of integers, and operators of floats that only integers and tests need.
+"""The elementwise operators on integers, and those on floats that only integers and tests need.
 
 An integer has 32 bits and wraps around. Unsigned numbers use the same bits, so sums, products,
 logic and shifts apply to them too. The other fields of a row are as in ``elementwise.py``.
@@ -37,7 +37,7 @@ _LARGE = (
 
 
 def _divided(a: Array, b: Array) -> Array:
-    """Towards zero; by 0 it is 0."""
+    """Divides integers and truncates towards zero; a division by 0 gives 0."""
     wide = np.abs(a.astype(np.int64)) // np.maximum(np.abs(b.astype(np.int64)), 1)
     return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -wide, wide))
 
@@ -58,7 +58,8 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
 
 
 def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
-    """Returns the row of an operator on one integer or, if the function takes two, on two."""
+    """Returns the row of an exact operator on integers, with one or two operands as ``function``
+    has."""
     arity = getattr(function, "nin", 2)
     extra = more.pop("extra", (_EDGES[:arity],))
     return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,

@@ -28,7 +28,10 @@ _WORD = {"low": -127.0, "high": 127.0}
 
 
 def _whole(*shape: int, most: int = 1 << 24) -> Array:
-    """Returns random integers with uniformly distributed magnitudes."""
+    """Returns random integers, as float32, whose numbers of bits are uniformly distributed.
+
+    ``most`` bounds their magnitude.
+    """
     size = _RANDOM.integers(0, most.bit_length(), shape)
     return np.asarray(_RANDOM.integers(-(1 << size), (1 << size) + 1), np.float32)
 
@@ -135,8 +138,10 @@ def _row(
 
 
 def _enter(op: Lowering) -> Iterator[Dispatch]:
-    """Lowers the quantization of an input directly to the words' layout, without a plain 32-bit
-    map."""
+    """Returns the dispatches that quantize an input to words, directly in the layout of the result.
+
+    A plain 32-bit map in between is not needed.
+    """
     if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
         entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
         return shuffle.regroup(op, words=entry)

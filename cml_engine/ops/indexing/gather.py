@@ -1,5 +1,7 @@
-"""gather: entries of an axis by index. cast: the same values in another dtype. to_bits, from_bits:
-the same 32 bits."""
+"""The operators ``gather`` (entries of an axis by index), ``cast``, ``to_bits`` and ``from_bits``.
+
+``cast`` converts values to another type; ``to_bits`` and ``from_bits`` keep the 32 bits.
+"""
 
 from __future__ import annotations
 
@@ -107,9 +109,10 @@ def _cast_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _cast_cpu(attrs: Attrs, x: Array) -> Array:
-    """Converts the type; floats are truncated towards zero and clamped to the integer range.
+    """Converts an array to the type ``attrs.dtype``.
 
-    NaN becomes 0. C leaves out-of-range values undefined, and processors differ.
+    From floats to integers, values are truncated towards zero and clamped to the range, and NaN
+    becomes 0. C leaves out-of-range values undefined, and processors differ.
     """
     if attrs.dtype == "integer" and x.dtype.kind == "f":
         limit = np.iinfo(np.int32)
@@ -128,7 +131,8 @@ def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
-    """Returns a dispatch that converts every element."""
+    """Returns a dispatch that converts every element; ``types`` are the HLSL types of both
+    tensors."""
     defines = {"CAST": 1, "ITEMS": _ITEMS, **kind}
     return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 
@@ -174,7 +178,8 @@ def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
 
 
 def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Words moved as they are: no unit for floats sees them."""
+    """Yields a dispatch that copies 32-bit words as integers, so that no float unit changes
+    them."""
     yield _moved(op, "uint uint", {})
 
 

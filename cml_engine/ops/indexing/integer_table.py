@@ -1,4 +1,4 @@
-"""``integer_table``: a function of one word, tabulated in integers (docs/integer.md)."""
+"""The operator ``integer_table``: looks up a word's function value in a table (docs/integer.md)."""
 
 from __future__ import annotations
 

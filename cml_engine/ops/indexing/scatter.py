@@ -1,8 +1,8 @@
-"""Elements by an index each: gather_elements reads them, scatter_elements and scatter_nd write.
+"""The operators ``gather_elements``, ``scatter_elements`` and ``scatter_nd``.
 
-A negative index counts from the end. Where several updates meet in one place they are done in
-their order, so the result has the same bits in every run. Indices are data that other operators
-computed: an update with an index that is in no place does nothing, on both backends.
+Each element or row has its own index; a negative index counts from the end. Updates of the same
+slot are applied in their order, so the result is bit-identical in every run. Indices are data that
+other operators computed: an update with an index out of range does nothing, on both backends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ _MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum
 
 
 def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
-    """Raises :class:`ShapeError` if the indices exceed ``x`` along an axis other than ``axis``."""
+    """Raises :class:`ShapeError` if the indices do not fit ``x``.
+
+    They must be integers of the same rank, and must not exceed ``x`` along axes other than
+    ``axis``.
+    """
     check_type("integer", indices=indices)
     check_axis(axis, x.rank)
     fits = indices.rank == x.rank and all(
@@ -140,7 +144,10 @@ _GATHER = Kernel(
 
 
 def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost without the search for updates, which depends on the device."""
+    """Returns the cost of moving all tensors once, with one operation per update.
+
+    The search for updates, which depends on the device, is left out.
+    """
     return Cost.moving(inputs[2].size, inputs, outputs)
 
 
@@ -150,7 +157,7 @@ _IN_ORDER = Tolerance(
 
 
 def _index(high: int, *shape: int) -> Random:
-    """Returns random indices, some of which count from the end."""
+    """Returns a test input of random indices from ``-high`` to ``high - 1``."""
     return Random(shape, -high, high, "integer")
 
 

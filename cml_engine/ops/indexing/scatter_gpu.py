@@ -91,7 +91,11 @@ def _scatter(
     geometry: Mapping[str, Any],
     marks: Mapping[str, Any],
 ) -> Iterator[Dispatch]:
-    """The best of the three ways. A slot has ``row`` values; a line of the geometry ``updates``."""
+    """Yields the dispatches of the cheapest of the three ways.
+
+    A slot has ``row`` values; ``updates`` is the number of updates that a thread must search for
+    its slots.
+    """
     x, constant = op.inputs[0], op.constant(op.in_names[1])
     kind = REDUCTIONS.index(op.attrs.reduction)
     kind += len(REDUCTIONS) * (x.dtype == "integer" and kind > 0)
@@ -136,8 +140,11 @@ def _search_updates(
 def _walk_lists(
     op: Lowering, places_of: PlacesOf, indices: Array, row: int, kind: int
 ) -> Iterator[Dispatch]:
-    """Yields a copy, then a dispatch with a thread for each value of the slots that have
-    updates."""
+    """Yields a copy of the input, then dispatches that apply each slot's listed updates in order.
+
+    There is a thread for each value of the slots that have updates. Long lists take several
+    dispatches.
+    """
     (x, index_name, updates), (y,) = op.in_names, op.out_names
     fact = op.inputs[0]
     lists = _lists(places_of(op.attrs, indices, fact.shape)[0])
@@ -154,10 +161,11 @@ def _walk_lists(
 
 
 def _lists(places: Array) -> Array:
-    """Returns the updates grouped by slot, as one array of integers.
+    """Returns the numbers of the updates grouped by slot, in one int32 array.
 
-    It holds the number of slots with updates, these slots, the start of each slot's list, the
-    end of the last list, and the numbers of the updates by slot and in order.
+    ``places`` has the slot of each update, -1 for none. The array holds the number of slots with
+    updates, these slots, the start of each slot's list, the end of the last list, and the
+    numbers of the updates by slot and in order.
     """
     known = np.flatnonzero(places >= 0)
     order = known[np.argsort(places[known], kind="stable")]
@@ -166,7 +174,8 @@ def _lists(places: Array) -> Array:
 
 
 def _mark_updates(op: Lowering, row: int, marks: Mapping[str, AttrValue]) -> Iterator[Dispatch]:
-    """Yields dispatches that write the last update of every slot to the output.
+    """Yields dispatches that find the last update of every slot, then write it or the input's
+    value.
 
     The last update is the one with the greatest number, in whatever order the threads run.
     """

@@ -1,4 +1,4 @@
-"""The target slots of scattered updates; -1 for an index that is out of range."""
+"""Computes the slot that each scattered update writes to; -1 for an index that is out of range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ PlacesOf = Callable[[Attrs, Array, tuple[int, ...]], tuple[Array, int]]
 
 
 def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """Returns slots and their number for scatter_elements, where every element is a slot."""
+    """Returns the slot of each update of scatter_elements, flattened, and the number of slots.
+
+    Every element of the tensor of that ``shape`` is a slot.
+    """
     extent, strides = shape[attrs.axis], contiguous_strides(shape)
     own: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
     at = np.zeros(indices.shape, np.int64)
@@ -25,8 +28,10 @@ def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tupl
 
 
 def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """Returns slots and their number for scatter_nd, where a slot spans the axes that are not
-    indexed."""
+    """Returns the slot of each update of scatter_nd, flattened, and the number of slots.
+
+    A slot spans the axes of ``shape`` that are not indexed.
+    """
     count = indices.shape[-1]
     extents = np.array(shape[:count], np.int64)
     rows = indices.reshape(prod(indices.shape[:-1]), count).astype(np.int64)

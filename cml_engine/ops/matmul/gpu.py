@@ -1,4 +1,4 @@
-"""Matrix products on the GPU: the kernel, the tiles and the operands' order."""
+"""Matrix products on the GPU: the kernel variants, their tiles, and the order of the operands."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ _GROUP_FLOPS = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An operand in words: ``outer`` from row to row of A (column to column of B), ``inner``
-    from k to k + 1, ``batch`` for each leading axis of the result."""
+    """An operand of a matrix product, by its strides in elements.
+
+    ``outer`` leads from row to row of A (column to column of B), ``inner`` from k to k + 1;
+    ``batch`` has a stride for each leading axis of the result.
+    """
 
     name: str
     outer: int
@@ -49,8 +52,8 @@ class Matrix:
     k_last: bool = False
 
     def vectors(self, along: int, across: int) -> bool:
-        """Returns True if reads can be ``float4``: the stride ``along`` is 1, all others are
-        aligned."""
+        """Returns True if reads can be ``float4``: the stride ``along`` is 1, and ``across`` and
+        those of the batch are multiples of four."""
         return along == 1 and all(s % 4 == 0 for s in (across, *self.batch))
 
 
@@ -77,7 +80,10 @@ class MatrixProduct:
 
 
 def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
-    """Returns True if the node is a product that reads its right matrix four elements at a time."""
+    """Returns True if the product can read its right matrix in 16 bits, four elements at a time.
+
+    A is not transposed, and the length of the sums is a multiple of four.
+    """
     if node.attrs.get("transposeA"):
         return False
     shape = facts[node.inputs[0]].shape
@@ -134,8 +140,10 @@ def _is_half(p: MatrixProduct) -> bool:
 
 
 def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...]) -> str:
-    """Packs the constant B, each of its matrices in the order of ``dims``, in its stored
-    precision."""
+    """Packs the constant B, in 32 or 16 bits, and returns its name.
+
+    ``key`` names the order, ``dims`` describes it for each matrix.
+    """
     count = prod(value.shape[:-2])
     source = value.reshape(count, *value.shape[-2:])
     half = _is_half(p)
@@ -144,8 +152,10 @@ def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...])
 
 
 def _key(p: MatrixProduct) -> str:
-    """Returns a text of everything that decides which variant is fastest: ``matmul ~64x512 by
-    512x256, AB``."""
+    """Returns the key under which a tuning table stores the product's fastest variant.
+
+    It has everything that decides which variant is fastest: ``matmul ~64x512 by 512x256, AB``.
+    """
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
     words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
@@ -157,12 +167,16 @@ def _key(p: MatrixProduct) -> str:
 
 
 def _may_reduce(p: MatrixProduct) -> bool:
-    """Returns True if workgroups that reduce are worth trying."""
+    """Returns True if the tuner should try the variant in which a workgroup computes each sum
+    together."""
     return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
 
 
 def _reduces(p: MatrixProduct) -> bool:
-    """Returns True for few results with long sums, which would give too few threads otherwise."""
+    """Returns True if a workgroup should compute each sum together: few results with long sums.
+
+    Register tiles would give too few threads.
+    """
     by_rows = p.b.inner == 1 or p.op.constant(p.b.name) is not None
     if p.rows <= 4 or p.columns <= 4:
         return by_rows or p.columns <= 1024
@@ -170,9 +184,11 @@ def _reduces(p: MatrixProduct) -> bool:
 
 
 def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
-    """Returns the product with adjacent columns of B, in rows of whole vectors.
+    """Returns the product with adjacent columns in B, padded to whole vectors, and the dispatches
+    for it.
 
-    A constant B is packed; a computed one is copied if A has enough rows to repay the copy.
+    A constant B is packed. A computed B is copied by the dispatch if A has enough rows to repay the
+    copy, otherwise the product is unchanged.
     """
     op, value = p.op, p.op.constant(p.b.name)
     if value is None and p.rows < 8:
@@ -198,7 +214,10 @@ def default_tile(p: MatrixProduct) -> MatmulTile:
 
 
 def _k_last(p: MatrixProduct) -> MatrixProduct:
-    """Returns the product with k as the last axis of B, if B is constant and can be packed."""
+    """Returns the product with k as the last axis of B, after packing a constant B.
+
+    If B is computed, or already so and in 32 bits, the product is unchanged.
+    """
     value = p.op.constant(p.b.name)
     if value is None or (p.b.k_last and not _is_half(p)):
         return p
@@ -259,9 +278,10 @@ def _reduce(p: MatrixProduct, _: None) -> Iterator[Dispatch]:
 
 
 def _steps(results: int, a_turn: int) -> int:
-    """Returns how many products one launch may add to each result of a workgroup.
+    """Returns how many products one launch adds to each result of a workgroup.
 
-    The loop does ``a_turn`` of them per turn.
+    ``results`` is the number of results of the workgroup; the loop adds ``a_turn`` products to
+    each per iteration.
     """
     worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
     return min(worth, MOST_TURNS // 2 // 256 * 256 * a_turn)
@@ -275,8 +295,10 @@ def _launches(
     step: int,
     k_unit: int = 1,
 ) -> Iterator[Dispatch]:
-    """Yields one dispatch per ``step`` of the sum; each adds to the stored results of the
-    previous one."""
+    """Yields dispatches that each add at most ``step`` products to every result.
+
+    Each but the first adds to the results that the previous one stored.
+    """
     op, tensors = p.op, [p.a.name, p.b.name] + ([p.bias] if p.bias else [])
     epilogue = epilogue_of(op, len(tensors))
     tensors += [*epilogue.tensors, op.out_names[0]]
@@ -330,7 +352,10 @@ def _params(
 def _batch(
     p: MatrixProduct, widths: tuple[int, int]
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """The leading axes for the shader: merged, innermost first."""
+    """Returns the defines and the parameters of the leading axes: merged, innermost first.
+
+    Strides are in vectors of ``widths`` elements of A and of B.
+    """
     walks = zip(p.batch, p.a.batch, p.b.batch, strict=True)
     dims = collapse([Dim(*d) for d in walks])[::-1] if prod(p.batch) > 1 else ()
     defines = {"BATCH_RANK": 1 if len(dims) < 2 else 6}
@@ -342,8 +367,11 @@ def _batch(
 
 
 def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
-    """Returns the cost of adding the products [begin, end), including reads of earlier partial
-    sums."""
+    """Returns the cost of a launch that adds the products from ``begin`` to ``end`` to every
+    result.
+
+    It includes reading earlier partial sums.
+    """
     k = end - begin
     read = prod(p.batch) * (p.rows + p.columns) * k + (p.results if begin else 0)
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)

@@ -1,7 +1,7 @@
-"""Products of integers, and of floats with weights in a few bits each.
+"""Matrix products and convolutions of integers, and products of floats with weights of a few bits.
 
 Sums of integers have 32 bits and wrap around, whatever their order. Zero points are subtracted
-before, by ``int_sub``: padding then is zeros, as it should be.
+before, by ``int_sub``, so that zero padding is right.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
 
 
 def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of sums over the last axis of the first input."""
+    """Returns the cost of one sum per result, as long as the last axis of the first input."""
     return Cost.moving(2 * outputs[0].size * inputs[0].shape[-1], inputs, outputs)
 
 
 def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
            defines: dict[str, int | str]) -> Iterator[Dispatch]:  # fmt: skip
-    """Yields a thread per result, in as many launches as its sum of ``count`` parts needs.
+    """Yields dispatches with a thread per result, as many as its sum of ``count`` parts needs.
 
-    Each part takes ``turns`` loop turns; later launches add to the earlier ones' results.
+    Each part takes ``turns`` loop iterations; later dispatches add to the earlier ones' results.
     """
     size = op.outputs[0].size
     if size == 0:
@@ -63,12 +63,12 @@ def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
 
 
 def _wrapped(wide: Array) -> Array:
-    """Wraps integers below 2^53 to 32 bits."""
+    """Converts integers below 2^53, in floats or int64, to int32; larger ones wrap around."""
     return wide.astype(np.int64).astype(np.int32)
 
 
 def _is_small(a: Array, b: Array, terms: int) -> bool:
-    """Returns True if doubles hold every sum of ``terms`` products exactly."""
+    """Returns True if float64 represents every sum of ``terms`` products of the arrays exactly."""
     largest = [float(np.abs(x.astype(np.float64)).max(initial=0)) for x in (a, b)]
     return prod(largest) * terms < 2.0**53
 
@@ -141,7 +141,7 @@ define(
 
 
 def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
-    """Returns the convolution of tensors of these shapes."""
+    """Returns the convolution shape of integer tensors, with a border of zeros."""
     alike = (Fact("scalar", f.shape) for f in (x, filter))
     return conv_shape(Attrs({**attrs, "border": "constant"}), *alike)
 

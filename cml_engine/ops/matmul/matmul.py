@@ -1,9 +1,4 @@
-"""The operators matmul and linear.
-
-There are two kernels (``matmul.hlsl``): register tiles, and a workgroup per few results for few
-results with long sums. This module chooses the kernel, the tile size and the memory order of the
-operands: constants are packed at load, others are copied if that pays off.
-"""
+"""The declarations of the operators ``matmul`` and ``linear``; ``gpu.py`` has their kernels."""
 
 from __future__ import annotations
 

@@ -9,7 +9,10 @@ from cml_engine.ir.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
-    """Sums per thread (``rows`` x ``cols``) and how ``group`` threads stand: ``lanes`` wide."""
+    """The tile of a workgroup: ``rows`` x ``cols`` sums per thread, and ``group`` threads.
+
+    The threads form a rectangle that is ``lanes`` wide.
+    """
 
     rows: int
     cols: int
@@ -52,7 +55,7 @@ _BUSY_GROUPS = 128
 
 
 def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
-    """Returns the tiles worth a try."""
+    """Returns the tiles that the tuner should try on a device with these limits."""
     if shares_rows(limits):
         lanes = limits.subgroup_size
         sharing = (MatmulTile(rows, cols, lanes, lanes, speed) for rows, cols, speed in _SHARING)
@@ -61,8 +64,11 @@ def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
 
 
 def shares_rows(limits: Limits) -> bool:
-    """Returns True if eight lanes load the rows of A together: on a software driver, where every
-    load costs as much as some twenty products."""
+    """Returns True if eight lanes load the rows of A together: on a software driver with enough
+    lanes.
+
+    Every load costs as much as some twenty products there.
+    """
     return limits.software and limits.subgroup_size >= 8
 
 

@@ -1,1 +1,1 @@
-"""Operators that move elements and compute none."""
+"""Operators that move elements and compute no values."""

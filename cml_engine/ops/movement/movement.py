@@ -68,8 +68,10 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the rule of a reshape in which a row stays a row, becomes several, or a part of
-    one."""
+    """Returns the row rule of a reshape; None if rows cannot be mapped to rows.
+
+    Each row of the operand must stay a row, become several, or become part of one.
+    """
     return _rows_as(facts[0].shape, _reshape_infer(attrs, facts[0]).shape, axis)
 
 
@@ -84,7 +86,11 @@ def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> RowMappi
 def _rows_of_size(
     wanted: Sequence[int], axis: int, to: int, old: int, new: int
 ) -> RowMapping | None:
-    """Rows of ``old`` elements as rows of ``new``."""
+    """Returns the row rule of a reshape whose rows have ``old`` elements before and ``new`` after.
+
+    ``axis`` is the operand's axis, ``to`` the axis of the result's shape ``wanted``. Returns
+    None if neither size is a multiple of the other.
+    """
     if old % new and new % old:
         return None
     form = (
@@ -139,7 +145,10 @@ def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
 def _define_shape(
     name: str, infer: Callable[[Attrs, Fact], Fact], rows: RowsOf, *cases: Case
 ) -> None:
-    """Registers an operator whose result is the same memory in the shape from ``infer``."""
+    """Registers an operator that only changes the shape of its operand, to the one from ``infer``.
+
+    The result is the operand's memory.
+    """
     define(
         OpSpec(
             name,
@@ -296,7 +305,10 @@ def _join_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _join_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
-    """Parts that begin within blocks of four channels: one after the other."""
+    """Yields a dispatch per operand that concatenates channels in blocks of four.
+
+    For parts that begin within a block; they must be written one after the other.
+    """
     target, first = op.out_names[0], 0
     batch, total, *spatial = op.outputs[0].shape
     for name, count in zip(op.in_names, channels, strict=True):
@@ -326,7 +338,10 @@ def _part_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Iterator[Dispatch]:
-    """The copies between ``whole`` and its parts, which follow each other along the axis."""
+    """Yields the copies between ``whole`` and its parts, which follow each other along the axis.
+
+    If ``joins``, the parts are copied into the whole, otherwise the reverse.
+    """
     axis = op.attrs.axis
     walk = strides(memory_shape(op, whole))
     step = walk[axis]

@@ -1,4 +1,4 @@
-"""pad: a border around a tensor, or a crop where the padding is negative."""
+"""The operator ``pad``: adds a border around a tensor; negative padding crops it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def border_index(border: str, at: Array, extent: int) -> Array:
-    """The index that answers for each index of an axis; outside of it only for ``constant``."""
+    """Returns, for each index of an axis, the index inside of it whose value the border repeats.
+
+    Indices inside stay the same. With ``constant`` those outside stay too.
+    """
     if border == "replicate":
         return np.asarray(np.clip(at, 0, extent - 1))
     if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
@@ -80,7 +83,11 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """One axis: extent in and out, and how much stands before the input (negative: cropped)."""
+    """One axis: its extents before (``extent``) and after (``out``) padding, and the padding before
+    it.
+
+    Negative padding crops.
+    """
 
     extent: int
     out: int
@@ -94,8 +101,12 @@ class _Dim:
 def _merge_axes(
     x: Sequence[int], y: Sequence[int], padding: Sequence[tuple[int, int]], border: str
 ) -> list[_Dim]:
-    """The axes, joined where an inner one is kept whole: rows of it are padded as one. Only with
-    a constant may the outer one have a border of its own."""
+    """Returns the axes from the outermost, an inner one without padding merged with its outer
+    neighbour.
+
+    ``x`` and ``y`` are the extents before and after. The outer one may have padding only if the
+    border is constant.
+    """
     dims: list[_Dim] = []
     for extent, out, (before, _) in zip(x, y, padding, strict=True):
         dim = _Dim(extent, out, before)
@@ -123,8 +134,10 @@ def pad_dispatch(
     value: int = 0,
     cost: Cost | None = None,
 ) -> Dispatch:
-    """Returns the dispatch that writes a tensor of that ``shape`` with a border around it;
-    ``value`` is the 32-bit word of a constant border."""
+    """Returns the dispatch that copies ``source``, of that ``shape``, to ``target`` with a border.
+
+    ``padding`` is (before, after) per axis; ``value`` is the 32-bit word of a constant border.
+    """
     result = [
         before + extent + after for extent, (before, after) in zip(shape, padding, strict=True)
     ]
@@ -155,7 +168,7 @@ def _params(dims: Sequence[_Dim]) -> dict[str, AttrValue]:
 
 
 def _word(value: float, dtype: str) -> int:
-    """Returns a value of that dtype as a 32-bit word of the GPU."""
+    """Returns the 32-bit word that stores a value of that type on the GPU."""
     if dtype == "logical":
         return int(bool(value))
     return int(np.asarray(value, NUMPY_DTYPE[dtype]).view(np.uint32))

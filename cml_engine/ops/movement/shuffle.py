@@ -43,8 +43,11 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMap
 
 
 def regroup(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
-    """The node's operand as its result, each in its layout. ``words``: real numbers become
-    words on the way; one over their scale, the least and the largest."""
+    """Yields the dispatch that writes the node's operand as its result, each in its own layout.
+
+    A ``factor`` above 1 also shuffles channels to positions. ``words`` (the inverse of the
+    scale, the least and the largest word) also quantizes real numbers.
+    """
     (source,), (target,) = op.in_names, op.out_names
     shape, result = op.fact(source).shape, op.fact(target)
     blocked = op.is_blocked(target)

@@ -1,4 +1,4 @@
-"""slice and tile: part of a tensor, and a tensor many times over. Both are one strided copy."""
+"""The operators ``slice`` and ``tile``, which are strided copies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Range = tuple[int, int, int]
 
 
 def ranges(attrs: Attrs, x: Fact) -> list[Range]:
-    """Returns the range that is taken of every axis, including axes that the slice does not
+    """Returns (first index, count, step) of every axis of ``x``, also of axes the slice does not
     name."""
     axes = check_axes(attrs.axes, x.rank)
     steps = list(attrs.stride) or [1] * len(axes)
@@ -59,8 +59,10 @@ def ranges(attrs: Attrs, x: Fact) -> list[Range]:
 
 
 def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
-    """Returns the outermost axis that is cut and the offset of its start; None if not
-    contiguous."""
+    """Returns the only axis that is cut and the offset of its start in 32-bit words.
+
+    Returns None if the slice is not contiguous along that axis, and (0, 0) if nothing is cut.
+    """
     taken = ranges(attrs, x)
     cut = [i for i, part in enumerate(taken) if part != (0, x.shape[i], 1)]
     if not cut:
@@ -72,8 +74,11 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
 
 
 def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the rule of a slice of consecutive rows, which then gets exactly the rows that it
-    takes."""
+    """Returns the row rule of a slice: consecutive rows of the operand, without the slice along
+    ``axis``.
+
+    Returns None if the slice has a stride along the axis.
+    """
     first, _, step = ranges(attrs, facts[0])[axis]
     if axis not in attrs.axes:
         return same_rows(attrs, facts, axis, kernel)
@@ -106,7 +111,7 @@ def _slice_cpu(attrs: Attrs, x: Array) -> Array:
 def _prepare_slice(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
-    """Returns a function whose result is a view."""
+    """Returns a function that slices a NumPy array; its result is a view."""
     taken = ranges(attrs, facts[0])
     ends = [first + count * step for first, count, step in taken]
     places = tuple(
@@ -129,7 +134,11 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
 def _taken(
     ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
 ) -> Copy:
-    """Returns the copy of those ranges; ``at`` has the offsets of source and target."""
+    """Returns the copy of those ranges of a tensor with strides ``src`` to one with strides
+    ``dst``.
+
+    ``at`` has the offsets of source and target.
+    """
     counts = [count for _, count, _ in ranges]
     walk = [s * step for s, (_, _, step) in zip(src, ranges, strict=True)]
     offset = sum(s * first for s, (first, _, _) in zip(src, ranges, strict=True))
@@ -137,7 +146,8 @@ def _taken(
 
 
 def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
-    """Yields copies of those ranges between blocks of four channels.
+    """Yields copies of those ranges between tensors of memory shapes ``x`` and ``y``, in blocks of
+    four.
 
     There is one copy if blocks stay whole, otherwise one per lane of the result, whose channels
     are four steps apart.
@@ -161,8 +171,10 @@ def _keeps_blocks(channels: Range) -> bool:
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns "alike" if whole blocks are moved; a 16-bit channel is only a part of a moved
-    word."""
+    """Returns "alike" if the slice moves whole blocks of four channels, otherwise "none".
+
+    A 16-bit channel is only a part of a moved word.
+    """
     x = facts[node.inputs[0]]
     whole = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
     return "alike" if whole else "none"

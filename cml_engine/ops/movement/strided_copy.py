@@ -36,7 +36,8 @@ _TILED = Kernel("movement/movement.hlsl", _PARAMS, group=256, trusted=True)
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """``extent`` steps of ``src`` items in the source and ``dst`` in the destination."""
+    """One dimension of a copy: ``extent`` items, ``src`` apart in the source and ``dst`` in the
+    target."""
 
     extent: int
     src: int
@@ -45,7 +46,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A box of items to move; ``dims`` from the outermost to the innermost."""
+    """A box of items to copy: its dimensions, outermost first, and the offsets in source and
+    target."""
 
     dims: tuple[Dim, ...]
     src_offset: int = 0
@@ -57,12 +59,12 @@ class Copy:
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Items from one index to the next, for each dimension of a row-major tensor."""
+    """Returns the row-major strides of a shape, in items."""
     return [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def memory_shape(op: Lowering, name: str) -> tuple[int, ...]:
-    """Returns the tensor's extents in 32-bit words in memory order.
+    """Returns the tensor's extents in memory order, in 32-bit words.
 
     For blocked feature maps, axis 1 counts blocks, and a last axis the words of a block.
     """
@@ -79,13 +81,16 @@ def box(
     src_offset: int = 0,
     dst_offset: int = 0,
 ) -> Copy:
-    """Returns a copy of a box of that ``shape`` with dimensions merged where possible."""
+    """Returns the copy of a box of that ``shape`` with strides ``src`` and ``dst``.
+
+    Dimensions are merged where possible.
+    """
     dims = tuple(Dim(*d) for d in zip(shape, src, dst, strict=True))
     return Copy(collapse(dims), src_offset, dst_offset)
 
 
 def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Merges dimensions without changing the order of indices; returns at least one."""
+    """Returns the fewest dimensions of the same copy in the same order of indices; at least one."""
     merged: list[Dim] = []
     for dim in dims:
         if dim.extent == 1:
@@ -99,7 +104,8 @@ def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def copy_regions(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
-    """Returns the dispatches of copies between two tensors; empty copies have none."""
+    """Returns an iterator over one dispatch per copy between two tensors; an empty copy has
+    none."""
     return (_dispatch(op, source, target, copy) for copy in copies if copy.size)
 
 
@@ -198,10 +204,10 @@ def _in_vectors(copy: Copy, words: int) -> Copy:
 
 
 def _long_rows(copy: Copy) -> Copy:
-    """Exchanges the two innermost dimensions if that makes rows long, which saves divisions.
+    """Returns the copy with its two innermost dimensions exchanged if that makes rows long.
 
-    Only for CPU drivers, which write every word separately, so that neighbours need not be
-    adjacent.
+    Long rows save divisions. Only for CPU drivers, which write every word separately, so that
+    neighbours need not be adjacent.
     """
     *outer, above, row = (Dim(1, 0, 0), *copy.dims)
     if row.extent < _ITEMS and above.extent >= _LONG_ROW:
@@ -210,7 +216,8 @@ def _long_rows(copy: Copy) -> Copy:
 
 
 def _tile_order(copy: Copy) -> tuple[Dim, ...] | None:
-    """The dimensions with the two of a matrix transpose last, or None if it is not one."""
+    """Returns the dimensions with the two of a matrix transpose last; None if the copy is no
+    transpose."""
     row = copy.dims[-1]
     if row.dst != 1 or row.src in (0, 1, -1) or row.extent < _TILE_MIN:
         return None

@@ -1,7 +1,8 @@
-"""Windows as columns: col2im adds columns up, deform_columns reads them at computed positions.
+"""The operators ``col2im``, which adds up windows, and ``deform_columns``, which reads them.
 
-A column holds a window's values, channel by channel, row-major in each. A convolution is a
-product of its filter and columns, so a deformable one is ``deform_columns`` and a ``conv`` of
+A window is a column: its values channel by channel, row-major in each. ``col2im`` adds columns up
+at their windows' positions; ``deform_columns`` reads columns at computed positions. A convolution
+is a product of its filter and columns, so a deformable one is ``deform_columns`` and a ``conv`` of
 extent 1.
 """
 
@@ -68,7 +69,8 @@ def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
-    """Returns the windows that have the tap inside the input, and the tap's positions there."""
+    """Returns the windows whose tap lies inside the input, and the positions of the tap in the
+    input."""
     offset = tap * axis.dilation - axis.before
     first = max(-(offset // axis.stride), 0)
     last = min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow)
@@ -162,7 +164,7 @@ def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
 def _between(x: Array, y_at: Array, x_at: Array) -> Array:
     """Interpolates planes ``[N, C, H, W]`` bilinearly at positions ``[N, …]``, with zeros outside.
 
-    All channels use the same positions.
+    All channels use the same positions; the channels are the last axis of the result.
     """
     height, width = x.shape[2:]
     item = np.arange(len(x)).reshape(-1, *[1] * (y_at.ndim - 1))

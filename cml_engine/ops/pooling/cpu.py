@@ -1,4 +1,4 @@
-"""Pooling in NumPy: for each tap of the window, one strided view of the padded input."""
+"""Pooling in NumPy: combines one strided view of the padded input for each tap of the window."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def _reverse(attrs: Attrs, x: Array) -> Window:
 
 
 def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
-    """Returns the input index of every position that windows read on an axis, and a validity
-    mask."""
+    """Returns the input's index at every position that windows reach on an axis, and a validity
+    mask.
+
+    Where the mask is False, no value stands there and the index is 0.
+    """
     at = np.arange(-axis.before, (axis.narrow - 1) * axis.stride + axis.reach - axis.before)
     index = border_index(border, at, axis.wide)
     inside = (index >= 0) & (index < axis.wide)
@@ -31,7 +34,8 @@ def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
 
 
 def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
-    """Returns the input padded as far as windows reach; ``fill`` replaces missing values."""
+    """Returns the input padded as far as windows reach, by ``border``; ``fill`` stands where it
+    has none."""
     for i, axis in enumerate(window):
         index, inside = _positions(axis, border)
         shape = [1] * x.ndim
@@ -45,7 +49,8 @@ def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
 
 
 def taps_of(padded: Array, window: Window) -> Iterator[Array]:
-    """Yields a view per tap in row-major order: the value of each window at that tap."""
+    """Yields a view of the padded input for each tap, row-major: the value of every window at
+    that tap."""
     for tap in product(*(range(axis.size) for axis in window)):
         parts = [
             slice(t * a.dilation, t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
@@ -61,7 +66,7 @@ def _narrow(window: Window) -> tuple[int, ...]:
 
 
 def _valid_taps(window: Window) -> Array:
-    """Returns the number of taps of each window that lie on the input."""
+    """Returns for each window the number of its taps that lie on the input."""
     count = np.ones((), np.int64)
     for axis in window:
         inside = _positions(axis, "ignore")[1].astype(np.int64)
@@ -86,7 +91,7 @@ def _mean(x: Array, window: Window, border: str) -> Array:
 
 
 def box(attrs: Attrs, x: Array) -> Array:
-    """Sums, or with ``normalize`` means."""
+    """Returns the sum of each window or, with ``normalize``, its mean."""
     reduce = _mean if attrs["normalize"] else _sum
     return np.asarray(reduce(x, _window(attrs, x), attrs["border"]), np.float32)
 
@@ -100,7 +105,10 @@ def rms_pool(attrs: Attrs, x: Array) -> Array:
 
 
 def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
-    """The greatest value of each window and its row-major place there; the first of equals."""
+    """Returns the greatest value of each window, and its row-major position in the window.
+
+    Of equal values the first counts. A NaN is the greatest.
+    """
     window, border = _window(attrs, x), attrs["border"]
     best = np.full(_narrow(window), -np.inf, np.float32)
     index = np.full(best.shape, -1, np.int32)
@@ -134,7 +142,10 @@ def sample(attrs: Attrs, x: Array, index: Array) -> Array:
 
 
 def _spread(terms: Iterable[Array], window: Window) -> Array:
-    """Adds ``terms``, one array per tap, at the positions of their windows on the wide side."""
+    """Returns the wide side of the window, with ``terms`` added at the positions of their taps.
+
+    There is one array of terms per tap.
+    """
     left = [max(-a.before, 0) for a in window]
     reach = [max((a.narrow - 1) * a.stride + a.reach, a.before + a.wide) for a in window]
     canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
@@ -147,7 +158,8 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
 
 
 def debox(attrs: Attrs, x: Array) -> Array:
-    """Adds every value to its whole window.
+    """Returns the wide side of the window, where every value is added to all positions of its
+    window.
 
     With ``normalize``, sums are divided by the window's volume or, with border 'ignore', by the
     number of windows that overlap there.
@@ -162,7 +174,8 @@ def debox(attrs: Attrs, x: Array) -> Array:
 
 
 def desample(attrs: Attrs, x: Array, index: Array) -> Array:
-    """Adds every value at position ``index`` of its window."""
+    """Returns the wide side of the window, where every value is added at position ``index`` of
+    its window."""
     window = _reverse(attrs, x)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)

@@ -1,4 +1,4 @@
-"""Windows on the GPU: one kernel for all operators that slide one (``pool.hlsl``).
+"""Operators with a sliding window on the GPU, all by one kernel (``pool.hlsl``).
 
 The usual window (at most two neighbouring dimensions) becomes four dimensions ``[outer, H, W,
 inner]``, whatever the layout: blocked channels are only an ``inner`` of 4. All other windows take
@@ -43,10 +43,11 @@ _PARAMS = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """The operation on a window.
+    """The operation that is applied to each window.
 
-    ``kind`` as in the shader; ``term`` of a value ``v`` is summed; ``mean`` divides; ``root``
-    takes the square root; ``reverse`` goes from narrow to wide.
+    ``kind`` is a name of the shader's; ``term``, an expression of the value ``v``, is summed.
+    ``mean`` divides, ``root`` takes the square root, and ``reverse`` goes from the narrow to the
+    wide side.
     """
 
     kind: str
@@ -69,7 +70,7 @@ def pool_kernel(lower: Any, layouts: Any) -> Kernel:
 
 
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns ``"each"`` if four channels go through the window at once, else ``"none"``."""
+    """Returns ``"each"`` if the kernel processes four channels at once, otherwise ``"none"``."""
     resolve = reverse_window_of if "output_shape" in node.attrs else window_of
     window = resolve(node.attrs, facts[node.inputs[0]])
     moving = [axis for axis, one in enumerate(window) if not one.trivial]
@@ -81,19 +82,27 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _reduces(window: Window, moving: Sequence[int]) -> bool:
-    """Returns True if the window covers its whole dimensions and is large."""
+    """Returns True if the window is large and covers whole dimensions, so that a reduction computes
+    it.
+
+    ``moving`` are the axes that have a window.
+    """
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
 def _turns(taps: int, windows: int) -> int:
-    """Returns the most loop turns of a thread: for each tap, a loop over ``windows`` dimensions."""
+    """Returns the most loop iterations of a thread: for each tap, a loop over ``windows``
+    dimensions."""
     return taps * (windows + LOOP_TURNS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """One dimension of the result's memory: its extent, the axis it is (a part of), the step of
-    that axis' coordinate, and the input's step where the axis has no window."""
+    """One dimension of the result's memory.
+
+    It is ``axis``, or a part of it: one index is ``unit`` steps of that axis. ``step`` is the
+    input's stride if the axis has no window.
+    """
 
     extent: int
     axis: int
@@ -103,7 +112,12 @@ class _Dim:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Result dimensions outermost first; per axis the window and the input's two strides."""
+    """The result's dimensions, outermost first, and for each axis the window and the input's
+    strides.
+
+    ``high`` is the stride of a coordinate's part above four, ``low`` that of its remainder
+    modulo four; only blocked channels need both.
+    """
 
     dims: tuple[_Dim, ...]
     window: Window
@@ -132,7 +146,7 @@ def _walk(window: Window, x: Operand, out: Operand) -> _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Pooling:
-    """A node with a window."""
+    """A node with a sliding window that is being lowered."""
 
     op: Lowering
     what: Sliding
@@ -142,7 +156,7 @@ class _Pooling:
 
     @property
     def axes(self) -> list[int]:
-        """The axes that have a window."""
+        """The axes along which the window is not trivial."""
         return [i for i, axis in enumerate(self.window) if not axis.trivial]
 
     @property
@@ -155,14 +169,16 @@ class _Pooling:
 
     @property
     def start(self) -> int:
-        """The value that changes nothing, as bits."""
+        """The initial value of the accumulation as 32 bits: -infinity for a maximum, otherwise
+        0."""
         return 0xFF800000 if self.what.kind in ("MAX", "INDEX", "BOTH") else 0
 
 
 def slide(
     op: Lowering, what: Sliding, window: Window, inputs: Sequence[Operand], outs: Sequence[Operand]
 ) -> Iterator[Dispatch]:
-    """The dispatches of one operator with a window."""
+    """Yields the dispatches that apply the operation to all windows; none if the result is
+    empty."""
     if outs[0].fact.size:
         yield from POOL.lower(_Pooling(op, what, window, inputs, outs))
 
@@ -177,7 +193,7 @@ def _by_reduction(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 def _is_long(node: _Pooling) -> bool:
-    """Returns True if the window has more taps than a thread's loop may turn."""
+    """Returns True if the taps of a window need more loop iterations than a thread may run."""
     windows = max(sum(node.walk.windowed), 2)
     return node.what.kind != "SAMPLE" and _turns(volume(node.window), windows) > MOST_TURNS
 
@@ -206,7 +222,8 @@ def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
-    """Yields dispatches that each process some of the taps."""
+    """Yields dispatches that each process some of the taps; partial results are in scratch
+    memory."""
     count, taps = node.outs[0].fact.size, volume(node.window)
     params = {**_general(node.walk, node.what.reverse), "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
@@ -304,7 +321,7 @@ def _window_params(axes: Sequence[WindowAxis], reverse: bool) -> dict[str, list[
 
 
 def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
-    """Returns the parameters for any window, with the innermost dimensions first."""
+    """Returns the shader's parameters for any window, with the innermost dimensions first."""
     axes = [a for a in range(len(walk.window) - 1, -1, -1) if walk.windowed[a]]
     dims = walk.dims[::-1]
     return {
@@ -323,7 +340,8 @@ def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
 
 
 def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
-    """Returns the parameters for ``[outer, H, W, inner]``; None for windows of another form."""
+    """Returns the shader's parameters for ``[outer, H, W, inner]``; None if the window does not
+    fit it."""
     dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)
@@ -355,7 +373,8 @@ def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
 
 
 def _merge_dims(walk: _Walk) -> list[_Dim]:
-    """Dimensions without a window merged with their neighbours; their axis is then -1."""
+    """Returns the result's dimensions, neighbours without a window merged; their axis is then
+    -1."""
     merged: list[_Dim] = []
     for dim in walk.dims:
         if walk.windowed[dim.axis]:

@@ -1,4 +1,4 @@
-"""Operators that slide a window: box, the pools, sample, and the reverse ones debox and desample.
+"""The operators with a sliding window: box, the pools, sample, and the reverse debox and desample.
 
 Windows have an extent for every dimension, including batch and channels. The zeros of the
 default border 'constant' take part, also in a maximum; exporters that exclude them write
@@ -81,7 +81,8 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
 
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    """Returns the rule of an operator that goes from wide to narrow."""
+    """Returns the row rule of pooling: a row needs the rows under its windows, with adapted
+    padding."""
     window = window_of(attrs, facts[0])
 
     def need(begin: int, end: int) -> OperandRows:
@@ -102,7 +103,8 @@ def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of computing every tap of every window and reading the input once."""
+    """Returns the cost of ``per_tap`` FLOPs for every tap of every window, with every tensor
+    moved once."""
     taps = prod(attrs["size"])
     windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
     return Cost.moving(per_tap * taps * windows, inputs, outputs)
@@ -185,7 +187,10 @@ def _desample_case(shape: tuple[int, ...], attrs: dict[str, AttrValue], note: st
 
 
 def _any_tap(shape: tuple[int, ...], attrs: dict[str, Any]) -> Random:
-    """Returns random taps of the window, and one index past it, which has no effect."""
+    """Returns a test input of random indices of taps, including one past the window.
+
+    That one has no effect.
+    """
     return Random(shape, 0, prod(attrs["size"]) + 1, "integer")
 
 

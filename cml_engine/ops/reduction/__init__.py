@@ -1,1 +1,1 @@
-"""Operators that make few values of many: reductions, order, selection."""
+"""Operators that reduce, order or select values."""

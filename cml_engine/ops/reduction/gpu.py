@@ -1,4 +1,4 @@
-"""Reductions on the GPU: the elements of a stage, the number of stages, and softmax.
+"""Reductions and softmax on the GPU, in one or more stages.
 
 Two kinds of stage share ``reduce.hlsl``. If the reduced elements are neighbours in memory, a
 workgroup reduces a chunk of them by a tree; otherwise every thread reduces a short chunk of its
@@ -51,7 +51,7 @@ _KERNEL = Kernel(
 
 
 def base_kernel(lower: Callable[[Lowering], Iterable[Dispatch]], half: Half) -> Kernel:
-    """The kernel of an operator that is lowered by ``lower``."""
+    """Returns the kernel ``reduce.hlsl`` for an operator that ``lower`` lowers."""
     return replace(_KERNEL, lower=lower, half=half)
 
 
@@ -62,7 +62,7 @@ _FINISH_SOFTMAX = Formula(
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The operation of a reduction.
+    """The operation by which elements are reduced.
 
     ``kind`` is SUM, PROD, MIN, MAX, ANY or ALL. ``index`` returns the position of the extreme
     instead of its value. ``term`` is the reduced expression of the element ``v`` and of ``m``,
@@ -102,8 +102,10 @@ _OPTIONS = (_Threads(64, 64, 64), _THREADS, _Threads(1024, 64, 1024), _SOFTWARE_
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the
-    source."""
+    """One stage of a reduction: the kept dimensions, the reduced ones, and the threads.
+
+    ``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the source.
+    """
 
     kept: StridedWalk
     reduced: StridedWalk
@@ -111,7 +113,7 @@ class _Stage:
 
     @property
     def neighbours(self) -> bool:
-        """Returns True if the reduced elements are neighbours in memory."""
+        """True if the reduced elements are neighbours in memory."""
         return self.reduced.strides[0][-1] == 1
 
     @property
@@ -120,7 +122,7 @@ class _Stage:
 
     @property
     def group(self) -> int:
-        """Threads of a workgroup."""
+        """The number of threads of a workgroup."""
         return self.threads.tree if self.tree else self.threads.group
 
     @property
@@ -136,15 +138,18 @@ class _Stage:
         return items if self.tree else -(-items // self.group)
 
     def partial_strides(self) -> tuple[Shape, int]:
-        """Strides of the partial results along the kept dimensions, and along the chunks: so that
-        the next stage reads as this one did."""
+        """Returns the strides of the partial results along the kept dimensions, and along the
+        chunks.
+
+        They let the next stage read in the same way as this one.
+        """
         dense = contiguous_strides(self.kept.extents)
         if self.tree:
             return tuple(s * self.chunks for s in dense), 1
         return dense, self.kept.size
 
     def next(self) -> _Stage:
-        """The stage that reduces this one's partial results."""
+        """Returns the stage that reduces the partial results of this one."""
         strides, step = self.partial_strides()
         kept = collapse(self.kept.extents, [strides, *self.kept.strides[1:]])
         return _Stage(kept, StridedWalk((self.chunks,), ((step,),)), self.threads)
@@ -157,8 +162,11 @@ class _Stage:
         return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
 
     def params(self, last: bool, width: int) -> dict[str, AttrValue]:
-        """Returns the shader's parameters, with the source's elements counted in vectors of
-        ``width``."""
+        """Returns the shader's parameters; counts and strides in the source are in vectors of
+        ``width``.
+
+        The ``last`` stage writes to the result, others write partial results.
+        """
         dense, step = self.partial_strides()
         to = self.kept.strides[1] if last else dense
         *outer, inner = self.reduced.strides[0]
@@ -182,7 +190,7 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """A node to reduce: ``stage`` is the first one, as the rules have it."""
+    """A node to reduce over ``axes``; ``stage`` is the first stage with the default threads."""
 
     op: Lowering
     what: Reduction
@@ -197,7 +205,10 @@ def reduction(
     op: Lowering, what: Reduction, axes: Sequence[int], x: Operand, out: Operand,
     other: Operand | None = None,
 ) -> Iterator[Dispatch]:  # fmt: skip
-    """The dispatches that reduce ``x`` over ``axes`` into ``out``, partial results in scratch."""
+    """Yields the dispatches that reduce ``x`` over ``axes`` into ``out``; none if it is empty.
+
+    Partial results are in scratch memory. ``other`` is the tensor that ``m`` in the term reads.
+    """
     if out.fact.size:
         stage = _first_stage(op, axes, x, out, other or out, what.index)
         yield from REDUCE.lower(_Reduced(op, what, axes, x, out, other, stage))
@@ -267,10 +278,10 @@ def _defines(
 def _first_stage(
     op: Lowering, axes: Sequence[int], x: Operand, out: Operand, other: Operand, natural: bool
 ) -> _Stage:
-    """Returns the first stage, with kept dimensions in the memory order of the result.
+    """Returns the first stage of a reduction of ``x`` over ``axes``.
 
-    Reduced dimensions are in the source's memory order, or in NNEF's order if positions are
-    counted (``natural``).
+    Kept dimensions are in the memory order of the result. Reduced dimensions are in the source's
+    memory order, or in NNEF's order if positions are counted (``natural``).
     """
     tensors = (x, out, other)
     rank = x.fact.rank
@@ -295,8 +306,10 @@ def _first_stage(
 
 
 def _key(node: _Reduced) -> str:
-    """Returns a text of everything that decides which way is fastest: ``sum_reduce ~64 times
-    1024 side by side``."""
+    """Returns the key under which a tuning table stores the fastest threads for the reduction.
+
+    It has everything that decides which are fastest: ``sum_reduce ~64 times 1024 side by side``.
+    """
     op, stage = node.op, node.stage
     lie = "side by side" if stage.neighbours else "apart"
     lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
@@ -308,9 +321,10 @@ def _order(places: Shape, layout: str) -> Shape:
 
 
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
-    """Yields one dispatch if a workgroup or thread can hold a whole line.
+    """Yields the dispatches of softmax of ``x`` over ``axes``: one if a workgroup can hold a whole
+    line.
 
-    Otherwise yields dispatches for the maximum, the sum of exponentials and the quotient.
+    Otherwise they are those of the maximum, the sum of exponentials and the quotient.
     """
     if out.fact.size:
         shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))

@@ -1,5 +1,7 @@
-"""Operators along the lines of one axis, and by places in several: top_k, running sums and
-products, reverse_sequence, gather_nd."""
+"""The operators ``top_k``, running sums and products, ``reverse_sequence`` and ``gather_nd``.
+
+All but the last work along the lines of one axis.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def _top_k_infer(attrs: Attrs, x: Fact) -> list[Fact]:
 
 
 def sort_keys(x: Array) -> Array:
-    """Integers in the order of the values: a NaN above infinity, both zeros the same."""
+    """Returns uint32 keys that sort like the float values.
+
+    A NaN is above infinity; both zeros have the same key.
+    """
     bits = np.where(x == 0, np.float32(0), x).astype(np.float32).view(np.uint32)
     keys = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
     return np.where(np.isnan(x), np.uint32(0xFFFFFFFF), keys)
@@ -99,7 +104,8 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _front(extent: int, chunk: int, k: int) -> int:
-    """Returns how many values of a line remain if each of its chunks leaves at most ``k``."""
+    """Returns the number of values of a line that remain if each of its chunks keeps ``k`` at
+    most."""
     return extent // chunk * min(k, chunk) + min(k, extent % chunk)
 
 

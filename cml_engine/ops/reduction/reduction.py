@@ -1,4 +1,4 @@
-"""Reductions: sum, mean, product, min, max, their positions, any, all, softmax and moments.
+"""The reductions: sum, mean, product, min, max, their positions, any, all, softmax and moments.
 
 Reduced dimensions keep extent 1. A large reduction is done in stages (``gpu.py``): every
 workgroup takes a bounded number of elements, so that the scheduler can stop between any two.
@@ -35,7 +35,10 @@ SOFTMAX = Tolerance(1e-5, 1e-6, "exp to a few units, and a sum in another order"
 
 
 def _axes(attrs: Attrs, fact: Fact) -> tuple[int, ...]:
-    """The reduced axes in rising order, checked."""
+    """Returns the reduced axes in rising order.
+
+    Raises :class:`ShapeError` if one is out of range or repeated.
+    """
     axes = tuple(attrs["axes"])
     for axis in axes:
         if not 0 <= axis < fact.rank:
@@ -82,7 +85,10 @@ def _cpu_axes(attrs: Attrs) -> tuple[int, ...]:
 
 
 def _sum(x: Array, axes: tuple[int, ...], mean: bool) -> Array:
-    """Sums in float64, because NumPy's pairwise summation only applies to the innermost axis."""
+    """Returns the sum (or mean) over the axes as float32, with their extents kept as 1.
+
+    It sums in float64, because NumPy's pairwise summation only applies to the innermost axis.
+    """
     total = np.asarray(np.sum(x, axes, np.float64, keepdims=True))
     if mean:
         count = prod(x.shape[a] for a in axes)
@@ -118,7 +124,10 @@ def _cpu_logical(function: Callable[..., Array], attrs: Attrs, x: Array) -> Arra
 
 
 def _cpu_index(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
-    """Positions count row-major over the reduced axes, whatever order they are named in."""
+    """Returns the int32 positions that ``function``, such as argmax, finds over the reduced axes.
+
+    Positions count row-major over the axes, whatever order they are named in.
+    """
     axes = sorted(attrs["axes"])
     kept = [a for a in range(x.ndim) if a not in axes]
     shape = [1 if a in axes else n for a, n in enumerate(x.shape)]
@@ -165,7 +174,7 @@ def _lower_moments(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_element: float, passes: int) -> Callable[..., Cost]:
-    """Returns a cost function of ``per_element`` FLOPs per element read; the input is read
+    """Returns a cost function: ``per_element`` FLOPs per input element, the input read
     ``passes`` times."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:

@@ -1,7 +1,7 @@
-"""Operators that find some of many: nonzero, non_max_suppression.
+"""The operators ``nonzero`` and ``non_max_suppression``, which select a data-dependent number.
 
-How many there are depends on data, so a result has room for a fixed number of them and comes with
-the count; places that are left over hold ``fill``.
+A result has room for a fixed number of entries and comes with their count; the entries left over
+hold ``fill``.
 """
 
 from __future__ import annotations
@@ -137,12 +137,15 @@ def _nms_infer(attrs: Attrs, boxes: Fact, scores: Fact) -> list[Fact]:
 
 
 def _most(attrs: Attrs, scores: Fact) -> int:
-    """Boxes that may be selected of one class."""
+    """Returns the largest number of boxes that may be selected of one class."""
     return min(int(attrs.max_per_class), scores.shape[2])
 
 
 def _edges(boxes: Array, centers: bool) -> Array:
-    """Returns the least and greatest coordinates of each box: ``y0 x0 y1 x1``."""
+    """Converts boxes to their least and greatest coordinates: ``y0 x0 y1 x1``.
+
+    With ``centers`` a box is given as its centre and size, otherwise as two opposite corners.
+    """
     if centers:
         half = boxes[..., 2:] * np.float32(0.5)
         low, high = boxes[..., :2] - half, boxes[..., :2] + half
@@ -153,7 +156,8 @@ def _edges(boxes: Array, centers: bool) -> Array:
 
 
 def _overlapping(box: Array, others: Array, threshold: float) -> Array:
-    """Returns which of the others share more than ``threshold`` of the union with the box.
+    """Returns a mask of the ``others`` whose overlap with the box exceeds ``threshold`` of the
+    union.
 
     Products are compared instead of the quotient, because they are the same on every device.
     """
@@ -187,8 +191,10 @@ def _nms_cpu(attrs: Attrs, boxes: Array, scores: Array) -> list[Array]:
 
 
 def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Yields a dispatch with a workgroup per class and batch item, then one that gathers the
-    boxes."""
+    """Yields dispatches with a workgroup per class and batch item, then one that gathers the boxes.
+
+    A workgroup selects a limited number of boxes in each dispatch.
+    """
     (boxes, scores), (y, count) = op.in_names, op.out_names
     fact, attrs = op.inputs[1], op.attrs
     lines, most = prod(fact.shape[:2]), _most(attrs, fact)

@@ -1,4 +1,4 @@
-"""grid_sample: reads a feature map at the positions in another tensor.
+"""The operator ``grid_sample``: reads a feature map at the positions in another tensor.
 
 A position has a number for each spatial axis, the innermost axis first, from -1 (the first
 value) to 1 (the last one). Positions are computed data: NaN counts as 0, and positions beyond
@@ -52,7 +52,11 @@ def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
 
 
 def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
-    """Returns the positions of an axis that the grid reads, among its indices."""
+    """Converts an axis' grid positions, from -1 to 1, to indices of the input; rounded for
+    "nearest".
+
+    NaN counts as 0.
+    """
     at = np.where(np.isnan(grid), np.float32(0), grid) + np.float32(1)
     if attrs.align_corners:
         at = at * np.float32((extent - 1) / 2)
@@ -63,7 +67,10 @@ def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
 
 
 def _bordered(at: Array, extent: int, attrs: Attrs) -> Array:
-    """Positions outside brought inside."""
+    """Returns the positions with those outside the axis moved inside, as the border demands.
+
+    With a constant border they stay outside.
+    """
     low = 0.0 if attrs.align_corners else -0.5
     high = extent - 1 - low
     outside = (at < low) | (at > high)

@@ -1,4 +1,4 @@
-"""Up- and downsampling of the spatial axes by integer factors.
+"""The operators that resample the spatial axes up or down by integer factors.
 
 The nearest ones only move elements: they are strided copies. All support feature maps in blocks
 of four channels, where one item holds the values of four channels.
@@ -55,7 +55,8 @@ _ITEMS = 4
 
 
 def _factors(attrs: Attrs, x: Fact) -> list[int]:
-    """Returns one factor for each spatial axis."""
+    """Returns one factor for each spatial axis; raises :class:`ShapeError` if they do not fit
+    ``x``."""
     if x.rank not in (3, 4, 5):
         raise ShapeError(
             f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
@@ -99,7 +100,10 @@ def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
 def _multilinear_rows(
     attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str
 ) -> RowMapping | None:
-    """Returns the row dependence; neighbouring rows are computed too, and then discarded."""
+    """Returns the row rule of multilinear upsampling; None for channels and the method "aligned".
+
+    Neighbouring rows are computed too, and then discarded.
+    """
     if attrs.method == "aligned" or axis < 2:
         return None  # with "aligned", the weights of a row depend on the number of rows
     factor, extent = int(attrs.factor[axis - 2]), facts[0].shape[axis]
@@ -150,7 +154,8 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
 
 
 def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array, Array]]:
-    """Yields the indices and weights of both values that each result on an axis depends on."""
+    """Yields, for the lower and the upper neighbour, the indices and weights of all results on
+    an axis."""
     t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
     first = np.floor(t).astype(np.int64)
     for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
@@ -160,15 +165,18 @@ def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array,
 
 
 def _inside(border: str, at: Array, extent: int) -> Array:
-    """Indices that are at most one step outside, brought inside; where 'constant' has its zeros
-    the weight is 0. One step outside, 'reflect-even' is the edge's own value, as 'replicate'."""
+    """Returns indices with those one step outside of the axis moved inside.
+
+    'reflect' mirrors them; any other border takes the edge's own value. With 'constant' the
+    caller sets their weight to 0.
+    """
     if border == "reflect":
         at = np.where(at < 0, -at, np.where(at >= extent, 2 * extent - 2 - at, at))
     return at.clip(0, extent - 1)
 
 
 def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
-    """Returns the position of result ``i`` of an axis among the source's indices."""
+    """Returns the position of result ``i`` of an axis in the source, as a fractional index."""
     if method == "symmetric":
         return np.asarray((i - (factor - 1) / 2) / factor)
     if method == "asymmetric":
@@ -218,7 +226,12 @@ def _area_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
-    """The mean of what would be too long for a thread, as a reduction of every second axis."""
+    """Yields the dispatches of the mean over areas as a reduction, for areas too large for a
+    thread.
+
+    Every spatial axis is split into the result's index and the index within an area, which is
+    reduced.
+    """
     (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
     lanes = (4,) if op.is_blocked(source) else ()
     outer = prod(op.inputs[0].shape[:2]) // (4 if lanes else 1)
@@ -271,7 +284,7 @@ def _kernel(
 
 
 def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of area_downsample, which adds everything that it reads."""
+    """Returns the cost of area_downsample: one addition for each element read."""
     return Cost.moving(inputs[0].size, inputs, outputs)
 
 

@@ -1,4 +1,4 @@
-"""resize: the spatial axes to any extents, by the nearest value or a line or cubic between them.
+"""The operator ``resize``: scales the spatial axes to any extents, nearest, linear or cubic.
 
 The scale of an axis is the ratio of its extents. Nothing is smoothed before: a result depends on
 one, two or four source values of each axis, as in ONNX and PyTorch without antialiasing.
@@ -40,10 +40,10 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def fraction(coordinates: str, i: Array, extent: int, size: int) -> tuple[Array, int]:
-    """Returns the source positions of results ``i`` as numerators and a denominator.
+    """Returns the source positions of results ``i`` as integer numerators and one denominator.
 
-    Integers are used so that a position on the boundary between two values does not depend on
-    rounding.
+    ``extent`` is the source's, ``size`` the result's. Integers are used so that a position on the
+    boundary between two values does not depend on rounding.
     """
     if coordinates == "symmetric":
         return (2 * i + 1) * extent - size, 2 * size
@@ -64,7 +64,11 @@ def _nearest(attrs: Attrs, above: Array, below: int) -> Array:
 
 
 def cubic_weights(t: Array, a: float) -> list[Array]:
-    """Weights of the four values around a point, ``t`` after the second: Keys' cubic."""
+    """Returns the weights of the four values around a point by Keys' cubic with the coefficient
+    ``a``.
+
+    ``t`` is the distance of the point from the second value.
+    """
 
     def near(s: Array) -> Array:
         return ((a + 2) * s - (a + 3)) * s * s + 1
@@ -76,7 +80,10 @@ def cubic_weights(t: Array, a: float) -> list[Array]:
 
 
 def axis_taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:
-    """Returns the indices and weights of each value that the results on an axis depend on."""
+    """Returns one, two or four pairs of arrays: the indices and weights of the results on an axis.
+
+    A pair has one source value of each of the ``size`` results; indices may lie outside the axis.
+    """
     above, below = fraction(attrs.coordinates, np.arange(size), extent, size)
     if attrs.method == "nearest":
         return [(_nearest(attrs, above, below), np.ones(size))]

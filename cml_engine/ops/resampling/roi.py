@@ -1,4 +1,4 @@
-"""Regions of interest: pooled or resampled to one size, whatever their own.
+"""The operators on regions of interest: each region is pooled or resampled to the same size.
 
 A row of ``rois`` holds the first corner, then the second one, outermost axis first: ``y0 x0 y1
 x1``. Rois and batch indices are data that other operators computed, which a GPU cannot refuse:
@@ -81,7 +81,7 @@ def _method(attrs: Attrs) -> str:
 
 
 def _rates(attrs: Attrs) -> list[int]:
-    """Samples of each result, by axis: 1 where every result is one sample."""
+    """Returns the number of samples per result on each axis; 1 without a ``sampling_rate``."""
     return [int(r) for r in attrs.get("sampling_rate", [1] * len(attrs.output_size))]
 
 
@@ -89,19 +89,23 @@ def _rates(attrs: Attrs) -> list[int]:
 
 
 def _corners(rois: Array) -> Array:
-    """The corners as ``[roi, first or second, axis]``, NaN as 0."""
+    """Returns the corners as float64 ``[roi, first or second, axis]``, clamped, with NaN as 0."""
     known = np.nan_to_num(rois.astype(np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
     return known.clip(-LIMIT, LIMIT).reshape(len(rois), 2, rois.shape[1] // 2)
 
 
 def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
-    """Returns the batch item of each roi; an index out of range takes the nearest item."""
+    """Returns the batch item of ``x`` for each roi; an index out of range takes the nearest
+    item."""
     index = np.broadcast_to(batch_index.reshape(-1), len(rois)).clip(0, len(x) - 1)
     return [x[i] for i in index]
 
 
 def _cell_ranges(corners: Array, cells: int, extent: int) -> list[slice]:
-    """Returns a roi's cells on one axis: of equal size and stride, clipped to the input."""
+    """Returns the ranges of the input that a roi's cells cover on one axis, clipped to the input.
+
+    All cells have the same size and stride before clipping.
+    """
     first, last = (int(corner) for corner in corners)
     size = max(last - first, 0)
     starts = [first + i * (size // cells) for i in range(cells)]
@@ -136,7 +140,8 @@ def _greatest(values: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _positions(method: str, corners: Array, count: int) -> Array:
-    """Returns the positions of ``count`` samples of a roi among the input's indices of an axis."""
+    """Returns the positions of ``count`` samples of a roi on one axis, as fractional input
+    indices."""
     first, last = (float(corner) for corner in corners)
     i, size = np.arange(count), last - first
     if method == "symmetric":
@@ -202,7 +207,8 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
-    """Yields parameters of launches that cover ``rows`` times ``width`` values per thread.
+    """Yields the parameters of launches that together cover ``rows`` times ``width`` values per
+    thread.
 
     Each row starts ``nested`` loops anew, which limits the values of one launch.
     """
@@ -232,8 +238,10 @@ def _kernel(kind: str) -> Kernel:
 
 
 def _pool_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost if a roi covers a quarter of the map; its real size is not known
-    beforehand."""
+    """Returns the cost of roi pooling under the assumption that a roi covers a quarter of the map.
+
+    The rois' real sizes are not known beforehand.
+    """
     x, rois = inputs[0], inputs[1].shape[0]
     covered = rois * x.shape[1] * prod(x.shape[2:]) / 4
     return Cost(covered, min(4 * covered, x.nbytes), outputs[0].nbytes)
@@ -264,8 +272,10 @@ _ODD = _rows(
 
 
 def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterator[Case]:
-    """Yields test cases; ``other`` has further attributes in place of ``more``, for two spatial
-    axes."""
+    """Yields test cases with the attributes ``more``, in one to three spatial axes.
+
+    ``other`` has sets of attributes that replace ``more``, for two spatial axes.
+    """
     two = {"output_size": [3, 2], **more}
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)), two, "inside")
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)[:, None]), two, "index [N,1]")

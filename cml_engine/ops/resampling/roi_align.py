@@ -1,7 +1,8 @@
-"""roi_align: regions resampled and pooled as ONNX and PyTorch do, beside NNEF's own roi operators.
+"""The operator ``roi_align``: resamples and pools regions as ONNX and PyTorch do, unlike
+``roi.py``.
 
 A row of ``rois`` is ``x0 y0 x1 y1``. Every result is the average (or the greatest value) of samples
-inside its cell; of how many may depend on the region's size. Rois are data that other operators
+inside its cell; their number may depend on the region's size. Rois are data that other operators
 computed: a NaN is 0, numbers beyond ``LIMIT`` are brought back to it, and a region that is longer
 than two maps takes no more samples than one of two.
 """
@@ -44,12 +45,16 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 
 
 def _most(extent: int, cells: int) -> int:
-    """Returns the number of samples per result on an axis, if it depends on the region's size."""
+    """Returns the largest number of samples per result on an axis, if it depends on the region's
+    size."""
     return -(-2 * extent // cells)
 
 
 def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tuple[Array, int]:
-    """Positions on one axis, and how many belong to a cell."""
+    """Returns the positions of a roi's samples on one axis, and the number of samples per cell.
+
+    ``first`` and ``last`` are the roi's corners.
+    """
     shift = np.float32(0.5 if attrs.half_pixel else 0.0)
     start = first * np.float32(attrs.scale) - shift
     size = last * np.float32(attrs.scale) - shift - start
@@ -63,7 +68,10 @@ def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tu
 
 
 def _neighbours(at: Array, extent: int) -> tuple[Array, Array, Array, Array]:
-    """Returns two indices and their weights; both weights are 0 more than one value outside."""
+    """Returns the lower indices, the upper indices and their weights for linear interpolation.
+
+    Both weights are 0 at positions more than one value outside.
+    """
     inside = (at >= -1) & (at <= extent)
     at = at.clip(0, extent - 1)
     low = np.floor(at).astype(np.int64)
@@ -137,8 +145,8 @@ _KERNEL = Kernel(
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost; the number of samples is assumed to be four if it depends on the
-    region's size."""
+    """Returns the cost with four samples per result if their number depends on the region's
+    size."""
     samples = attrs.sampling_ratio**2 or 4
     read = min(16.0 * samples * outputs[0].size, inputs[0].nbytes)
     return Cost(12.0 * samples * outputs[0].size, read, outputs[0].nbytes)
