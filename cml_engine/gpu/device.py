@@ -106,7 +106,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The names of adapter and driver."""
+        """A text with the names of the adapter and its driver."""
         return f"{self.info.get('device')} ({self.info.get('description')})"
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gpu(Device):
-    """One device and its queue.
+    """A GPU on which networks run: one wgpu device with its queue and its memory.
 
     If ``dump_kernels`` is set to a folder, every pipeline built from then on writes its sources
     there (``cml_engine/gpu/shaders/dump.py``). Its initial value is the environment's

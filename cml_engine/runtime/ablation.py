@@ -81,11 +81,11 @@ class AblationReport:
         )
 
     def json(self) -> str:
-        """The report as a JSON object."""
+        """Returns the report as the text of a JSON object."""
         return json.dumps({**asdict(self), "share": self.share}, indent=2)
 
     def csv(self) -> str:
-        """The report as a CSV header and one row."""
+        """Returns the report as CSV text: a header and one row."""
         fields = ("operator", "count", "with_ms", "without_ms", "gain_ms", "share")
         return ",".join(fields) + "\n" + ",".join(str(getattr(self, f)) for f in fields)
 

@@ -125,5 +125,5 @@ def stored_tolerance(
 
 
 def integer_results(plan: Plan) -> frozenset[str]:
-    """Returns the titles of the nodes whose weights are stored as fixed-point steps."""
+    """Returns the set of titles of the nodes whose weights are stored as fixed-point steps."""
     return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())

@@ -51,7 +51,7 @@ class TensorStatistics:
         return cls(float(finite.min()), float(finite.max()), mean, nan, inf, zeros)
 
     def row(self) -> dict[str, Any]:
-        """Returns the statistics as a JSON object for the index of a dump."""
+        """Returns extremes, mean, and numbers of NaN and infinities as a dict for an index."""
         return {
             "min": self.low,
             "max": self.high,

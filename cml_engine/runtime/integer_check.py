@@ -135,9 +135,9 @@ def random_words(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
-    """Returns, by input, the number of values outside the range of the input's words.
+    """Returns the number of values outside the range of the input's words, by input.
 
-    Inputs without any are left out.
+    Inputs without any such value are left out.
     """
     found = {}
     for name, line in read_quant_params(graph).items():

@@ -59,9 +59,9 @@ def check_nodes(
 ) -> Iterator[NodeCheck]:
     """Runs the optimized graph once on the GPU, then yields the check of each node in order.
 
-    The GPU uses the same kernels as a session. With ``"half"``, NumPy's results are rounded as
-    they are stored. ``written`` is the graph before the passes; decisions may use its tensor
-    names.
+    The GPU uses the same kernels as a session. If ``storage`` is ``"half"``, NumPy's results are
+    rounded as they are stored. ``written`` is the graph before the passes; decisions may use its
+    tensor names.
     """
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
     plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)

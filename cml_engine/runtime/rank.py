@@ -138,11 +138,11 @@ class RankReport:
         return "\n".join(lines)
 
     def json(self) -> str:
-        """The whole report as a JSON object."""
+        """Returns the whole report as the text of a JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     def csv(self) -> str:
-        """The rows as comma-separated values with a header."""
+        """Returns the rows, one per type of operator, as CSV text with a header."""
         fields = ("name", "percentage", "ms", "count", "average_ms", "gflops", "gbytes_per_s")
         lines = [",".join(fields)]
         lines += [",".join(str(getattr(row, f)) for f in fields) for row in self.rows]

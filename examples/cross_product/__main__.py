@@ -33,9 +33,9 @@ class Row:
 
 
 def networks() -> tuple[cml.Graph, cml.Graph]:
-    """Loads the model twice: with ``cross`` expanded into standard operators, then as one operator.
+    """Returns the model with ``cross`` expanded, and with ``cross`` as one operator.
 
-    It unregisters and registers the operator ``cross`` on the way.
+    Both come from one file. The operator ``cross`` is unregistered and registered on the way.
     """
     cml.unregister("cross")
     composed = cml.load(MODEL)

@@ -50,7 +50,10 @@ class Enlarge(nn.Module):  # type: ignore[misc]
 
 
 class Pairs:
-    """Pictures for training, each small and at twice the size; yields random patches of both."""
+    """Pictures for training, each small and at twice the size.
+
+    :meth:`batch` cuts random patches of both.
+    """
 
     def __init__(self, folder: Path, rng: np.random.Generator) -> None:
         self.rng = rng

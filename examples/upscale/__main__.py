@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parents[2] / "out"
 
 
 class StepFailed(Exception):
-    """A ``cml`` command that ended with an exit code other than 0."""
+    """Raised if a ``cml`` command ends with an exit code other than 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -60,9 +60,9 @@ def enlarge(model: Path, photo: Path, result: Path, backend: str) -> float:
 
 
 def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | None) -> None:
-    """Writes pictures before and after to ``out``, and a part of both to ``excerpt``, if given.
+    """Writes ``before``, and both pictures side by side, to the folder ``out``.
 
-    Prints the paths of the files.
+    Writes a part of both to the file ``excerpt``, if given. Prints the paths of all pictures.
     """
     titles = ("before: bicubic", "after: network")
     before.save(out / "before.png")

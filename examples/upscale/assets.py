@@ -19,7 +19,7 @@ CACHE = Path(__file__).resolve().parents[2] / "out" / "cache"
 
 
 class AssetError(Exception):
-    """A download that failed or has the wrong content."""
+    """Raised if a download fails or has the wrong content."""
 
 
 @dataclass(frozen=True)

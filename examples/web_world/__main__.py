@@ -79,7 +79,7 @@ def write_player(folder: Path, *names: str) -> None:
 
 
 def main() -> None:
-    """Writes the page, the player and the networks to the folder that was named."""
+    """Writes the page, the player and the networks to the folder named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.web_world", description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -271,7 +271,10 @@ class FrameExecutor(JobExecutor):
         return timings
 
     def _lose(self, frames: Sequence[int]) -> None:
-        """Marks the runs of frames that were ended but never submitted as wrong."""
+        """Marks the runs of frames that were ended but never submitted as wrong.
+
+        Requests the readbacks of these frames again.
+        """
         for frame in frames:
             why = (
                 f"frame {frame} was encoded and never submitted, so its numbers are wrong. Submit "

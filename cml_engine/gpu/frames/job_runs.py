@@ -44,7 +44,10 @@ class JobRuns:
         return run
 
     def lose(self, lost: Iterable[JobRun], why: str) -> None:
-        """Marks the ``lost`` runs, and all runs that read their results, as wrong."""
+        """Marks the ``lost`` runs, and all runs that read their results, as wrong.
+
+        ``why`` is the reason that each run stores.
+        """
         with self._lock:
             self.losses += 1
             for run in lost:

@@ -156,7 +156,10 @@ class JobExecutor:
         self._give_up_reserved(network)
 
     def resume_job(self, network: GpuProgram) -> None:
-        """Reverts :meth:`end_job` in an abandoned frame; the job keeps the network's memory."""
+        """Reverts :meth:`end_job` in an abandoned frame: the job keeps the network's memory.
+
+        The results in the memory are marked as invalid.
+        """
         self._ended.remove(network)
         network.retained.spoil()
 

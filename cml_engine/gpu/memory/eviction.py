@@ -1,4 +1,4 @@
-"""The order in which memory is freed when there is no room."""
+"""Frees memory in a fixed order when there is no room."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tenant(Protocol):
 
 
 class Eviction:
-    """The order in which memory is freed: unused heaps, the host's callbacks, then idle models.
+    """Frees memory in this order: unused heaps, the host's callbacks, then idle models.
 
     ``free_unused`` runs deferred frees and destroys empty heaps.
     """
@@ -66,7 +66,7 @@ class Eviction:
         self._tenants.add(tenant)
 
     def may_come_free(self, but: Tenant | None = None) -> bool:
-        """Returns True if a model other than ``but`` has memory that can be evicted later."""
+        """Returns True if a model except ``but`` is in use and has memory to evict later."""
         return any(t.evictable_later for t in list(self._tenants) if t is not but)
 
     def lasting_bytes(self, but: Tenant | None) -> int:

@@ -78,8 +78,8 @@ def refuse_own_memory(program: InputOwner, name: str, value: object) -> None:
 def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, object]) -> list[Load]:
     """Returns the dispatches that load GPU inputs before a run, in the order of the inputs.
 
-    A texture needs one that reads it. A texture or tensor that must be quantized from a staging
-    copy needs one that quantizes it. The loads are not bound to memory yet.
+    A texture yields a load that reads it. A value that must be quantized from a staging copy
+    yields a load that quantizes it. The loads are not bound to memory yet.
     """
     loads: list[Load] = []
     for name, value in inputs.items():
@@ -101,9 +101,9 @@ def take_over(
 ) -> list[Load]:
     """Brings inputs that are on the device into the program's memory.
 
-    Records the copies of tensors into ``encoder`` and returns the loads, bound to memory, which
-    must run before the program's first step. Raises :class:`InputError` if an input does not
-    fit.
+    Records the copies of tensors, or their quantization, into ``encoder``. Returns the loads of the
+    other inputs, bound to memory, which must run before the program's first step. Raises
+    :class:`InputError` if an input does not fit.
     """
     for name, value in inputs.items():
         if on_device(value):

@@ -149,7 +149,7 @@ class Preparation:
             self._pipeline(key)
 
     def _pipeline(self, key: Variant) -> Pipeline:
-        """Returns the variant's pipeline. The thread that builds it reports the progress."""
+        """Returns the variant's pipeline; builds it, and reports the progress, if it is new."""
         found = self._pipelines.get(key)
         if found is None:
             found = self._gpu.pipeline(key)
@@ -181,7 +181,7 @@ class Builder:
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
-        """Queues ``work`` for the network and returns its future; work runs in this order."""
+        """Queues ``work`` of a network behind all earlier work and returns its future."""
         with self._lock:
             self._waiting += 1
         return self._thread.submit(self._do, network, work)

@@ -40,7 +40,7 @@ class _Launch:
     def dispatch(
         self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
     ) -> None:
-        """Dispatches ``count`` workgroups of the slice at offset ``slot``.
+        """Records a dispatch of ``count`` workgroups of the slice at offset ``slot``.
 
         A row has at most ``width`` workgroups.
         """

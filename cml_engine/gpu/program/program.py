@@ -185,7 +185,7 @@ class GpuProgram(PreparedProgram):
 
     @property
     def built_on(self) -> list[JobRun]:
-        """The jobs whose results a new run may read, through variables and retained tensors."""
+        """The runs of jobs whose results a new run may read, by variables and retained tensors."""
         updated_by = [] if self._updated_by is None else [self._updated_by]
         return [*self.retained.built_on, *updated_by]
 

@@ -50,7 +50,7 @@ class RetainedValues:
 
     @property
     def built_on(self) -> list[JobRun]:
-        """The run whose retained values a run that begins now may read; empty if there is none."""
+        """The run whose retained values a new run may read, as a list of at most one."""
         run = self._run
         return [] if self._plan.reuse is None or run is None or run.harm else [run]
 
@@ -62,7 +62,7 @@ class RetainedValues:
         )
 
     def inherit(self, before: RetainedValues) -> None:
-        """Copies the input values of ``before``: of the network that this one replaces."""
+        """Copies the input values of ``before``, the state of the replaced network."""
         self.values, self.promised = dict(before.values), set(before.promised)
 
     def promise(self, names: Collection[str]) -> None:

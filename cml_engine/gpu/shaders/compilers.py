@@ -35,7 +35,7 @@ _PROFILES = {"compute": "cs_6_2", "vertex": "vs_6_2", "fragment": "ps_6_2"}
 
 
 class CompilerError(Exception):
-    """The compiler's diagnostics for a source that it rejected."""
+    """Raised if the compiler rejects a source; its text is the diagnostics."""
 
 
 @dataclass(frozen=True, slots=True)

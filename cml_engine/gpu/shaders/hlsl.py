@@ -240,7 +240,7 @@ def _wgsl(key: ShaderKey) -> str:
 
 
 def for_naga(wgsl: str) -> str:
-    """Returns WGSL as naga accepts it: subgroups not enabled by a line, lanes unsigned."""
+    """Returns WGSL for naga: without ``enable subgroups``, and with unsigned lanes."""
     return with_unsigned_lanes(wgsl.replace("enable subgroups;", ""))
 
 
@@ -317,7 +317,7 @@ def _compile(key: ShaderKey, target: str) -> bytes:
 
 
 def digest(key: ShaderKey, target: str) -> str:
-    """Returns a digest of everything that determines the variant's code for this target."""
+    """Returns a hexadecimal digest of all that determines the variant's code for this target."""
     # without paths and line numbers: the same kernel in another folder has the same digest
     source = _prelude(key) + own_source(key)
     parts = (compilers.OPTIONS, target, digest_of(source, key.path.parent))

@@ -32,7 +32,7 @@ def _read(file: Path, _changed: int, _size: int) -> str:
 
 
 def included(source: str, folder: Path) -> dict[Path, str]:
-    """Returns the path and text of every file that the source includes, directly or indirectly.
+    """Returns the text, by path, of every file that the source includes directly or indirectly.
 
     Includes are searched for in the folder of the including file, in ``folder``, then among the
     engine's own.

@@ -65,7 +65,7 @@ class ParamBlock:
         return block.tobytes()
 
     def hlsl(self) -> str:
-        """Returns HLSL accessors, one per field: ``alpha`` of a value, ``shape(i)`` of arrays."""
+        """Returns HLSL text with an accessor per field: ``alpha``, or ``shape(i)`` of an array."""
         lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
         for f in self.fields:
             at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"

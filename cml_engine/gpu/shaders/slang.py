@@ -20,7 +20,7 @@ from typing import IO
 
 
 class SlangError(Exception):
-    """The compiler's diagnostics for a source that it rejected."""
+    """Raised if the compiler rejects a source; its text is the diagnostics."""
 
 
 class Slang:

@@ -49,9 +49,9 @@ class FrameTimer:
 
     @property
     def untimed_frames(self) -> int:
-        """The number of frames that had too many passes, or came while too many were in flight.
+        """The number of frames that were not timed.
 
-        They were not timed.
+        They had too many passes, or too many frames were in flight.
         """
         return self._ring.dropped if self._ring else 0
 

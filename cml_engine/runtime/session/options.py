@@ -22,7 +22,7 @@ from cml_engine.errors.arguments import (
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """The options of compiling a network.
+    """The options with which a session compiles its network.
 
     Parameters
     ----------

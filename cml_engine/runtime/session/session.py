@@ -127,7 +127,7 @@ class Session:
 
     @property
     def backend(self) -> str:
-        """``"cpu"`` or ``"gpu"``."""
+        """The name of the backend: ``"cpu"`` or ``"gpu"``."""
         return "cpu" if self.gpu is None else "gpu"
 
     @property

@@ -67,7 +67,7 @@ class TrialNode:
 
 
 class Bench:
-    """The choices of a session's plan, ready to be measured.
+    """The choices of a session's plan, ready to be measured: :attr:`candidates`.
 
     :func:`cml_engine.runtime.tuning.tune` measures all at once, ``scheduler.Tuning`` measures
     them in the frames of a game. With ``again``, choices that are already in the device's table

@@ -96,7 +96,7 @@ class TuneReport:
         )
 
     def json(self) -> str:
-        """The report as a JSON object."""
+        """Returns the report as the text of a JSON object."""
         found: dict[str, Json] = {
             "model": self.model,
             "device": self.device,

@@ -95,13 +95,16 @@ class Trial:
             paired.rounds.append((ms[option], ms[self.default]))
 
     def drop(self, option: str, why: str) -> None:
-        """Excludes an option that cannot be timed; if it is the default, excludes all options."""
+        """Excludes an option that cannot be timed, for the reason ``why``.
+
+        If it is the default, all options are excluded.
+        """
         for name in self.options if option == self.default else (option,):
             self._dropped[name] = why
 
     @property
     def dropped(self) -> Mapping[str, str]:
-        """The options that could not be timed, with the reasons."""
+        """The reasons why options could not be timed, by option."""
         return self._dropped
 
     @property
