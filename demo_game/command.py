@@ -1,4 +1,4 @@
-"""The game's command line."""
+"""The game's command line: its options, and the runs in a window, headless, or on the CPU."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ _LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that a game starts with."""
+    """The settings that a game starts with: its world, networks, light and detail."""
 
     seed: int = 7
     models: Path | None = None

@@ -41,7 +41,7 @@ MODES = ("off", "sliced", "layer", "unsliced")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a headless run."""
+    """The options of a headless run: its frames, mode and clock, and what it draws."""
 
     frames: int = 600
     mode: str = "sliced"

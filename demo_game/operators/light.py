@@ -1,8 +1,9 @@
-"""``shading(heights, cell)``: light that depends on the land's shape only, baked per tile.
+"""The operator ``shading(heights, cell)``: light that depends on the land's shape only, baked per
+tile.
 
 Four channels in [0, 1]: the normal's x and z (0.5 is upright), the share of the sky that is open
 (Max, "Horizon mapping: shadows for bump-mapped surfaces", 1988: the horizon in eight directions),
-and sunlight with a soft edge. All looks stay within the apron, so neighbours agree.
+and sunlight with a soft edge. No sample outside the apron is read, so neighbours agree.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def patterns() -> Array:
 def _noise(random: np.random.Generator, fall: float, low: float, high: float) -> Array:
     """Returns periodic noise (256, 256) of mean 0 and standard deviation 1.
 
-    It has between ``low`` and ``high`` waves per side; their power falls with the frequency to the
-    power ``fall``.
+    It has between ``low`` and ``high`` waves per side, whose amplitudes fall with the frequency
+    to the power ``fall``.
     """
     frequency = np.fft.fftfreq(SIDE, 1 / SIDE)
     radius = np.hypot(frequency[:, None], frequency[None, :])

@@ -1,4 +1,4 @@
-"""The presets of a picture's quality."""
+"""The quality presets of the picture, and the choice of one for a device."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The trained agents as integer networks: ``python -m demo_game.training.integer``.
 
-Of each agent the part that was trained: what it begins and ends with that is fixed (differences,
-altitudes, the cubic between coarse samples) is done in whole numbers by the operators around it
-(``demo_game/operators/exact``). So one network is right for all levels and heights of the world,
-and its ends are words times powers of two, which both sides hold exactly.
+Each network is the trained part of an agent. The fixed calculations at its beginning and end
+(differences, altitudes, the cubic between coarse samples) are done in integers by the operators
+around it (``demo_game/operators/exact``). So one network is right for all levels and heights of the
+world. Its inputs and outputs are integers times powers of two, which both sides represent exactly.
 """
 
 from __future__ import annotations

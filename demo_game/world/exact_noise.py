@@ -1,12 +1,12 @@
-"""The land of the integer world before any agent has seen it: ``noise.py`` in whole numbers.
+"""The integer world's land before any network: ``noise.py`` in integers.
 
-This is the definition; the operators in ``demo_game/operators/exact`` compute the same on the GPU.
-Nothing here is a float and nothing is measured: sums and products of integers, shifts that round
-down, and so the same numbers on every machine. No value needs more than 32 bits. Heights are whole
-``1 / 1024`` of a metre between -8192 and 8192 m, gradient noise is in steps of ``2**-23``.
+This is the definition; the operators in ``demo_game/operators/exact`` compute the same on the
+GPU. It uses only sums and products of integers and shifts that round down, so the numbers are
+the same on every machine. No value needs more than 32 bits. Heights are in 1024ths of a metre,
+from -8192 to 8192 m; gradient noise is in steps of ``2**-23``.
 
-:data:`WORLD_VERSION` is part of every hash of the integer world: who changes a number here, or in
-those operators, raises it.
+:data:`WORLD_VERSION` is part of every hash of the integer world. Raise it with every change of a
+number here or in those operators.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Returns how ridged the land is, 0 to ``2**14``."""
+    """Returns the share of ridges in the land (the rest are hills), 0 to ``2**14``, by the
+    continents' noise."""
     t = ((continent + SHELF) >> 8).clip(0, 1 << 14)
     return multiply_shift((t * t) >> 14, (3 << 14) - 2 * t, 14)
 

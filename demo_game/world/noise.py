@@ -1,12 +1,12 @@
-"""The land before any agent has seen it: gradient noise in octaves, in NumPy.
+"""The land before any network: gradient noise in octaves, in NumPy.
 
 This is the definition; the operators in ``demo_game/operators`` compute the same on the GPU. An
 octave has a wavelength of ``4 * 2**j`` metres. At a cell of ``4 * 2**level`` metres that is
 ``2**(j - level)`` cells, so lattice point and fraction of an integer cell number are exact
 (Perlin, "Improving noise", 2002, has the fade and the lattice; the gradients are hashed).
 
-Coarse heights hold the octaves that a coarse sample can carry (8 cells and longer); ``detail``
-holds the two below (4 and 2 cells), in cells: what the upres agent is given to work with.
+Coarse heights have the octaves that a coarse sample can represent (8 cells and longer). ``detail``
+has the two octaves below (4 and 2 cells), in cells; it is an input of the upres network.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Returns how ridged the land is, 0 to 1."""
+    """Returns the share of ridges in the land (the rest are hills), 0 to 1, by the continents'
+    noise."""
     t = np.clip((continent + np.float32(0.1)) * np.float32(1 / 0.5), 0, 1)
     result: Array = t * t * (np.float32(3) - np.float32(2) * t)
     return result

@@ -300,7 +300,7 @@ NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x
 def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
     """A network is refused if an output's name cannot be an array of the store; nothing is written.
 
-    An ONNX file may name its outputs anything, such as ``../x``.
+    An ONNX file may name its outputs anything, such as ``../../evil``.
     """
     facts = {"x": Fact("scalar", (2,)), **{name: Fact("scalar", (2,)) for name in names}}
     nodes = tuple(Node("relu", ("x",), (name,)) for name in names)

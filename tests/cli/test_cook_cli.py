@@ -80,10 +80,10 @@ def test_a_cooked_file_runs_as_its_model_does(folder, capsys, tmp_path):
 
 
 def test_only_the_command_line_makes_a_file_trusted(folder):
-    """A cooked file's kernels are trusted only with ``--trusted``, which every command with a model
-    has.
+    """A cooked file's kernels are trusted only with ``--trusted``; the file's own claim has no
+    effect.
 
-    The file's own claim to be trusted has no effect.
+    Every command that loads a model has the option, except ``convert``.
     """
     file = folder / "small.cml"
     (commands,) = (action.choices for action in parser()._actions if action.choices)

@@ -54,7 +54,7 @@ def test_the_worlds_hash_is_of_rules_models_and_seed():
 
 
 def _turned(chain, name):
-    """Returns a copy of the chain in which one weight of one network is one step nearer to zero."""
+    """Returns a copy of the chain in which one weight of one network is changed by one step."""
     graph = chain.graphs[name]
     label = next(label for label in graph.constants if label.endswith("_filter"))
     weights = graph.constants[label].copy()
