@@ -1,1 +1,1 @@
-"""Tools for people: the command line, reports, panels, and checks of a game's own operators."""
+"""Tools for people: the command line, reports, panels, and checks of single operators."""

@@ -1,4 +1,4 @@
-"""Checks of a single operator, generated from its declaration; for this project and for games.
+"""Checks single operators on the GPU, by their declarations; for this project and for games.
 
 >>> print(check("cross"))                          # doctest: +SKIP
 cross: 4 cases in 8 runs on the GPU, worst error 0.0 % of the tolerance
@@ -136,9 +136,11 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
-    """Yields all cases of an operator.
+    """Yields each test of an operator: its case, a one-node graph, the input values and the
+    layouts.
 
-    Each case has computed and constant operands, and every layout that the kernel accepts.
+    Each case is tested with computed and with constant operands, and in every layout that the
+    kernel accepts.
     """
     for case in spec.cases:
         for constants in (False, True) if len(case.inputs) > 1 else (False,):
@@ -150,7 +152,7 @@ def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict
 def case_graph(
     op: str, case: Case, *, constants: bool = False, seed: int = 0
 ) -> tuple[Graph, dict[str, Array]]:
-    """Returns a graph of the one node that a case describes, and its input values.
+    """Returns a one-node graph for a case of operator ``op``, and its random input values by name.
 
     With ``constants`` all inputs but the first are constants, like a model's weights.
     """
@@ -174,7 +176,7 @@ def case_graph(
 
 
 def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
-    """Returns the attributes completed with the defaults of the operator's signature."""
+    """Returns the ``given`` attributes and the signature's defaults for the others."""
     signature = signature_of(lookup(op))
     defaults: dict[str, Any] = {}
     for param in signature.attrs if signature else ():
@@ -192,7 +194,7 @@ def check_on_gpu(
     layouts: Mapping[str, str] | None = None,
     partitions: int = 2,
 ) -> float:
-    """Runs a case on the GPU and returns the worst error as a share of the tolerance.
+    """Checks one case on the GPU and returns the worst error as a share of the tolerance.
 
     Raises ``AssertionError`` with the reason if it fails.
     """
@@ -209,8 +211,9 @@ def check_graph(
     partitions: int = 2,
     variants: VariantTable = NO_VARIANTS,
 ) -> float:
-    """Checks a graph of any nodes like :func:`check_on_gpu`, each node with its own tolerance.
+    """Checks a graph of any nodes on the GPU, each node with its own tolerance.
 
+    Returns the worst error as a share of the tolerance; raises ``AssertionError`` if a check fails.
     Operators without a CPU function, and all operators after them, are not compared.
     """
     from cml_engine.cpu.tolerances import node_tolerance
@@ -246,9 +249,11 @@ def check_graph(
 def reference(
     graph: Graph, inputs: Mapping[str, Array], layouts: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Array]:
-    """Returns every tensor of the graph computed with NumPy, rounded if its layout stores 16 bits.
+    """Returns every tensor of the graph by name, computed with NumPy; constants and inputs are
+    included.
 
-    Tensors that depend on an operator without a CPU function are missing.
+    A tensor whose layout stores 16 bits is rounded. Tensors that depend on an operator without a
+    CPU function are missing.
     """
     given = {n: round_to_half(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
     values: dict[str, Array] = {**graph.constants, **given}
@@ -269,7 +274,11 @@ def reference(
 def random_partition(
     whole: Sequence[tuple[int, int, int]], seed: int
 ) -> list[tuple[int, int, int]]:
-    """Returns every step's workgroups cut at random places, the parts in random order."""
+    """Returns the steps' workgroups as ranges ``(step, first, count)``, cut at random places.
+
+    Steps stay in order; the ranges of one step are in random order. ``whole`` has one range per
+    step.
+    """
     generator = random.Random(seed)
     parts: list[tuple[int, int, int]] = []
     for step, _, groups in whole:
@@ -281,7 +290,11 @@ def random_partition(
 
 
 def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
-    """Yields the layouts other than plain that a node's kernel must support."""
+    """Yields each combination of layouts other than plain that a one-node graph's kernel must
+    support.
+
+    A combination has the layouts by tensor name.
+    """
     node = graph.nodes[0]
     if weights := matrices_in_half(graph):
         yield dict.fromkeys(weights, HALF)
@@ -320,7 +333,10 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
 
 
 def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> Array:
-    """Runs the program and returns the whole arena, including memory that no step writes."""
+    """Runs the program in these workgroup ranges, in an arena filled with a sentinel value.
+
+    Returns the whole arena afterwards, including memory that no step writes.
+    """
     from cml_engine.gpu.program import inspect
 
     inspect.fill_arena(program, SENTINEL)
@@ -329,7 +345,8 @@ def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int,
 
 
 def _check_guards(program: Any, arena: Array) -> None:
-    """Asserts that only inputs, outputs and scratch memory differ from the sentinel."""
+    """Asserts that the arena still holds the sentinel everywhere outside tensors and scratch
+    memory."""
     free = np.ones(arena.size, bool)
     plan = program.plan
     used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
@@ -342,7 +359,8 @@ def _check_guards(program: Any, arena: Array) -> None:
 
 
 def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
-    """Asserts that a kernel did not write to its inputs, which are bound as writable."""
+    """Asserts that the inputs on the GPU still have their values, as kernels could write to
+    them."""
     from cml_engine.gpu.program import inspect
 
     for name, place in program.plan.inputs.items():

@@ -42,7 +42,8 @@ ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
 def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
-    """Loads the model; its open inputs get the shapes of their ``-i`` files.
+    """Loads the model and returns it; inputs without a fixed shape get the shapes of their ``-i``
+    files.
 
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
     constant with the value of its file.
@@ -72,9 +73,11 @@ def load_open(
     shape_of: Callable[[str, Known], Shape | None],
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Loads the model; its open inputs get their shapes from ``shape_of``.
+    """Loads the model and returns it; inputs without a fixed shape get their shapes from
+    ``shape_of``.
 
-    ``shape_of`` receives the name of the input and the known extents.
+    ``shape_of`` receives the name of the input and the known extents. If it returns None, the load
+    fails with :class:`OpenShape`.
     """
     shapes = named_shapes(a.shape)
     while True:
@@ -92,7 +95,11 @@ def load_model(
     shapes: Shapes | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Loads the model that the command line names; prints a note if its weights are random."""
+    """Returns the graph of the model file that the command line names, cooked files included.
+
+    Prints a note if its weights are random. Raises :class:`InputError` for options that cannot
+    change a cooked file.
+    """
     random = getattr(a, "random_weights", None)
     if is_cooked(a.model):
         given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
@@ -116,7 +123,8 @@ def load_model(
 
 
 def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
-    """Parses ``NAME=VALUE`` and ``NAME=FILE`` pairs into arrays by name."""
+    """Returns the arrays of the ``NAME=VALUE`` and ``NAME=FILE`` pairs of ``--constant``, by
+    name."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -129,7 +137,8 @@ def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _constant(name: str, value: str) -> Any:
-    """Parses a number, a list of numbers, or the name of a file with an array."""
+    """Returns the array that ``value`` denotes: a number, a list of numbers, or a file with an
+    array."""
     if Path(value).suffix.lower() in (".npy", ".npz"):
         return array_files.read_any(value, name)
     try:
@@ -145,7 +154,7 @@ def _constant(name: str, value: str) -> Any:
 
 
 def is_cooked(model: str) -> bool:
-    """Returns True if a file is cooked, by its suffix or its first bytes."""
+    """Returns True if the file is a cooked model, by its suffix ``.cml`` or its first bytes."""
     if Path(model).suffix.lower() == ".cml":
         return True
     with contextlib.suppress(OSError), Path(model).open("rb") as file:
@@ -154,7 +163,8 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Parses ``NAME=1,3,64,64`` pairs into shapes by name; a single input needs no name."""
+    """Returns the shapes of ``NAME=1,3,64,64`` pairs by name; a shape without a name gets the
+    name ""."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -168,7 +178,7 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _one_shape(text: str) -> tuple[int, ...]:
-    """Parses ``1,3,64,64``; an empty text is the shape of a scalar."""
+    """Returns the shape that a text such as ``1,3,64,64`` denotes; an empty text is a scalar's."""
     try:
         return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
     except InputError as error:
@@ -184,7 +194,8 @@ def compile_options(a: argparse.Namespace) -> CompileOptions:
 
 
 def read_decisions(a: argparse.Namespace) -> Decisions:
-    """Returns the decisions in the file of ``--decide``; none without that option."""
+    """Returns the planning decisions in the JSON file of ``--decide``; empty without that
+    option."""
     file = getattr(a, "decide", None)
     if file is None:
         return {}
@@ -217,7 +228,10 @@ def write_decisions(
 
 
 def load_facts(a: argparse.Namespace) -> ModelFacts:
-    """Loads the model, and writes the file of ``--decisions``; runs nothing."""
+    """Loads the model and returns its facts, which are computed when they are read; runs nothing.
+
+    Writes the file of ``--decisions`` if requested.
+    """
     from cml_engine.tools.report.model_facts import ModelFacts
 
     graph = load_model(a)
@@ -234,7 +248,7 @@ def session_of(
     options: CompileOptions | None = None,
     **more: Any,
 ) -> Session:
-    """Returns the session that a command runs, and writes the file of ``--decisions``.
+    """Compiles the graph for a backend and returns the session; writes the file of ``--decisions``.
 
     A terminal shows the progress of the compilation.
     """
@@ -246,7 +260,7 @@ def session_of(
 
 
 def storage_of(a: argparse.Namespace) -> Storage:
-    """Returns the storage that ``--half`` selects."""
+    """Returns ``"half"`` with the option ``--half``, else ``"float"``."""
     return "half" if a.half else "float"
 
 
@@ -257,9 +271,10 @@ def arena_limit_of(a: argparse.Namespace) -> int:
 
 
 def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
-    """Parses ``NAME=FILE`` pairs into files by name; each name must be one of ``facts``.
+    """Returns the files of ``NAME=FILE`` pairs by name; each name must be one of ``facts``.
 
     After the file, a conversion of its values may follow: ``NAME=FILE:scale=2,shift=-1``.
+    ``what`` is "input" or "output", for messages. The files are not opened.
     """
     found: dict[str, NamedFile] = {}
     for pair in pairs:
@@ -277,7 +292,7 @@ def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict
 
 
 def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """Yields the items, and shows a progress bar on a terminal."""
+    """Yields the items unchanged while a terminal shows a progress bar of ``total`` items."""
     if not sys.stderr.isatty():
         yield from items
         return
@@ -289,7 +304,10 @@ def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
 
 @contextlib.contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on a terminal; yields the function that updates it."""
+    """A context manager that shows a progress bar on a terminal.
+
+    It yields the function that updates the bar: it takes the number of finished items of ``total``.
+    """
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -303,7 +321,7 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Shows the stages of a compilation on a terminal.
+    """A context manager that shows the stages of a compilation on a terminal.
 
     Yields the callback for ``Session(on_progress=…)``, or None without a terminal.
     """
@@ -326,9 +344,11 @@ def stages() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:
-    """Returns the requested backend.
+    """Returns the backend that the options select: ``"auto"``, ``"gpu"``, ``"cpu"`` or a GPU
+    object.
 
-    This is a GPU object if options need one, such as those that dump kernels or show their prints.
+    It is a GPU object if options need one, such as those that dump kernels or show their prints.
+    Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
     """
     if a.half and a.backend == "cpu":
         raise InputError("--half needs a GPU, as NumPy stores 32 bits: leave --backend cpu out")
@@ -352,7 +372,11 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
 
 
 def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Returns a session on a GPU with timestamp queries, and inputs for it."""
+    """Returns a session on a GPU with timestamp queries, and its inputs by name, from files or
+    random.
+
+    Raises :class:`DeviceError` if the GPU cannot time frames.
+    """
     session = session_of(a, load_for_inputs(a), "gpu")
     assert session.gpu is not None
     if not session.gpu.has_timestamps:

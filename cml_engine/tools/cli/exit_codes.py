@@ -1,4 +1,4 @@
-"""The exit codes of commands, and one readable message for any error."""
+"""Runs commands: turns any error into an exit code and one readable message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def escaped(text: str) -> str:
 
 
 class Escaped(io.TextIOBase):
-    """A stream that escapes control characters in all text written to it."""
+    """A text stream that passes text on to another stream, with control characters escaped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -53,10 +53,10 @@ class Escaped(io.TextIOBase):
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code.
+    """Runs a command and returns its exit code, or the code of the error that it raised.
 
     The code is 2 for errors that the caller can correct, 1 for internal errors, and 130 after an
-    interrupt. Never raises, except for internal errors if ``CML_DEBUG`` is set.
+    interrupt. Prints the error. Never raises, except for internal errors if ``CML_DEBUG`` is set.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The engine's log on standard error: warnings always, more with ``-v``."""
+"""Prints the engine's log on standard error: warnings always, more with ``-v``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _ToStderr(logging.Handler):
-    """A handler that prints a line for each record on the current standard error."""
+    """A log handler that prints one line per record to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         said = f"cml: {record.levelname.lower()}: {record.getMessage()}"
@@ -23,7 +23,7 @@ class _ToStderr(logging.Handler):
 
 
 def add_option(parser: CommandParser) -> None:
-    """Adds ``-v`` to a command."""
+    """Adds the option ``-v`` to a command's parser; ``a.verbose`` counts its uses."""
     parser.group(GENERAL).add_argument(
         "-v",
         "--verbose",
@@ -35,7 +35,10 @@ def add_option(parser: CommandParser) -> None:
 
 @contextlib.contextmanager
 def logging_to_stderr(verbose: int) -> Iterator[None]:
-    """Shows the engine's log messages inside the ``with`` block."""
+    """Prints the engine's log messages to standard error inside the ``with`` block.
+
+    ``verbose`` is the number of ``-v`` options: the more, the lower the level.
+    """
     level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
     handler = _ToStderr()
     loggers = [logging.getLogger(name) for name in _PACKAGES]

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> CommandParser:
-    """Returns the parser of the command line.
+    """Returns the parser of the whole command line, with a subparser for each command.
 
     Every module in ``commands/`` and its subpackages is a command of its name.
     """
@@ -60,7 +60,7 @@ def parser() -> CommandParser:
 
 
 def _overview(loaded: Mapping[str, ModuleType]) -> str:
-    """Returns the text of ``cml --help``: the commands by group, with a line each."""
+    """Returns the text of ``cml --help``: the commands by group, each with its one-line help."""
     lines = [_ABOUT]
     for group in commands.GROUPS:
         rows = [f"  {n:9s} {c.__doc__}" for n, c in loaded.items() if group == c.GROUP]
@@ -89,7 +89,10 @@ def _start(argv: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Sets environment variables for a command and its worker processes; None changes nothing."""
+    """Sets environment variables inside the ``with`` block, for a command and its worker processes.
+
+    A variable whose value is None is left as it is. Restores the old values at the end.
+    """
     given = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)

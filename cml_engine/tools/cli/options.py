@@ -1,4 +1,4 @@
-"""The parser of commands, and the options that several of them share.
+"""The argument parser of commands, and the options that several commands share.
 
 The help of a command lists its options in the groups of :data:`GROUPS`.
 """
@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         self.group(GENERAL).add_argument("-h", "--help", action="help", help="show this help")
 
     def group(self, title: str) -> argparse._ArgumentGroup:
-        """Returns the group of options with one of the titles of :data:`GROUPS`."""
+        """Returns the argument group with this title, one of :data:`GROUPS`."""
         return self._titled[title]
 
     def format_help(self) -> str:
@@ -215,7 +215,8 @@ _WITH: dict[str, tuple[str, ...]] = {
 
 
 def add_options(parser: CommandParser, *names: str) -> None:
-    """Adds the shared options of these names to a command, and the options that accompany them."""
+    """Adds the shared options with these names, and the options that always accompany them, to a
+    parser."""
     for name in (more for n in names for more in (n, *_WITH.get(n, ()))):
         if name in _SHARED:
             option = _SHARED[name]

@@ -1,4 +1,5 @@
-"""The costs of the last frames: a sample of each, lanes of a graph, percentiles, causes."""
+"""Collects the costs of the last frames: a sample of each, lanes of a graph, percentiles,
+causes."""
 
 from __future__ import annotations
 
@@ -72,24 +73,24 @@ class FrameLog:
 
     @property
     def operators(self) -> Mapping[Key, OperatorTime]:
-        """The accumulated cost of every operator."""
+        """The accumulated cost of every operator, by network name and step number."""
         return self._times.operators
 
     @property
     def last_report(self) -> FrameReport | None:
-        """The report of the newest frame."""
+        """The report of the newest frame; None before the first."""
         return self._reports[-1] if self._reports else None
 
     @property
     def measured_report(self) -> FrameReport | None:
-        """The report of the newest frame whose slices are measured, or of the newest if none is."""
+        """The report of the newest frame with measured slices; without one, :attr:`last_report`."""
         measured = (r for r in reversed(self._reports) if r.measured_ms is not None)
         return next(measured, self.last_report)
 
     def begin(
         self, report: FrameReport, cpu_ms: float = 0.0, render_ms: float | None = None
     ) -> FrameSample:
-        """Adds a submitted frame and returns its sample.
+        """Adds a submitted frame to the log and returns its sample, to be completed later.
 
         ``render_ms`` is the time of the picture, where the host has waited for it.
         """
@@ -105,9 +106,10 @@ class FrameLog:
         return sample
 
     def add_passes(self, number: int, passes: Mapping[str, float]) -> FrameSample | None:
-        """Adds the GPU times of a frame's passes and returns its sample, if it is recent.
+        """Adds the GPU milliseconds of the render passes of frame ``number``, by pass name.
 
-        The pass "overlay" is counted apart; all others are rendering.
+        The pass "overlay" is counted apart; all others are rendering. Returns the frame's
+        sample, or None if the frame is too old.
         """
         sample = self._waiting.get(number)
         if sample is not None:
@@ -117,7 +119,7 @@ class FrameLog:
         return sample
 
     def add_inference(self, report: FrameReport) -> None:
-        """Adds the measured slices of a frame."""
+        """Adds the measured slices of a frame to its sample and to the costs of the operators."""
         self._times.add(report)
         sample = self._waiting.get(report.frame)
         if sample is not None and report.measured_ms is not None:
@@ -125,7 +127,8 @@ class FrameLog:
             self._explain(sample)
 
     def _explain(self, sample: FrameSample) -> None:
-        """Sets the cause of a missed target: the part that took the longest."""
+        """Sets the cause of a sample that missed the target: the part of the frame that took the
+        longest."""
         if sample.frame_ms <= self.target_ms:
             return
         parts = {
@@ -143,7 +146,7 @@ class FrameLog:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The stacked lanes of the graph.
+    """The stacked lanes of the frame graph, as arrays.
 
     ``tops[lane][i]`` is the top in ms of frame ``numbers[i]``. ``other`` is the part of a missed
     frame, up to the target, that was neither rendering nor inference; ``over`` is the part beyond
@@ -168,7 +171,7 @@ def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:
 
 
 def lanes(frames: Sequence[FrameSample], target_ms: float) -> Lanes:
-    """Returns the lanes of these frames."""
+    """Returns the stacked lanes of these frames' times, in the order of ``LANES``."""
     count = len(frames)
     render = np.fromiter(((s.render_ms or 0.0) + s.overlay_ms for s in frames), float, count)
     inference = np.fromiter((s.inference_ms or 0.0 for s in frames), float, count)
@@ -183,7 +186,8 @@ def lanes(frames: Sequence[FrameSample], target_ms: float) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class FrameSummary:
-    """P50, P95 and P99 of the frame times in ms, and how many frames exceeded the target."""
+    """The number of frames, P50, P95 and P99 of their times in ms, and the number over the
+    target."""
 
     frames: int
     p50: float
@@ -193,7 +197,7 @@ class FrameSummary:
 
 
 def summary(frames: Sequence[FrameSample], target_ms: float) -> FrameSummary:
-    """Returns the percentiles and the number of late frames."""
+    """Returns the percentiles of the frame times and the number of frames over the target."""
     times = [s.frame_ms for s in frames]
     p50, p95, p99 = (percentile(times, share) for share in (0.5, 0.95, 0.99))
     return FrameSummary(len(times), p50, p95, p99, sum(t > target_ms for t in times))
@@ -212,11 +216,12 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def latest_overrun(frames: Sequence[FrameSample], target_ms: float) -> FrameSample | None:
-    """Returns the newest frame that missed the target."""
+    """Returns the newest frame that took longer than the target; None if none did."""
     return next((s for s in reversed(frames) if s.frame_ms > target_ms), None)
 
 
 def mean_overlay_ms(frames: Iterable[FrameSample]) -> float:
-    """Returns the mean GPU time of the pass "overlay"; 0 if none was timed."""
+    """Returns the mean GPU milliseconds of the pass "overlay" where it was timed; 0 if it never
+    was."""
     known = [s.overlay_ms for s in frames if s.overlay_ms > 0]
     return sum(known) / len(known) if known else 0.0

@@ -1,4 +1,4 @@
-"""GPU memory as rows of text, the largest owners first."""
+"""Converts GPU memory statistics to rows of text, the largest owners first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class OwnerRow:
-    """The memory of one owner in MiB, by category and in total."""
+    """The memory of one owner as texts in MiB: a cell for each category, and the total."""
 
     owner: str
     cells: tuple[str, ...]
@@ -33,7 +33,10 @@ class OwnerRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRows:
-    """The memory of all owners; ``filled`` is the reserved share of the budget, if there is one."""
+    """The memory table: a row per owner, a text of the sum, and the filled share of the budget.
+
+    ``filled`` is None without a budget.
+    """
 
     owners: tuple[OwnerRow, ...]
     held: str
@@ -41,7 +44,7 @@ class MemoryRows:
 
 
 def memory_rows(stats: MemoryStats) -> MemoryRows:
-    """Returns the rows of the largest owners, and one of all others."""
+    """Returns the memory statistics as rows of the largest owners, and one row for all others."""
     owners: dict[str, dict[str, int]] = {}
     for (owner, category), holding in stats.holdings.items():
         column = category if category in _COLUMNS else OTHER
@@ -64,13 +67,16 @@ def _cells(held: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def short_mib(nbytes: int) -> str:
-    """Returns MiB with at most three digits."""
+    """Returns bytes as a text in MiB with about three digits, without the unit."""
     value = nbytes / (1 << 20)
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def limit_lines(limits: Mapping[str, Any]) -> list[str]:
-    """Returns the device's limits that decide which networks fit."""
+    """Returns lines of text with the device's limits that decide which networks fit.
+
+    Limits that ``limits`` lacks are left out.
+    """
     lines = []
     for key, said in _SHOWN_LIMITS.items():
         value = limits.get(key)

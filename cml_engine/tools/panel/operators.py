@@ -1,4 +1,4 @@
-"""The accumulated cost of every operator of the networks."""
+"""Accumulates the measured cost of every operator of the networks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OperatorTime:
 
 
 class OperatorTimes:
-    """The accumulated costs of all operators, from the timed slices.
+    """Accumulates the costs of all operators from the frames' measured slices.
 
     ``sessions`` has the sessions by the names of their jobs.
 
@@ -68,7 +68,8 @@ class OperatorTimes:
             self._plan(name)
 
     def add(self, report: FrameReport) -> None:
-        """Adds the slices of a measured frame."""
+        """Adds the measured slices of a frame to the costs of their operators; other slices are
+        ignored."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
             found = self.operators.get((part.name, part.step))
@@ -82,7 +83,11 @@ class OperatorTimes:
                 found.runs += part.count / max(1, plan.steps[part.step].groups)
 
     def _plan(self, name: str) -> Plan:
-        """Returns the current plan of a session; resets the costs if the plan was replaced."""
+        """Returns the current plan of session ``name``; resets its operators' costs if the plan is
+        new.
+
+        Raises :class:`InputError` for a session on the CPU.
+        """
         plan = self.sessions[name].plan
         if plan is None:
             raise InputError(f"session '{name}' runs on the CPU: it has no GPU times")

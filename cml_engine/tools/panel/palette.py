@@ -1,4 +1,4 @@
-"""The panels' colours, as red, green, blue, alpha in 0 to 1 (sRGB)."""
+"""The panel's colours: tuples of red, green, blue, alpha from 0 to 1 (sRGB)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OTHER_NETWORK = _hex("99a3af")
 
 
 def network_colour(name: str, networks: Iterable[str]) -> Colour:
-    """Returns the colour of a network by its position in ``networks``, or grey.
+    """Returns the colour of a network by its position in ``networks``, or grey if it is not there.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def network_colour(name: str, networks: Iterable[str]) -> Colour:
 
 
 def faded(colour: Colour, alpha: float) -> Colour:
-    """Returns the colour with another alpha.
+    """Returns the colour with its alpha replaced.
 
     Examples
     --------

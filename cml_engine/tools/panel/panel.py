@@ -1,4 +1,4 @@
-"""The sections of a panel in the host's imgui, which is imported on first use."""
+"""The panel: draws its sections with the host's imgui, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ class Panel:
         measured: Iterable[FrameReport],
         passes: Iterable[tuple[int, Mapping[str, float]]] = (),
     ) -> None:
-        """Takes the results of ``scheduler.encode``, ``scheduler.end_frame`` and, if the host
-        times its own passes, of ``timer.end_frame``.
+        """Records a frame: takes the results of the calls that the host made in it.
 
-        Call it once per frame.
+        ``report`` is from ``scheduler.encode``, ``measured`` from ``scheduler.end_frame``, and
+        ``passes``, if the host times its own passes, from ``timer.end_frame``. Call it once per
+        frame.
         """
         now_ms, before = self._scheduler.clock.now_ms(), self._watched_ms
         if before is not None and self.log.frames:
@@ -84,13 +85,16 @@ class Panel:
         self.update()
 
     def update(self) -> None:
-        """Passes the frame's data to the sections."""
+        """Passes the current data to all sections; :meth:`watch` calls it."""
         view = self._view()
         for section in self.sections:
             section.watch(view, 1e-3 * view.now_ms)
 
     def values(self, network: str) -> dict[str, float]:
-        """Returns the values of the network's sliders, as inputs of a job."""
+        """Returns the current slider values of the network by input name, as inputs of a job.
+
+        Raises :class:`InputError` for an unknown network.
+        """
         if network not in self._sessions:
             known = ", ".join(self._sessions) or "none"
             raise InputError(f"this panel has no network '{network}'; it has {known}")
@@ -99,17 +103,17 @@ class Panel:
         return found
 
     def section(self, title: str) -> PanelSection:
-        """Returns the section with this title."""
+        """Returns the section with this title; raises :class:`InputError` if there is none."""
         check_titles((title,), self.sections)
         return next(section for section in self.sections if section.title == title)
 
     def open(self, *titles: str) -> None:
-        """Opens exactly these sections and closes all others."""
+        """Opens the sections with these titles and closes all others, in the next frame."""
         check_titles(titles, self.sections)
         self._arranged, self._arrange = set(titles), True
 
     def draw(self, title: str = "networks") -> None:
-        """Draws a separate window, as large as its content.
+        """Draws the panel as a separate imgui window that is as large as its content.
 
         Call it between the host's ``imgui.new_frame()`` and ``imgui.render()``.
         """
@@ -126,7 +130,7 @@ class Panel:
         imgui.end()
 
     def draw_widgets(self) -> None:
-        """Draws only the widgets, into the current window."""
+        """Draws the panel's sections into the host's current imgui window."""
         room = self._imgui.get_content_region_avail()
         self._draw_columns(room.x, self._imgui.get_io().display_size.y)
 
@@ -147,7 +151,7 @@ class Panel:
         self.end_draw()
 
     def draw_column(self, side: Column, layout: Layout) -> None:
-        """Draws one column of sections into the current window.
+        """Draws the sections of one column into the current window; with one column, all sections.
 
         A host that arranges the columns itself calls :meth:`end_draw` after the last one.
         """
@@ -169,7 +173,8 @@ class Panel:
             section.draw(view, layout)
 
     def end_draw(self) -> None:
-        """Ends a frame of columns: updates one open section, so that no frame pays for all."""
+        """Ends the drawing of a frame: refreshes at most one open section, so that no frame pays
+        for all."""
         self._arrange = False
         view = self._view()
         now_s = 1e-3 * view.now_ms
@@ -187,7 +192,7 @@ class Panel:
 def check_titles(
     titles: Iterable[str], sections: Sequence[PanelSection | type[PanelSection]]
 ) -> None:
-    """Raises :class:`InputError` if there is no section with one of the titles.
+    """Raises :class:`InputError` if one of the titles is not the title of a section.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Operators ranked by cost, since the start or in the last seconds."""
+"""Ranks operators by cost, since the start or in the last seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops"
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One operator in the ranking.
+    """One operator's row in the ranking: its time, share, prediction error and rates.
 
     ``share`` is its share of all GPU time for networks; ``error`` is predicted over measured time
     minus 1; ``gflops`` and ``gbytes`` are per second. Unknown values are 0.
@@ -40,7 +40,7 @@ class RankRow:
 
     @property
     def name(self) -> str:
-        """The names of the network and the operator."""
+        """The network's name and the operator's title, with a space between them."""
         return f"{self.network} {self.title}"
 
 
@@ -52,7 +52,7 @@ class Best:
     gbytes: float = 0.0
 
     def raised(self, rows: Sequence[RankRow]) -> Best:
-        """Returns the maximum of these rates and the rates of the rows."""
+        """Returns the higher of these rates and the highest rates among the rows."""
         return Best(
             max([self.gflops, *(row.gflops for row in rows)]),
             max([self.gbytes, *(row.gbytes for row in rows)]),
@@ -61,7 +61,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The accumulated cost of an operator at some moment."""
+    """The accumulated times and runs of an operator at some moment."""
 
     total_ms: float = 0.0
     predicted_ms: float = 0.0
@@ -72,13 +72,14 @@ _NOTHING = Sums()
 
 
 class RecentSums:
-    """The operators' sums :data:`WINDOW_S` seconds ago."""
+    """Remembers the operators' accumulated costs of about :data:`WINDOW_S` seconds ago."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, dict[Key, Sums]]] = deque()
 
     def keep(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
-        """Saves the current sums if the last saved ones are old enough."""
+        """Saves the operators' current sums if the last saved ones are old enough; drops
+        outdated ones."""
         if self._kept and now_s - self._kept[-1][0] < _KEEP_EVERY_S:
             return
         sums = {k: Sums(o.total_ms, o.predicted_ms, o.runs) for k, o in operators.items()}
@@ -87,14 +88,17 @@ class RecentSums:
             self._kept.popleft()
 
     def before(self) -> Mapping[Key, Sums]:
-        """Returns the oldest saved sums."""
+        """Returns the oldest saved sums by operator; empty if none were saved."""
         return self._kept[0][1] if self._kept else {}
 
 
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
 ) -> list[RankRow]:
-    """Returns a row for every operator that has run, since ``before`` if it is given.
+    """Returns a row for every operator that has run, unordered; only its time since ``before``
+    counts.
+
+    Without ``before`` all its time counts.
 
     Examples
     --------
@@ -134,7 +138,8 @@ def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
 
 
 def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
-    """Returns the rows sorted by a column of the table; equal rows are sorted by name."""
+    """Returns the rows sorted by column number ``column`` of the table; equal rows are sorted by
+    name."""
     name = _COLUMNS[column]
     by_name = sorted(found, key=lambda row: row.name)
     return sorted(by_name, key=lambda row: getattr(row, name), reverse=descending)

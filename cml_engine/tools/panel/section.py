@@ -22,7 +22,7 @@ _FULL_EM = (84.0, 48.0)
 
 @dataclass(frozen=True)
 class PanelView:
-    """The data to show in a frame; ``sessions`` has the sessions by the names of their jobs.
+    """The data that the sections show in a frame; ``sessions`` are by the names of their jobs.
 
     Examples
     --------
@@ -41,13 +41,13 @@ class PanelView:
 
     @property
     def operators(self) -> Mapping[Key, OperatorTime]:
-        """The accumulated cost of every operator."""
+        """The accumulated cost of every operator, by network name and step number."""
         return self.log.operators
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The available space. Lengths are in points.
+    """The sizes of a panel's columns and widgets in the available space, in points.
 
     With ``compact`` less important widgets are left out. With one column, all sections are in
     the left one.
@@ -69,7 +69,7 @@ class Layout:
 
 
 def layout_for(width: float, height: float, em: float) -> Layout:
-    """Returns the layout for a window of this size and a font of this height.
+    """Returns the layout for a window of this size and a font of height ``em``, all in points.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def layout_for(width: float, height: float, em: float) -> Layout:
 
 
 class PanelSection:
-    """A section of a panel: a title that opens and closes it, and widgets below the title.
+    """The base class of a section: a title that opens and closes it, and widgets below the title.
 
     A subclass states ``title`` and draws in :meth:`draw`. It is shown by its place in
     :data:`cml_engine.tools.panel.drawing.SECTIONS`, or in ``Panel(sections=)`` of a game.
@@ -114,14 +114,15 @@ class PanelSection:
     opens_from_em = math.inf
 
     def is_empty(self, view: PanelView) -> bool:
-        """Returns True if the section has nothing to show, so that its header is left out."""
+        """Returns True if the section has nothing to show, so that even its header is left out."""
         return False
 
     def watch(self, view: PanelView, now_s: float) -> None:
-        """Takes the data of a frame. It is called in every frame, even while closed."""
+        """Collects data in every frame, even while the section is closed. Does nothing by
+        default."""
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes what changes slowly. It is called four times a second while open."""
+        """Computes data that changes slowly, four times a second while the section is open."""
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the widgets below the title, in every frame while open."""

@@ -1,4 +1,4 @@
-"""A frame's slices as bars on a line of GPU time, and jobs as rows."""
+"""Converts a frame's slices to bars on a line of GPU time, and jobs to rows of text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A slice that begins at ``start_ms``; ``ms`` is its measured time, or predicted until then."""
+    """A slice as a bar from ``start_ms``, ``ms`` long: its measured time, or predicted until
+    then."""
 
     network: str
     title: str
@@ -34,7 +35,7 @@ class Bar:
 
 
 def bars(report: FrameReport) -> list[Bar]:
-    """Returns the slices of a frame as bars, one after the other."""
+    """Returns the slices of a frame as bars, each beginning where the last one ends."""
     found, at = [], 0.0
     for part in report.slices:
         measured = part.measured_ms is not None
@@ -52,7 +53,8 @@ def why(report: FrameReport) -> str:
 
 
 def times(report: FrameReport) -> list[str]:
-    """Returns the frame's GPU times for networks: measured, planned, budget."""
+    """Returns three texts with the milliseconds of the frame's networks: measured, planned,
+    budget."""
     measured = report.measured_ms if report.slices else 0.0
     known = "..." if measured is None else f"{measured:.2f}"
     planned = sum(part.predicted_ms for part in report.slices)
@@ -61,7 +63,8 @@ def times(report: FrameReport) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job as text; ``late`` is True if its predicted end is after its deadline."""
+    """The cells of one job in the table; ``late`` is True if its predicted end is after its
+    deadline."""
 
     name: str
     state: str
@@ -72,7 +75,8 @@ class JobRow:
 
 
 def job_rows(jobs: Sequence[Job], now_ms: float, most: int) -> list[JobRow]:
-    """Returns the first ``most`` unfinished jobs, running jobs before waiting ones."""
+    """Returns rows of the first ``most`` unfinished jobs: running before waiting, then by
+    number."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
@@ -92,7 +96,8 @@ def _job_row(job: Job, now_ms: float) -> JobRow:
 
 
 def duration(ms: float) -> str:
-    """Returns a duration as text for people; "-0.2 s" is in the past."""
+    """Returns milliseconds as a text with a unit, such as "12 ms"; a negative time is in the
+    past."""
     if abs(ms) < 100:
         return f"{ms:.0f} ms"
     if abs(ms) < 60_000:

@@ -1,4 +1,4 @@
-"""The contents of a cooked file: ``cml info net.cml``."""
+"""Summarizes a cooked file for ``cml info net.cml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cml_engine.ir.memory import mib
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """A plan in the file; ``needs`` are the limits that a device must offer."""
+    """The facts about one plan in a cooked file; ``needs`` are the limits that a device must
+    offer."""
 
     profile: str
     steps: int
@@ -57,7 +58,10 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class CookedInfo:
-    """The contents of a cooked file; ``sections`` has bytes by tag, summed over equal tags."""
+    """The facts about a cooked file: inputs, outputs, plans, kernels and sizes.
+
+    ``sections`` has bytes by tag, summed over equal tags.
+    """
 
     model: str
     nbytes: int
@@ -74,7 +78,8 @@ class CookedInfo:
 
     @classmethod
     def of(cls, graph: Graph) -> CookedInfo:
-        """Returns the contents of a graph from :func:`cml_engine.load_cooked`."""
+        """Returns the facts about the cooked file that :func:`cml_engine.load_cooked` loaded as
+        ``graph``."""
         made: Any = graph.ready
         assert isinstance(made, Artifact)
         sections: dict[str, int] = {}
@@ -118,10 +123,10 @@ class CookedInfo:
         return "\n".join(lines)
 
     def json(self, **more: Any) -> str:
-        """Returns the contents as a JSON object, with the given additional entries."""
+        """Returns the facts as the text of a JSON object, with the additional entries ``more``."""
         return json.dumps({**asdict(self), **more}, indent=2)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """A line for every dispatch of every plan."""
+        """A line of text for every dispatch of every plan, below a heading for each plan."""
         return tuple(line for p in self.profiles for line in (f"plan for {p.profile}", *p.layers))

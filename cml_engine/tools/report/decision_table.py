@@ -1,4 +1,4 @@
-"""The decisions of a plan and the measurements behind them: ``cml info --decisions``."""
+"""The decisions of a plan and the measurements behind them, for ``cml info --decisions``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decisions_on(
     plan: Plan,
     decide: Decisions = NO_DECISIONS,
 ) -> list[Decision]:
-    """Returns all decisions of the plan.
+    """Returns all decisions of the plan, each with the reason for it.
 
     ``device`` is "" without a GPU; ``decide`` has the caller's own decisions.
     """
@@ -33,7 +33,8 @@ def decisions_on(
 
 
 def _reason(records: Mapping[str, Record], choice: Choice) -> str:
-    """Returns the reason for a choice from the device's tuning table."""
+    """Returns a text with the measurement behind a kernel choice, if the device's records have
+    one."""
     record = records.get(choice.key)
     if record is None:
         return "a table says so"
@@ -48,7 +49,7 @@ _LISTED = 2
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Html:
-    """Returns a table with a row for each decision."""
+    """Returns an HTML table with a row for each decision."""
     rows = ((d.subject, d.kind, d.chosen, d.by, d.why, _others(d)) for d in decisions)
     return table(("subject", "kind", "chosen", "by", "why", "instead of"), rows)
 

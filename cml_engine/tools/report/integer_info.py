@@ -1,6 +1,7 @@
-"""The GPU memory of an integer network compared with a network of floats.
+"""The facts about an integer network for ``cml info --integer`` and ``--gas``.
 
-This is a part of ``cml info --integer``.
+They are its rounding points, the gas of its operators, and its GPU memory compared with a network
+of floats.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cml_engine.tools.report.model_info import PORTABLE
 
 @dataclass(frozen=True, slots=True)
 class IntegerMemory:
-    """Bytes of an integer network and of the network of floats with the same operators.
+    """The bytes of GPU memory of an integer network and of a float network with the same operators.
 
     ``weights`` are in the format of the kernels. ``arena`` is the peak; it includes the inputs,
     which are packed integers here if possible. ``ends`` are the inputs and outputs; outputs are
@@ -67,7 +68,7 @@ def _plan(graph: Graph) -> Plan:
 
 
 def _of_floats(graph: Graph) -> Graph:
-    """Returns the network without its quantization; it can only be planned, not run."""
+    """Returns the integer network as a float network, which can only be planned, not run."""
     constants = {
         name: array.astype(np.float32) if graph.facts[name].dtype == "scalar" else array
         for name, array in graph.constants.items()

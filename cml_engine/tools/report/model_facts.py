@@ -1,4 +1,4 @@
-"""The facts about a model on this machine, each computed once, for the commands that show them.
+"""Computes the facts about a model on this machine, each once, for the commands that show them.
 
 The predicted times come from the scheduler, which is imported when they are read.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The known peak rates of a type of device; ``source`` names the source of the numbers."""
+    """The peak FLOP and memory rates of a type of device; ``source`` says where they come from."""
 
     gflops: float
     gbytes_per_s: float
@@ -45,7 +45,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model, its plan for this machine's GPU, and what is known of its costs there.
+    """The facts about a model: its graph, its plan for this machine's GPU, and its predicted costs.
 
     Nothing is computed before it is read, and nothing runs.
 
@@ -62,12 +62,13 @@ class ModelFacts:
 
     @cached_property
     def optimized(self) -> Graph:
-        """The graph after all passes."""
+        """The graph after all optimization passes."""
         return optimize(self.graph)
 
     @cached_property
     def summary(self) -> ModelInfo | CookedInfo:
-        """The table of ``cml info``: for :data:`PORTABLE` limits, or of a cooked file."""
+        """The facts that ``cml info`` prints: of a plan for :data:`PORTABLE` limits, or of a
+        cooked file."""
         if self.graph.ready is not None:
             return CookedInfo.of(self.graph)
         return ModelInfo.of(self.graph, self._plan(PORTABLE, NO_VARIANTS), self.storage)
@@ -96,7 +97,8 @@ class ModelFacts:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of a session on this machine's GPU; without one, for :data:`PORTABLE` limits."""
+        """The plan that a session has on this machine's GPU; without one, for :data:`PORTABLE`
+        limits."""
         limits, name = self._target
 
         def lowered() -> Plan:
@@ -113,24 +115,24 @@ class ModelFacts:
 
     @cached_property
     def decisions(self) -> list[Decision]:
-        """The decisions of the plan, with their reasons."""
+        """The decisions of :attr:`plan`, with their reasons."""
         return decisions_on(self.device, self.graph, self.optimized, self.plan, self.decide)
 
     @cached_property
     def records(self) -> Mapping[str, Record]:
-        """The measurements of kernels on this device."""
+        """The kernel measurements in this device's tuning table, by key; empty without a GPU."""
         return known(self.device) if self.device else {}
 
     @cached_property
     def costs(self) -> CostModel:
-        """The costs that were learned on this device before, else the assumed ones."""
+        """The cost model of this device: with the costs learned before, else with assumed ones."""
         from scheduler.tools.commands import known_costs
 
         return known_costs(self.device, costs_file(self.device) if self.device else None)
 
     @cached_property
     def predicted_ms(self) -> list[float]:
-        """The predicted time of every step."""
+        """The predicted milliseconds of every step of :attr:`plan`, in order."""
         return [self.costs.predict_ms(cost, cost.groups) for cost in self.plan.step_costs()]
 
     @cached_property
@@ -144,7 +146,8 @@ class ModelFacts:
         return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
 
     def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
-        """Returns the predicted course of a run in frames."""
+        """Returns the predicted number of frames and times of one run within ``budget_ms`` per
+        frame."""
         from scheduler.tools.commands import forecast
 
         costs = self.plan.step_costs()
@@ -153,7 +156,7 @@ class ModelFacts:
     def policies(
         self, budget_ms: float, frame_ms: float, *, speed: float = 1.0, frames: int = 2000
     ) -> list[SimulatedRun]:
-        """Simulates repeated runs under each scheduling policy.
+        """Simulates repeated runs under several schedulers; returns a result for each.
 
         The simulated device is ``speed`` times as fast as this one.
         """

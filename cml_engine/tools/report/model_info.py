@@ -1,4 +1,4 @@
-"""The facts about a model that are known before it runs: ``cml info``."""
+"""Summarizes a model before it runs, for ``cml info``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Inputs and outputs as text, operator counts, sizes in bytes, and the predicted time in ms."""
+    """The facts of ``cml info``: inputs and outputs, operator counts, bytes, and predicted ms."""
 
     model: str
     inputs: dict[str, str]
@@ -53,7 +53,8 @@ class ModelInfo:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, storage: Storage = "float") -> ModelInfo:
-        """Summarizes a graph and its plan for :data:`PORTABLE` limits; runs nothing."""
+        """Returns the facts about a graph and its plan for :data:`PORTABLE` limits; runs
+        nothing."""
         operators = Counter(node.op for node in graph.nodes)
         several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
         return cls(
@@ -102,12 +103,13 @@ class ModelInfo:
         return "\n".join(lines)
 
     def json(self, **more: Any) -> str:
-        """Returns the facts as a JSON object, with the given additional entries."""
+        """Returns the facts as the text of a JSON object, with the additional entries ``more``."""
         return json.dumps({**asdict(self), **more}, indent=2)
 
 
 def predicted_ms(plan: Plan) -> float:
-    """Returns the sum of the steps' roofline times on the reference device, in milliseconds."""
+    """Returns the milliseconds of a run on the reference device: the sum of the steps' roofline
+    times."""
     seconds = sum(
         max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S) + _STEP_OVERHEAD_S
         for s in plan.steps
@@ -116,7 +118,7 @@ def predicted_ms(plan: Plan) -> float:
 
 
 def count_variants(plan: Plan) -> int:
-    """Returns the number of pipelines that the plan needs."""
+    """Returns the number of different pipelines that the plan's steps need."""
     return len(
         {
             (str(s.path), s.inline, s.interface, len(s.bindings), tuple(sorted(s.defines.items())))
@@ -126,7 +128,10 @@ def count_variants(plan: Plan) -> int:
 
 
 def _bands_lines(bands: Sequence[BandedOperators]) -> list[str]:
-    """Returns a line for each run computed in bands, with its memory with and without bands."""
+    """Returns a line of text for each group of operators that is computed in bands.
+
+    It has the memory with bands and without.
+    """
     return [
         f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once" for run in bands
     ]

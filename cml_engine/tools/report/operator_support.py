@@ -1,6 +1,6 @@
-"""The table of ``cml ops``: the support of every operator on both backends; and one operator.
+"""Builds the texts of ``cml ops``: a table of every operator's support, or all about one operator.
 
-The table has the operators of NNEF, of the extensions and of the game.
+The table has the operators of NNEF, of the extensions and of the game, on both backends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STANDARD, EXTENSION, CUSTOM = "NNEF 1.0.5", "extensions", "registered"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSupport:
-    """The support of one operator on both backends.
+    """The support of one operator on the GPU and in NumPy.
 
     ``gpu`` and ``cpu`` are *native*, *expanded*, *graph* (no work at run time) or *refused*.
     ``note`` has the reason; ``origin`` is where the operator comes from.
@@ -71,7 +71,7 @@ def operator_support() -> Iterator[OperatorSupport]:
 
 
 def operator_table() -> str:
-    """Returns the support of every operator as an aligned table with a summary line."""
+    """Returns a text table of every operator's support, by origin, with a summary line."""
     rows = list(operator_support())
     lines: list[str] = []
     for origin in (STANDARD, EXTENSION, CUSTOM):
@@ -84,7 +84,8 @@ def operator_table() -> str:
 
 
 def operator_text(name: str) -> str:
-    """Returns all facts about one operator: signature, meaning, attributes, kernels and limits.
+    """Returns a text of all facts about one operator: signature, meaning, attributes, kernels,
+    limits.
 
     Raises :class:`InputError` with similar names if there is no such operator.
     """
@@ -106,7 +107,8 @@ def operator_text(name: str) -> str:
 
 
 def operator_doc(name: str) -> str:
-    """Returns the sentences that say what an operator does."""
+    """Returns the text that says what an operator does: its ``doc``, or the comment above its
+    fragment."""
     spec = registered().get(name)
     if spec is not None and spec.doc:
         return spec.doc
@@ -123,7 +125,7 @@ def operator_doc(name: str) -> str:
 
 
 def _declaration(name: str) -> tuple[Signature | None, Fragment | None]:
-    """Returns an operator's signature and fragment, as far as they are known without a model."""
+    """Returns an operator's signature and fragment; None for what is not known without a model."""
     spec = registered().get(name)
     if spec is not None and spec.signature:
         return signature_of(spec), None
@@ -132,7 +134,7 @@ def _declaration(name: str) -> tuple[Signature | None, Fragment | None]:
 
 
 def _kernels(spec: OpSpec) -> Iterator[str]:
-    """Yields the kernels that can compute an operator, with a line each."""
+    """Yields a line of text for each kernel that can compute an operator."""
     chosen = [
         (family.name, variant)
         for family in kernel_families()
@@ -148,7 +150,8 @@ def _kernels(spec: OpSpec) -> Iterator[str]:
 
 
 def _limits(spec: OpSpec) -> Iterator[str]:
-    """Yields what an operator accepts and how accurate it is."""
+    """Yields lines of text with the ranks and layouts that an operator accepts, and its
+    tolerance."""
     ranks = sorted({_rank(case.inputs[0]) for case in spec.cases if case.inputs})
     if ranks:
         axes = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
@@ -173,7 +176,8 @@ def _section(title: str, rows: list[OperatorSupport]) -> list[str]:
 
 
 class SupportTable:
-    """The support of operators; an expansion is supported if all operators in its body are."""
+    """Finds the support of operators; an expansion is supported if all operators in its body
+    are."""
 
     def __init__(self, specs: Mapping[str, OpSpec], fragments: Mapping[str, Fragment]) -> None:
         self._specs = specs
@@ -210,7 +214,8 @@ class SupportTable:
 
 
 def operators_used(fragment: Fragment) -> set[str]:
-    """Returns all operators that a body may need, called by name or as an arithmetic sign."""
+    """Returns the set of operators that a fragment's body calls, by name or as an arithmetic
+    sign."""
     found = set(called_operators(fragment)) - set(BUILTINS)
     for item in expressions(fragment.body):
         if isinstance(item, Binary) and item.op in TENSOR_OPS:
@@ -230,7 +235,10 @@ def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
 
 
 def kernel_table() -> str:
-    """Returns every kernel variant with its HLSL file and description, in the rules' order."""
+    """Returns a text with every kernel variant, its HLSL file and its description.
+
+    Variants are grouped by family and in the order in which the family's rules try them.
+    """
     lines = []
     for family in kernel_families():
         lines.append(family.name)

@@ -1,4 +1,4 @@
-"""The memory and the work of a session that retains its inputs, for ``cml info``."""
+"""The memory and work of a session that retains its inputs, for ``cml info``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class ReuseInfo:
-    """The reuse in a session that retains its inputs.
+    """The memory that a session with retained inputs keeps, and the work that it saves.
 
     ``held_bytes`` stay in memory between runs, in ``tensors``, ``inputs`` of which are inputs.
     ``peak`` is the arena's. ``shares`` has for each input the dispatches of a run in which only
@@ -52,7 +52,8 @@ class ReuseInfo:
         )
 
     def lines(self) -> list[str]:
-        """Returns the lines of the report for people."""
+        """Returns lines of text: the retained memory, and the work if only one of the inputs is
+        new."""
         kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
         size = f"{self.held_bytes / 2**10:.2f} KiB"
         peak = f"{self.peak / 2**10:.2f} KiB"

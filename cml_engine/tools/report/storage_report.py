@@ -1,4 +1,4 @@
-"""The errors that 16-bit storage causes in a network: a part of ``cml validate --half``."""
+"""The errors that 16-bit storage causes in a network, for ``cml validate --half``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """The maximum and root-mean-square error, relative to the largest value of the tensor.
+    """The largest and root-mean-square error, relative to the largest value of the tensor.
 
     A row is about the worst node of one operator name, or about one output.
     """
@@ -31,7 +31,7 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """The errors of 16-bit storage: ``outputs`` by NumPy, ``measured`` on the GPU.
+    """The errors of 16-bit storage by operator and output, in NumPy and on the GPU (``measured``).
 
     ``overflow`` describes the first value that 16 bits cannot hold; it is empty if there is none.
     """

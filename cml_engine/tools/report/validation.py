@@ -1,4 +1,4 @@
-"""The result of ``cml validate``: the GPU compared with NumPy, operator by operator."""
+"""The result of ``cml validate``: the GPU compared with NumPy, by operator name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpVerdict:
-    """All checks of one operator name."""
+    """The result for all nodes of one operator name: their number and worst errors, and if they
+    pass."""
 
     op: str
     count: int
@@ -26,7 +27,8 @@ class OpVerdict:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results by operator; ``first`` describes the first divergent one, or is empty."""
+    """The results by operator name; ``first`` describes the first node that diverges, or is
+    empty."""
 
     model: str
     device: str

@@ -43,7 +43,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _pages() -> dict[str, Path]:
-    """Returns the pages by name, in the order of the index."""
+    """Returns the documentation's pages (Markdown files) by name, in the order of its index."""
     folder = bundled_folder("docs", "docs")
     index = (folder / "index.md").read_text(encoding="utf-8")
     names = re.findall(r"^(\w+)$", index, re.MULTILINE)
@@ -51,7 +51,7 @@ def _pages() -> dict[str, Path]:
 
 
 def _summary(page: Path) -> str:
-    """Returns a page's title and its first sentence, if it begins with one."""
+    """Returns a page's title, followed by its first paragraph if that is prose."""
     title, _, text = page.read_text(encoding="utf-8").partition("\n")
     first = text.strip().partition("\n\n")[0].replace("\n", " ")
     is_prose = re.match(r"\w", first) is not None

@@ -56,7 +56,11 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _print_proof(a: argparse.Namespace) -> int:
-    """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone."""
+    """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone; returns
+    0.
+
+    Raises :class:`InputError` for options that need a plan.
+    """
     from cml_engine.tools.report.integer_info import IntegerInfo
 
     if a.plan or a.budget_ms or a.half or a.decide or a.decisions:

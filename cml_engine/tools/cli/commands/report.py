@@ -83,7 +83,10 @@ def _gpu() -> Gpu:
 
 
 def _frames(facts: ModelFacts, folder: ReportFolder, a: argparse.Namespace) -> PageSection:
-    """Returns the section of simulated frames: the table of ``cml simulate`` and a picture."""
+    """Returns the page section of simulated frames: the table of ``cml simulate`` and a picture.
+
+    Its data is written to ``frames.json`` in the folder.
+    """
     from cml_engine.tools.report.folder.page import PageSection, html, note, pre
     from cml_engine.tools.report.folder.sections import SHOWN, frames_picture
     from scheduler.tools.simulate import table
@@ -104,7 +107,11 @@ def _frames(facts: ModelFacts, folder: ReportFolder, a: argparse.Namespace) -> P
 def _measured(
     facts: ModelFacts, folder: ReportFolder, gpu: Gpu, a: argparse.Namespace
 ) -> PageSection:  # fmt: skip
-    """Returns the table of operators with newly measured times, and a trace of runs in frames."""
+    """Measures the model on the GPU and returns the page section with the ranking of its operators.
+
+    Also replaces the section of operators by one with measured times, and writes a trace of runs in
+    frames if the GPU has timestamps.
+    """
     from cml_engine.runtime.rank import gpu_report, time_gpu
     from cml_engine.runtime.session.compile_graph import as_gpu_program
     from cml_engine.tools.report.folder.page import PageSection, html, pre
@@ -125,7 +132,8 @@ def _measured(
 
 
 def _storage_errors(facts: ModelFacts) -> str:
-    """Returns a text about the errors of 16-bit storage, computed with NumPy on random inputs."""
+    """Runs the model with NumPy on random inputs; returns a text about the errors of 16-bit
+    storage."""
     from cml_engine.runtime.half_storage import storage_errors
     from cml_engine.tools.report.storage_report import StorageReport
 

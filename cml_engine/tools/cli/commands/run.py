@@ -103,7 +103,7 @@ def options(parser: CommandParser) -> None:
 
 
 def _check_options(a: argparse.Namespace) -> None:
-    """Raises ``InputError`` for options that exclude each other."""
+    """Raises ``InputError`` for options of ``cml run`` that exclude or require each other."""
     if a.random_weights is not None:
         raise InputError(
             "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
@@ -163,19 +163,20 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _made_up(facts: Mapping[str, Fact], seed: int) -> dict[str, Any]:
-    """Returns random values for all inputs, and says so on standard error."""
+    """Returns random values for the inputs ``facts``, and prints that they are random."""
     print(f"cml: the inputs without a file are random, of seed {seed}", file=sys.stderr)
     return random_inputs(facts, seed)
 
 
 def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
-    """Returns the fact of an input with the picture's height and width in place of a tile's."""
+    """Returns an input's fact with the height and width of the picture in ``file``, for a tiled
+    run."""
     known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
     return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
 
 def _run_tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
-    """Runs the model in tiles."""
+    """Runs the model in tiles with a progress bar and returns the outputs by name."""
     overlap = 16 if a.overlap is None else a.overlap
     tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
     with bar("tiles", len(tiles)) as done:
@@ -185,9 +186,10 @@ def _run_tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) 
 def _print_word_range(
     graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
 ) -> None:
-    """Prints the number of out-of-range input values of an integer network, and the digest.
+    """Prints for an integer network how many input values are out of range; prints the digest on
+    request.
 
-    Such values are replaced by the nearest value in range. The digest is printed only if requested.
+    Values out of range are replaced by the nearest value in range.
     """
     if graph.integer:
         from cml_engine.runtime.integer_check import saturated
@@ -212,10 +214,10 @@ def _print_word_range(
 def _run_watched(
     graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
 ) -> tuple[dict[str, Any] | None, Session]:
-    """Runs the model as written and inspects each tensor.
+    """Runs the model as written, without optimizations, and writes or checks each tensor.
 
-    Returns the results, or None if ``--stop-at-nan`` found a value that is not finite, and the
-    session.
+    Returns the outputs by name, or None if ``--stop-at-nan`` found a value that is not finite,
+    and the session.
     """
     from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
 
@@ -253,7 +255,10 @@ def _summary(value: Any) -> str:
 
 
 def _tell_of_nan(results: Mapping[str, Any], is_traced: bool) -> None:
-    """Names the option that finds the operator which made an output NaN or infinite."""
+    """Prints for each output the number of its NaN or infinite values, if there are any.
+
+    The message names the option ``--stop-at-nan``; if that was given, nothing is printed.
+    """
     for name, value in results.items():
         count = value.size - np.count_nonzero(np.isfinite(value))
         if count and not is_traced:

@@ -59,7 +59,8 @@ def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None
 
 
 def _check_plot(path: Path, model: str) -> None:
-    """Raises ``InputError`` early if the picture could not be written."""
+    """Raises ``InputError`` before the simulation if the picture could not be written to
+    ``path``."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")
     array_files.check_place(path, model)

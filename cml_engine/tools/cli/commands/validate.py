@@ -109,7 +109,7 @@ def _check_bits(a: argparse.Namespace) -> int:
 def _inputs(
     graph: Graph, a: argparse.Namespace, made: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the inputs from files; the others are from ``made``, or random."""
+    """Returns the checked inputs by name: from ``-i`` files, else from ``made``, else random."""
     facts = {name: graph.facts[name] for name in graph.inputs}
     files = named_files(a.input, facts, "input")
     arrays = random_inputs(facts, a.seed) if made is None else made

@@ -1,4 +1,4 @@
-"""The last frames as a graph, with percentiles below it."""
+"""The section of frame times: a graph of the last frames, with percentiles below it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _LEAST, _MOST = 1.5, 6.0
 
 
 class FramePanel(PanelSection):
-    """The graph of frame times. The graph moves in every frame, the numbers four times a second."""
+    """The section with the graph of frame times and the numbers below it.
+
+    The graph moves in every frame, the numbers change four times a second.
+    """
 
     title = "frames"
     opens_from_em = 0.0
@@ -39,7 +42,8 @@ class FramePanel(PanelSection):
         self._overlay_ms = 0.0
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes percentiles, means and the scale of the graph."""
+        """Computes the percentiles, the means of the legend and the scale of the graph from the
+        log."""
         target, frames = view.log.target_ms, complete(view.log.frames)
         self._summary = summary(frames, target)
         # in half targets, so that the scale seldom jumps
@@ -94,7 +98,7 @@ class FramePanel(PanelSection):
 def _lanes(
     frames: list[FrameSample], target: float, top: float, corner: ImVec2, size: ImVec2
 ) -> None:
-    """Draws the lanes as bars, the tallest first and each over the one before."""
+    """Draws the frames' lanes as stacked bars: the tallest lane first, each next one over it."""
     made = lanes(frames, target)
     columns = (made.numbers - made.numbers[-1]).astype(int) + HISTORY - 1
     shown = columns >= 0
@@ -125,7 +129,7 @@ def _lanes(
 
 
 def _mark(x: float, corner: ImVec2, width: float, reason: str) -> None:
-    """Draws the reason of the latest missed target beside its bar."""
+    """Draws a line at ``x`` and beside it the reason why that frame missed its target."""
     length = imgui.calc_text_size(reason).x
     left = x + 8 if x + 16 + length < corner.x + width else x - 8 - length
     widgets.rectangle(round(x), corner.y, 1.0, imgui.get_text_line_height(), palette.BAD)
@@ -133,7 +137,7 @@ def _mark(x: float, corner: ImVec2, width: float, reason: str) -> None:
 
 
 def _legend(frames: list[FrameSample], target: float) -> list[tuple[palette.Colour, str]]:
-    """Returns the lanes that are there with their means in ms."""
+    """Returns the colour of each visible lane, with a text of its name and mean milliseconds."""
     if not frames:
         return []
     thick = np.diff(lanes(frames, target).tops.mean(axis=1), prepend=0.0)

@@ -1,4 +1,4 @@
-"""The list of unfinished jobs."""
+"""The section of unfinished jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATES = {
 
 
 class JobsPanel(PanelSection):
-    """A table of the first jobs with their progress, and the number of the others."""
+    """The section with a table of the first unfinished jobs, and the number of the others."""
 
     title = "jobs"
 
@@ -35,12 +35,12 @@ class JobsPanel(PanelSection):
         self._more = 0
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Updates the rows from the jobs."""
+        """Computes the table's rows from the jobs of the view."""
         self._rows = job_rows(view.jobs, view.now_ms, _SHOWN)
         self._more = sum(not job.ended for job in view.jobs) - len(self._rows)
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the table."""
+        """Draws the table of jobs, and the number of jobs that are not in it."""
         columns = ("job", "state", "done", "left") + (() if layout.compact else ("deadline",))
         if not self._rows:
             widgets.text("no jobs", palette.DIM)

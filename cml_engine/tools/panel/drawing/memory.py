@@ -1,4 +1,4 @@
-"""GPU memory by owner and category, and the device."""
+"""The section of GPU memory by owner and category, and of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _TABLE = (
 
 
 class MemoryPanel(PanelSection):
-    """A table by owner and category, the budget, the last frames, the device."""
+    """The section with a table of memory by owner, the budget, a graph of the last frames, the
+    device."""
 
     title = "memory"
     column = "right"
@@ -34,16 +35,16 @@ class MemoryPanel(PanelSection):
         self._history: deque[int] = deque(maxlen=HISTORY)
 
     def is_empty(self, view: PanelView) -> bool:
-        """Returns True if no device is known."""
+        """Returns True if the view has no device."""
         return view.gpu is None
 
     def watch(self, view: PanelView, now_s: float) -> None:
-        """Adds the bytes in use to the graph."""
+        """Adds the bytes of GPU memory in use to the graph."""
         if view.gpu is not None:
             self._history.append(view.gpu.memory.held_bytes)
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Collects the statistics if the last ones are old."""
+        """Computes the table's rows from the memory statistics, if the last ones are old."""
         if view.gpu is not None and (self._rows is None or now_s >= self._due_s):
             self._due_s = now_s + _EVERY_S
             self._rows = memory_rows(view.gpu.memory.stats())

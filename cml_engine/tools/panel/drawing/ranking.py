@@ -1,4 +1,4 @@
-"""A sortable table of operators by cost, with details of the selected one."""
+"""The section of operators: a sortable table by cost, with details of the selected one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row ready to draw: texts by column, and bars from 0 to 1 behind some of them."""
+    """A row of the table as texts by column, with bars from 0 to 1 behind some of them."""
 
     key: Key
     network: str
@@ -61,7 +61,10 @@ class _Line:
 
 
 class RankingPanel(PanelSection):
-    """The ranking; rows are updated four times a second, and only visible rows are drawn."""
+    """The section with the table of operators; its rows are computed four times a second.
+
+    Only visible rows are drawn.
+    """
 
     title = "operators"
     column = "right"
@@ -78,11 +81,11 @@ class RankingPanel(PanelSection):
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes and sorts the rows again."""
+        """Computes and sorts the rows of the table again."""
         self._count(view)
 
     def watch(self, view: PanelView, now_s: float) -> None:
-        """Saves the operators' sums from time to time, for "last 5 s"."""
+        """Saves the operators' accumulated costs from time to time, for the choice "last 5 s"."""
         self._recent.keep(now_s, view.operators)
 
     def _count(self, view: PanelView) -> None:
@@ -119,7 +122,7 @@ class RankingPanel(PanelSection):
         )  # fmt: skip
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the table, and the selected operator below it."""
+        """Draws the choice of the period, the table, and the selected operator below it."""
         if imgui.radio_button("since the start", not self.recent_only):
             self._choose(False, view)
         imgui.same_line()
@@ -138,7 +141,8 @@ class RankingPanel(PanelSection):
         self._selected(view)
 
     def _name_width(self) -> float:
-        """Returns the points that the longest name takes."""
+        """Returns the width in points of the column of names: that of the longest name, up to a
+        limit."""
         longest = max((f"{line.network} {line.texts[0]}" for line in self.lines), key=len)
         room = float(_NAME_EM * imgui.get_font_size())
         return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
@@ -220,7 +224,8 @@ class RankingPanel(PanelSection):
 
 
 def _width(column: _Column) -> float:
-    """Returns the points that a column needs for its heading, with the arrow, and its texts."""
+    """Returns the width in points that a column needs for its heading, the sort arrow and its
+    texts."""
     if not column.sample:
         return 0.0
     arrow = 0.65 * imgui.get_font_size() + imgui.get_style().frame_padding.x + 1
@@ -229,7 +234,10 @@ def _width(column: _Column) -> float:
 
 
 def _columns_in(width: float, name_width: float) -> list[_Column]:
-    """Returns the columns that fit beside the names into ``width`` points."""
+    """Returns the columns that fit into ``width`` points, beside names of ``name_width`` points.
+
+    The columns that can best be spared are left out first.
+    """
     shown = list(_COLUMNS)
     between = 2 * imgui.get_style().cell_padding.x
     bar = imgui.get_style().scrollbar_size
@@ -241,7 +249,10 @@ def _columns_in(width: float, name_width: float) -> list[_Column]:
 
 
 def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
-    """Returns lines about an operator: its name, its line of the model, its kernel."""
+    """Returns lines of text about an operator, each with its colour; none for an unknown operator.
+
+    The lines have its network and title, its line of the model, its kernel and its work.
+    """
     operator = view.operators.get(key)
     if operator is None:
         return []
@@ -263,7 +274,7 @@ def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
 
 
 def _short(value: float) -> str:
-    """Returns a number with at most three significant digits."""
+    """Returns a number as text with about three significant digits; large ones get a "k"."""
     if value >= 1e4:
         return f"{value / 1e3:.0f}k"
     if value >= 100:
@@ -274,7 +285,7 @@ def _short(value: float) -> str:
 
 
 def _scaled(value: float) -> str:
-    """Returns a number with a unit prefix: "3.1 M"."""
+    """Returns a number as text with three digits and a unit prefix, such as "3.1 M"."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}"

@@ -1,4 +1,4 @@
-"""Sliders for the adjustable numbers of the networks (:class:`cml_engine.Slider`)."""
+"""The section of sliders for the adjustable inputs of the networks (:class:`cml_engine.Slider`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cml_engine.tools.panel.section import Layout, PanelSection, PanelView
 
 
 class SlidersPanel(PanelSection):
-    """The sliders of each network, below its name.
+    """The section with the sliders of each network, below its name.
 
     ``changed[network][slider]`` is the value of a slider that was moved.
     """
@@ -24,7 +24,8 @@ class SlidersPanel(PanelSection):
         self.changed: dict[str, dict[str, float]] = {}
 
     def values(self, network: str, session: Session) -> dict[str, float]:
-        """Returns the current values: the model's, unless the slider was moved."""
+        """Returns the current value of each slider of the network: the default, unless it was
+        moved."""
         default = {title: slider.default for title, slider in session.sliders.items()}
         return default | self.changed.get(network, {})
 
@@ -33,7 +34,10 @@ class SlidersPanel(PanelSection):
         return not any(session.sliders for session in view.sessions.values())
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the sliders, and a reset button for each network whose values were changed."""
+        """Draws the sliders and stores moved values in :attr:`changed`.
+
+        A network whose values were changed has a reset button.
+        """
         for name, session in view.sessions.items():
             if not session.sliders:
                 continue

@@ -1,4 +1,4 @@
-"""One frame's slices on a line of GPU time."""
+"""The section of one frame's slices on a line of GPU time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INK = (0.05, 0.07, 0.09, 1.0)
 
 
 class TimelinePanel(PanelSection):
-    """The newest measured frame, updated four times a second so that it is readable."""
+    """The section with the newest measured frame; it changes four times a second to be readable."""
 
     title = "this frame"
     opens_from_em = 48.0
@@ -29,12 +29,13 @@ class TimelinePanel(PanelSection):
         self._bars: list[Bar] = []
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Selects the frame to show."""
+        """Selects the newest measured frame and computes its bars."""
         self._report = view.log.measured_report
         self._bars = bars(self._report) if self._report else []
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the bars, the line of the budget, the times, and the reason of the stop."""
+        """Draws the slices as bars, the budget's line, the times, and the reason why the frame
+        stopped."""
         report = self._report
         if report is None:
             widgets.text("no frame yet", palette.DIM)

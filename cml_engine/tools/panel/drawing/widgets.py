@@ -1,4 +1,4 @@
-"""Drawing functions that the sections share."""
+"""Drawing functions that the panel's sections share; all draw into imgui's current window."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from cml_engine.tools.panel.palette import Colour
 
 
 def packed(colour: Colour) -> int:
-    """Returns the colour in the format of draw lists."""
+    """Returns the colour as the 32-bit integer that imgui's draw lists take."""
     return int(imgui.get_color_u32(ImVec4(*colour)))
 
 
 def text(said: str, colour: Colour) -> None:
-    """Draws a line of text in a colour."""
+    """Draws a line of text in a colour at the cursor."""
     imgui.text_colored(ImVec4(*colour), said)
 
 
 def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
-    """Draws texts in a row, each on a new line if it does not fit behind the last one.
+    """Draws coloured texts in a row; a text that does not fit behind the last one begins a new
+    line.
 
-    A text that is wider than a line is broken.
+    A text that is wider than a line is broken. ``gap`` is the space between texts in font heights.
     """
     space = gap * imgui.get_font_size()
     end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
@@ -52,21 +53,21 @@ def shortened(said: str, width: float) -> str:
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
-    """Draws a filled rectangle in the current window; coordinates are points of the screen."""
+    """Draws a filled rectangle in the current window; ``x`` and ``y`` are points of the screen."""
     imgui.get_window_draw_list().add_rect_filled(
         ImVec2(x, y), ImVec2(x + width, y + height), packed(colour)
     )
 
 
 def label(x: float, y: float, said: str, colour: Colour) -> None:
-    """Draws a text anywhere in the current window, on a dark ground so that it is readable."""
+    """Draws a text with a dark background at a point of the screen, in the current window."""
     size = imgui.calc_text_size(said)
     rectangle(x - 3, y, size.x + 6, size.y, palette.faded(palette.WELL, 0.85))
     imgui.get_window_draw_list().add_text(ImVec2(round(x), round(y)), packed(colour), said)
 
 
 def bar(share: float, colour: Colour) -> None:
-    """Draws a bar of one line's height over the remaining width, filled to ``share``."""
+    """Draws a bar over the remaining width, filled from the left to ``share`` (0 to 1)."""
     corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
     height = imgui.get_text_line_height()
     rectangle(corner.x, corner.y + 2, width, height - 4, palette.WELL)
@@ -75,7 +76,7 @@ def bar(share: float, colour: Colour) -> None:
 
 
 def swatch(colour: Colour, label: str) -> None:
-    """Draws a small square of the colour and its label."""
+    """Draws a small square of the colour and the label behind it."""
     size = round(0.6 * imgui.get_font_size())
     corner = imgui.get_cursor_screen_pos()
     rectangle(corner.x, round(corner.y + 0.3 * size), size, size, colour)
@@ -85,7 +86,7 @@ def swatch(colour: Colour, label: str) -> None:
 
 
 def swatches(items: Iterable[tuple[Colour, str]]) -> None:
-    """Draws swatches in a row, each on a new line if it does not fit behind the last one."""
+    """Draws coloured squares with labels in a row; one that does not fit begins a new line."""
     em = imgui.get_font_size()
     end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
     for index, (colour, said) in enumerate(items):

@@ -1,4 +1,4 @@
-"""The arena: the addresses of each tensor, and the steps during which it occupies them."""
+"""Shows the arena: the addresses of each tensor, and the steps during which it occupies them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1200, 420, 76, 10, 24
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor in the arena.
+    """A tensor's place in the arena: a range of bytes, and the steps that use it.
 
     It occupies bytes ``[offset, offset + nbytes)`` during steps ``first`` to ``last``. Inputs
     begin at step -1; outputs end at the number of steps.
@@ -30,7 +30,8 @@ class PlacedTensor:
 
 
 def placed_tensors(plan: Plan) -> list[PlacedTensor]:
-    """Returns all tensors in the arena, in the order of their first steps."""
+    """Returns the places of all of the plan's tensors in the arena, in the order of their first
+    steps."""
     lives: dict[Binding, list[int]] = {}
     for place in plan.inputs.values():
         lives.setdefault(place.binding, []).append(-1)
@@ -47,7 +48,7 @@ def placed_tensors(plan: Plan) -> list[PlacedTensor]:
 
 
 def arena_data(plan: Plan) -> dict[str, Json]:
-    """Returns the arena as data for programs."""
+    """Returns the arena as a JSON object: peak, lower bound, number of steps, places of tensors."""
     memory = plan.memory
     return {
         "peak": memory.peak,
@@ -58,7 +59,7 @@ def arena_data(plan: Plan) -> dict[str, Json]:
 
 
 def arena_picture(plan: Plan) -> Html:
-    """Returns a picture with addresses upwards and steps to the right.
+    """Returns an SVG picture of the arena, with addresses upwards and steps to the right.
 
     The tensor under the pointer shows its name.
     """

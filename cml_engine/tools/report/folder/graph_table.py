@@ -1,4 +1,4 @@
-"""The graph as rows: each operator as it runs, with the lines of the model that it comes from."""
+"""Converts the graph to rows: each operator as it runs, with its operators in the model's file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cml_engine.tools.report.folder.page import Cell, Html, details, html, liste
 
 @dataclass(frozen=True, slots=True)
 class WrittenOperator:
-    """An operator of the model as written, and its position in the file."""
+    """An operator of the model as written: its title, position in the file, and text there."""
 
     title: str
     place: str
@@ -23,7 +23,8 @@ class WrittenOperator:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """An operator of the network as it runs; ``made_of`` are the operators of the model in it."""
+    """An operator of the optimized network; ``made_of`` are the model's operators that became
+    it."""
 
     number: int
     op: str
@@ -34,7 +35,10 @@ class NodeRow:
 
 
 def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
-    """Returns the operators in the order in which they run."""
+    """Returns a row for each operator of ``optimized``, in the order in which they run.
+
+    ``written`` is the same network before the passes.
+    """
     origins, computed = producers(written), producers(optimized)
 
     def row(number: int, node: Node) -> NodeRow:
@@ -51,7 +55,7 @@ def node_rows(written: Graph, optimized: Graph) -> list[NodeRow]:
 
 
 def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Json]:
-    """Returns the graph as data for programs."""
+    """Returns the graph as a JSON object: name, inputs, outputs and the rows."""
     return {
         "name": graph.name,
         "inputs": {name: str(graph.facts[name]) for name in graph.inputs},
@@ -61,7 +65,10 @@ def graph_data(graph: Graph, rows: list[NodeRow]) -> dict[str, Json]:
 
 
 def graph_table(rows: list[NodeRow], constants: Mapping[str, Any]) -> Html:
-    """Returns the graph as a table; a row expands to the operators that it was made of."""
+    """Returns the rows as an HTML table; a row expands to the operators that it was made of.
+
+    ``constants`` has the graph's constants by name, which the table marks.
+    """
 
     def cells(row: NodeRow) -> list[Cell]:
         reads = [n if n not in constants else f"{n} (constant)" for n in row.reads]

@@ -1,4 +1,4 @@
-"""The HTML of the report page: tables, links and the document. All text is escaped."""
+"""Builds the HTML of the report page: tables, links and the document. All text is escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """Text that is already HTML."""
+    """A text that is already HTML and is not escaped again."""
 
     text: str
 
@@ -34,7 +34,7 @@ Cell = str | Html | Number | None
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page, and the files with its data."""
+    """A section of the report page: its key, title and HTML, and the names of its data files."""
 
     key: str
     title: str
@@ -43,44 +43,44 @@ class PageSection:
 
 
 def number(value: float | None, digits: int = 3, unit: float = 1.0) -> Number | None:
-    """Returns ``value / unit`` with ``digits`` decimal places; None remains an empty cell."""
+    """Returns a table cell with ``value / unit``, shown with ``digits`` decimals; None for None."""
     return None if value is None else Number(value, f"{value / unit:.{digits}f}")
 
 
 def whole(value: int) -> Number:
-    """Returns a whole number for a table."""
+    """Returns a table cell with a whole number."""
     return Number(value, f"{value}")
 
 
 def html(*parts: str | Html) -> Html:
-    """Joins the parts; plain text among them is escaped."""
+    """Returns the parts joined to one piece of HTML; plain text among them is escaped."""
     return Html("".join(p.text if isinstance(p, Html) else escape(p) for p in parts))
 
 
 def note(text: str) -> Html:
-    """Returns a paragraph of explanation."""
+    """Returns the text as an HTML paragraph of explanation."""
     return Html(f'<p class="note">{escape(text)}</p>')
 
 
 def pre(text: str) -> Html:
-    """Returns preformatted text."""
+    """Returns the text as preformatted HTML."""
     return Html(f"<pre>{escape(text)}</pre>")
 
 
 def details(summary: str | Html, body: Html) -> Html:
-    """Returns a summary that expands to the body on a click."""
+    """Returns HTML with the summary, which expands to the body on a click."""
     return Html(f"<details><summary>{html(summary).text}</summary>{body.text}</details>")
 
 
 def listed(items: Iterable[str | Html]) -> Html:
-    """Returns a bulleted list."""
+    """Returns the items as a bulleted HTML list."""
     return Html("<ul>" + "".join(f"<li>{html(item).text}</li>" for item in items) + "</ul>")
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
-    """Returns a table that a click on a title sorts.
+    """Returns an HTML table that is sorted by a click on a column's title.
 
-    A column is numeric if its first row has a number.
+    A column is numeric if its first row has a number or its title ends in "%".
     """
     filled = [list(row) for row in rows]
     numeric = [
@@ -99,7 +99,10 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
 
 
 def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequence[str]) -> str:
-    """Returns the whole document; ``missing`` are the titles of sections that are not finished."""
+    """Returns the whole HTML document as text.
+
+    ``missing`` are the titles of sections that are not finished; the page names them.
+    """
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
     open_ = ""
     if missing:
@@ -118,7 +121,7 @@ def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequen
 
 
 def link(file: str) -> Html:
-    """Returns a link to a file of the folder."""
+    """Returns an HTML link to a file of the report folder."""
     return Html(f'<a href="{quote(file)}">{escape(file)}</a>')
 
 

@@ -1,4 +1,4 @@
-"""The graph after each optimization pass as text, in NNEF if it can be written so."""
+"""Writes the graph after each optimization pass as text, in NNEF where NNEF can express it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cml_engine.nnef.files.writer import to_text
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pass and the graph after it; ``text`` is empty if the pass changed nothing."""
+    """A pass, the reason for it, and the graph after it; ``text`` is "" if the pass changed
+    nothing."""
 
     name: str
     why: str
@@ -24,7 +25,7 @@ class Stage:
 
 
 def stages(graph: Graph) -> Iterator[Stage]:
-    """Yields the graph as written, and after each pass."""
+    """Yields the graph as written, then the graph after each pass in order, as text."""
     last = ""
     for name, why, left in stages_of(graph):
         text, refused = _text(left)
@@ -33,7 +34,7 @@ def stages(graph: Graph) -> Iterator[Stage]:
 
 
 def _text(graph: Graph) -> tuple[str, str]:
-    """Returns the graph's NNEF without weights and "".
+    """Returns the graph as NNEF text without weights, and "".
 
     If NNEF cannot express the graph, returns a line for every node and the reason.
     """

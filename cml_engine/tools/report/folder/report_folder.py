@@ -1,4 +1,4 @@
-"""The report folder on disk: every phase writes its data and updates the page."""
+"""Writes the report folder: every phase adds its data files and updates the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = "cml report 1"
 
 
 class ReportFolder:
-    """A report that is being written.
+    """A report folder that is being written, section by section.
 
     ``titles`` are the titles of all its sections by key, in order.
     """
@@ -32,20 +32,20 @@ class ReportFolder:
         self._write_state()
 
     def add(self, section: PageSection) -> None:
-        """Adds a section and writes the page again."""
+        """Adds a section, or replaces the one of the same key, and writes the page again."""
         self._sections[section.key] = section
         self._write_page()
 
     def data(self, name: str, data: Any) -> str:
-        """Writes data as JSON and returns the file's name."""
+        """Writes data as a JSON file of this name into the folder, and returns the name."""
         return self.text(name, json.dumps(data, indent=1) + "\n")
 
     def text(self, name: str, text: str) -> str:
-        """Writes a file and returns its name."""
+        """Writes a text file of this name into the folder, and returns the name."""
         return self._folder.write(name, text)
 
     def place(self, name: str) -> Path:
-        """Returns the path of a file of the report that the caller writes."""
+        """Returns the path for a file of the report that the caller writes itself."""
         return self._folder.place(name)
 
     def _write_page(self) -> None:

@@ -1,4 +1,4 @@
-"""The sections of the report page."""
+"""Builds the sections of the report page from a model's facts; each also writes its data files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ SHOWN = 240
 
 
 def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
-    """Returns a bar chart of the inference time of the first frames, with the budget as a line."""
+    """Returns an SVG bar chart of the inference ms of the first frames, with the budget as a
+    line."""
     times = times[:SHOWN]
     most = max([budget_ms, *times]) * 1.05
     high, wide = _HEIGHT - 2 * _TOP, (_WIDTH - _LEFT) / max(len(times), 1)
@@ -55,7 +56,7 @@ def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
 
 
 def lead(facts: ModelFacts) -> str:
-    """Returns the line below the page's title."""
+    """Returns the sentence below the page's title, which names the GPU that the plan is for."""
     if not facts.device:
         return "Planned for what WebGPU guarantees: no GPU was found."
     return f"Planned for {facts.device}."
@@ -66,14 +67,14 @@ Maker = Callable[[ModelFacts, ReportFolder], PageSection]
 
 
 def summary(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with the text of ``cml info``."""
+    """Returns the section with the text of ``cml info``; writes ``model.json``."""
     info = facts.summary
     file = folder.text("model.json", info.json() + "\n")
     return PageSection("summary", "Summary", pre(str(info)), (file,))
 
 
 def graph(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with the operators as they run."""
+    """Returns the section with a table of the operators as they run; writes ``graph.json``."""
     rows = node_rows(facts.graph, facts.optimized)
     file = folder.data("graph.json", graph_data(facts.optimized, rows))
     said = (
@@ -85,7 +86,8 @@ def graph(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 
 
 def passes(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with the graph after each pass, in a file if the pass changed it."""
+    """Returns the section with a table of the passes; writes a file of the graph after each
+    change."""
     rows = []
     for number, stage in enumerate(stages(facts.graph)):
         file = None
@@ -102,7 +104,10 @@ def passes(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 def operators(
     facts: ModelFacts, folder: ReportFolder, measured_ms: Sequence[float] | None = None
 ) -> PageSection:
-    """Returns the section with the plan, step by step."""
+    """Returns the section with a table of the plan's steps and times; writes the plan's files.
+
+    ``measured_ms`` are the measured milliseconds of the steps, if they were measured.
+    """
     peak = facts.peak
     rows = step_rows(facts.plan, facts.predicted_ms, measured_ms, peak, facts.records)
     files = (
@@ -118,7 +123,7 @@ def operators(
 
 
 def memory(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with the arena by step."""
+    """Returns the section with the arena's picture; writes ``arena.json``."""
     found = facts.plan.memory
     file = folder.data("arena.json", arena_data(facts.plan))
     said = (
@@ -129,7 +134,7 @@ def memory(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 
 
 def decisions(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with the compiler's decisions and their sources."""
+    """Returns the section with a table of the compiler's decisions; writes ``decisions.json``."""
     found = facts.decisions
     file = folder.data("decisions.json", [asdict(decision) for decision in found])
     said = f"{len(found)} decisions."
@@ -137,7 +142,8 @@ def decisions(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 
 
 def kernels(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with every kernel's source."""
+    """Returns the section with a table of the kernels; writes each kernel's HLSL source to a
+    file."""
     from cml_engine.gpu.shaders.dump import source_file
     from cml_engine.gpu.shaders.hlsl import ShaderKey
     from cml_engine.gpu.shaders.steps import step_key

@@ -1,4 +1,5 @@
-"""The plan as a table: predicted and measured time of each dispatch, and its alternatives."""
+"""Converts the plan to a table: predicted and measured time of each dispatch, and its
+alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from cml_engine.tools.report.model_facts import Peak
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A dispatch in the table.
+    """The facts about one dispatch of the plan, for a row of the table.
 
     ``rivals`` are the alternative kernels with their milliseconds measured on this device, or
     None if they were not measured.
@@ -53,7 +54,11 @@ def step_rows(
     peak: Peak | None,
     records: Mapping[str, Record],
 ) -> list[StepRow]:
-    """Returns a row for every dispatch; times in milliseconds."""
+    """Returns a row for every dispatch of the plan, in order.
+
+    ``predicted`` and ``measured`` are milliseconds by step; ``records`` are the device's
+    measurements of kernels.
+    """
     choices = {choice.node: choice for choice in plan.choices}
     return [
         _row(step, predicted[i], measured[i] if measured else None, peak, choices, records)
@@ -62,7 +67,7 @@ def step_rows(
 
 
 def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[str, Json]:
-    """Returns the table as data for programs."""
+    """Returns the rows as a JSON object, with the device and its peak rates."""
     return {
         "device": device,
         "peak": asdict(peak) if peak else None,
@@ -71,7 +76,7 @@ def steps_data(rows: Sequence[StepRow], device: str, peak: Peak | None) -> dict[
 
 
 def steps_table(rows: Sequence[StepRow]) -> Html:
-    """Returns the table as HTML."""
+    """Returns the rows as an HTML table, with columns of measured times if there are any."""
     measured = any(row.measured_ms is not None for row in rows)
     titles = ["", "operator", "place", "kernel", "groups", "GFLOP", "MB", "predicted ms"]
     if measured:
