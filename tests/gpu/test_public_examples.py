@@ -39,7 +39,7 @@ ON_GPU = re.compile(r"\b(gpu|network|after|scheduler|encoder|texture)\b|cml\.Gpu
 
 
 def public():
-    """Returns each public class and function by its full name, with its module."""
+    """Returns the public classes and functions by full name, each as (module, object)."""
     found = {}
     seen = set()
     for module in MODULES:
@@ -56,7 +56,10 @@ PUBLIC = public()
 
 @pytest.fixture
 def names(request, tmp_path, monkeypatch):
-    """Returns what docs/api.md promises to the examples; devices only if the example needs one."""
+    """The names that docs/api.md promises to an example, with their values.
+
+    Those that need a device exist only if the example mentions one.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rules, "_REGISTERED", [])
     module, thing = PUBLIC[request.param]

@@ -1,4 +1,5 @@
-"""Tests that a cooked file gives bit-identical results to its model and compiles nothing."""
+"""Tests that a cooked file gives bit-identical results to its model and is run without a
+compiler."""
 
 from dataclasses import replace
 from functools import partial
@@ -66,7 +67,7 @@ def test_any_slices_give_the_same_bits(cooked, gpu):
 
 
 def test_the_costs_are_those_of_the_model(model, cooked, gpu):
-    """The cooked plan has the model's step costs, so learned costs apply to both."""
+    """The cooked plan has the model's step costs and titles, so learned costs apply to both."""
     plans = [cml.Session(graph, gpu, deferred=True).plan for graph in (model, cooked)]
     assert plans[0].step_costs() == plans[1].step_costs()
     assert [s.title for s in plans[0].steps] == [s.title for s in plans[1].steps]
@@ -157,7 +158,10 @@ def test_integer_networks_have_one_result_everywhere(gpu):
 
 
 def planned(cooked, limits, **more):
-    """Returns the plan that a device with these limits gets."""
+    """Returns the plan that a device with these limits gets from a cooked file.
+
+    ``more`` may set ``storage`` and ``plain``.
+    """
 
     def lowered():
         graph = optimize(small_model())

@@ -1,4 +1,4 @@
-"""Tests of the golden pair: inputs over the network's ranges and a matching tolerance."""
+"""Tests of the sample inputs and outputs in a cooked file: their ranges and their tolerance."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tests of the demo's cooked networks: their use, and the process that builds them."""
+"""Tests of the demo's cooked networks: their use, and the command that cooks them in a process."""
 
 import json
 import shutil
@@ -13,7 +13,10 @@ from demo_game.chain import MODELS, load_chain
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Creates a checkout with one small network and returns the folder of its cooked set."""
+    """A folder for cooked networks that does not exist yet, next to a single small network.
+
+    The demo uses both folders instead of its own.
+    """
     shutil.copytree(MODELS / "surface.nnef", tmp_path / "models" / "surface.nnef")
     monkeypatch.setattr(cooking, "MODELS", tmp_path / "models")
     monkeypatch.setattr(cooking, "COOKED", tmp_path / "cooked")

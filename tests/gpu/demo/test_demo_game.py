@@ -1,5 +1,4 @@
-"""Tests of the game without a window: its world depends on the seed only, its memory is
-constant."""
+"""Tests of the game without a window, such as a world that depends on the seed only."""
 
 import gc
 import math
@@ -36,7 +35,8 @@ NEAR = Settings(
 
 @pytest.fixture(scope="module")
 def runs(gpu, tmp_path_factory):
-    """Flies the same route in several modes and budgets and returns the reports by name."""
+    """The reports of the same flight in several modes and budgets by name, and the pictures'
+    folder."""
     folder = tmp_path_factory.mktemp("demo")
 
     def fly(name, **options):
@@ -71,7 +71,10 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu, tmp_path):
     as_trained = weights.read_bytes()
 
     def follow(changed, end, weight=b""):
-        """Writes the files and returns the world's hash after the message ``end`` appears."""
+        """Writes the network's files and runs frames until a message contains ``end``.
+
+        Returns the hash of the complete world.
+        """
         graph.write_text(changed, encoding="utf-8")
         weights.write_bytes(weight or as_trained)
         until = time.perf_counter() + 300
@@ -115,7 +118,8 @@ def test_a_run_that_stalls_says_what_everybody_waits_for(gpu, monkeypatch):
 
 
 def test_something_is_drawn_before_any_network_has_run(gpu):
-    """The first picture shows drafts; after loading, no draft is left and its slots are free."""
+    """The first picture shows drafts only; after loading, no draft is left and its slots are
+    free."""
     gc.unfreeze()
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
@@ -150,9 +154,9 @@ def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu):
 
 
 def popping(gpu, fade_s, monkeypatch):
-    """Returns the largest change, of 255, of a block of pixels between two consecutive frames.
+    """Returns the largest change of a block of pixels between two frames, on a scale of 255.
 
-    Tiles arrive meanwhile, and the camera stands still.
+    Tiles arrive meanwhile, fade in over ``fade_s`` seconds, and the camera stands still.
     """
     monkeypatch.setattr("demo_game.streaming.FADE_S", fade_s)
     # makes the picture and the work of a frame independent of its duration
@@ -179,7 +183,8 @@ def popping(gpu, fade_s, monkeypatch):
 
 
 def blocks(flown):
-    """Returns the mean colours of the picture's squares of 10 x 10 pixels."""
+    """Returns the mean colour of each square of 10 x 10 pixels in the picture: (rows, columns,
+    3)."""
     width, height = flown.quality.width, flown.quality.height
     data = flown.gpu.queue.read_texture(
         {"texture": flown.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
@@ -213,7 +218,7 @@ def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu):
 
 
 def native_objects():
-    """Returns the number of live wgpu objects by class."""
+    """Collects garbage and returns the number of live wgpu objects by class name."""
     gc.collect()
     return Counter(
         type(o).__name__
@@ -249,7 +254,10 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu):
 
 
 def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu):
-    """A frame on hardware, which a software driver imitates here, has one submit and no wait."""
+    """Ten frames on a hardware GPU make ten submits and never wait; the world stays the same.
+
+    A software driver may stand in for the GPU.
+    """
     coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
     worlds = []
     for kind in ("as it is", "as a GPU"):
@@ -281,7 +289,8 @@ def _counted(calls, name, function, *args):
 
 
 def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu):
-    """Drawing gets a smaller time limit while tiles are missing."""
+    """Drawing gets 45 % of the frame instead of 70 % while many tiles are missing and networks
+    run."""
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
@@ -303,7 +312,8 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu):
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, on_cpu):
-    """A tile's memory, which others may reuse, is released after its copies are submitted."""
+    """A tile's memory, which other tiles may reuse, is released only after its copies are
+    submitted."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))
@@ -337,7 +347,10 @@ def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, on_cpu):
 
 @pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
 def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(gpu, frame_ms, looks):
-    """Deferrable work runs in a frame's spare time, or every few frames if no frame has any."""
+    """The selection of tiles is updated in every frame with spare time, else in every seventh.
+
+    The scheduler learns in every frame.
+    """
     near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
     flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
     try:
@@ -358,9 +371,9 @@ def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(gpu, frame_ms, lo
 
 
 def test_a_software_driver_is_hardly_asked_what_passes_took(gpu):
-    """On a software driver few frames have timestamps, which make them longer.
+    """On a software driver 2 to 3 of 33 frames have timestamps, and all have a render time.
 
-    The wait for a picture gives the render time of the other frames.
+    Timestamps make a frame longer; the wait for a picture gives the time of the other frames.
     """
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is timed")

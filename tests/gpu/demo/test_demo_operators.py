@@ -1,4 +1,5 @@
-"""Tests of the demo's own operators against NumPy in any partition, and of matching tile edges."""
+"""Tests that the demo's own operators agree with NumPy in any partition and that tile edges
+match."""
 
 import numpy as np
 import pytest

@@ -33,7 +33,8 @@ TITLES = (*(section.title for section in SECTIONS), "controls")
 
 
 def game_of(gpu, agents, tiles: int = 0) -> SimpleNamespace:
-    """Returns the parts of a game that the overlay shows."""
+    """Returns a stand-in for a game with the attributes that the overlay shows, and jobs of
+    ``tiles``."""
     log = FrameLog(1000 / 60, agents.sessions)
     scheduler = FrameScheduler(gpu, log.target_ms, 4.0)
     for x in range(tiles):
@@ -90,7 +91,7 @@ def full(gpu, agents, rng) -> SimpleNamespace:
 
 
 class Screen:
-    """A render target with an overlay."""
+    """A render target with an overlay on a stand-in for a game."""
 
     def __init__(
         self, gpu, game, width=1280, height=720, fmt=_FORMAT, scale=1.0, panels=None
@@ -143,7 +144,8 @@ class Screen:
 
 @pytest.fixture
 def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
-    """Returns the last drawn position of every widget by its label."""
+    """A dictionary from every drawn widget's label to its last position (x, y), updated when
+    drawn."""
     places: dict[str, tuple[float, float]] = {}
 
     def watched(original):
@@ -171,7 +173,7 @@ def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
 
 @pytest.fixture
 def misfits(monkeypatch) -> list[str]:
-    """Returns the texts that did not fit into their place when they were drawn."""
+    """A list to which each text that does not fit into its place is appended when it is drawn."""
     found: list[str] = []
     wraps = 0
 

@@ -1,4 +1,4 @@
-"""Tests that a game over a baked planet shows a bit-identical world without seams."""
+"""Tests that a game over a baked planet shows the same world, bit for bit and without seams."""
 
 from dataclasses import replace
 
@@ -25,7 +25,8 @@ NEAR = Settings(
 
 
 def bake_here(gpu, place, region, seed):
-    """Bakes a planet in this process, without a cluster."""
+    """Bakes all tiles of a region in this process, without a cluster; returns the store at
+    ``place``."""
     chain = load_chain()
     layers = layers_of(region, chain)
     prepare(str(place), layers, {**manifest(region, chain, seed), "device": gpu.name})
@@ -48,9 +49,9 @@ def settled(gpu, settings):
 
 
 def test_the_world_is_the_same_over_a_planet(gpu, tmp_path):
-    """The world is identical over a planet that covers half of the view.
+    """The world is identical with and without a planet that covers half of the view.
 
-    One of its tiles is damaged, and one is missing.
+    One of the planet's tiles is damaged, and one is missing.
     """
     plain, world = settled(gpu, NEAR)
     tiles = sorted(tile for tile in plain.digests.of if tile.level == 1)

@@ -33,7 +33,7 @@ COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)
 
 
 class Screen:
-    """A renderer with a texture as its target."""
+    """A renderer that draws into a texture."""
 
     def __init__(self, gpu, quality=SMALL, form=SRGB):
         self.gpu, self.renderer = gpu, Renderer(gpu, form, quality)
@@ -45,7 +45,10 @@ class Screen:
         self.view = self.target.create_view()
 
     def picture(self, camera, visible, time_s=0.0):
-        """Draws the tiles and returns the picture as bytes of shape (height, width, 3)."""
+        """Draws the visible tiles and returns the picture as integers of shape (height, width, 3).
+
+        Sets ``stats`` to the renderer's statistics.
+        """
         encoder = self.gpu.device.create_command_encoder()
         self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
         self.gpu.queue.submit([encoder.finish()])
@@ -64,14 +67,15 @@ def screen(gpu):
 
 
 def coast(screen):
-    """Returns a camera and the visible tiles of a view of mountains, forest and sea."""
+    """Uploads the tiles of a view of mountains, forest and sea; returns the camera and visible
+    tiles."""
     land = Landscape(screen.gpu, screen.renderer, SEED)
     camera = screen.renderer.camera(EYE, 2.15, -0.13)
     return camera, land.visible(land.complete(EYE, COARSE), COARSE, camera)
 
 
 def red(tile, seed):
-    """Returns a tile of evenly lit, red mountains high above the sea."""
+    """Returns the tensors of a tile of evenly lit, red mountains high above the sea."""
     first_x, first_z = tile.first_cell
     k = np.arange(FINE, dtype=np.int32) - 4
     gz, gx = np.meshgrid(k + first_z, k + first_x, indexing="ij")
@@ -84,7 +88,7 @@ def red(tile, seed):
 
 
 def is_land(picture):
-    """Returns a mask of the pixels that show red land."""
+    """Returns an array that is True for each pixel of red land."""
     return picture[..., 0] > picture[..., 2] + 40
 
 
@@ -103,7 +107,7 @@ def test_picture_is_the_golden_one(screen):
 
 
 def is_golden(picture):
-    """Returns True if the picture equals the golden one up to blending and rounding."""
+    """Returns True if the picture equals the stored one up to blending and rounding."""
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     if picture.shape != golden.shape:
         return False
@@ -126,7 +130,8 @@ def test_another_picture_is_not_the_golden_one():
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("tilt", [-0.5, -1.2])
 def test_no_holes_between_levels(gpu, step, tilt):
-    """Land covers every pixel of a view from above, for all combinations of adjacent levels."""
+    """Land covers every pixel of a view from above on tiles of several levels, also while they
+    fade."""
     screen = Screen(gpu, replace(SMALL, mesh_step=step))
     land = Landscape(gpu, screen.renderer, SEED, red)
     eye = (-9230.0, 4300.0, -5176.0)
@@ -164,7 +169,11 @@ def test_a_skirt_hides_a_step_between_neighbours(screen):
 
 
 def test_a_tile_meets_a_neighbour_that_is_still_coarser(screen):
-    """A plain 25 m above its parent slopes down to a neighbour whose children are missing."""
+    """A plain 25 m above its parent slopes down to the parent's height at an edge with
+    ``EDGE_STEPS``.
+
+    Without it the edge is a cliff, which covers more pixels.
+    """
     parent, near, far = TileId(3, 0, 0), TileId(2, 0, 1), TileId(2, 0, 0)
 
     def plain(tile, seed):
@@ -252,7 +261,7 @@ def test_plants_stand_on_the_land(screen):
 
 
 def test_far_from_the_origin_nothing_is_lost(screen):
-    """The same land looks the same at the origin and 11,000 km away."""
+    """The pictures of the same land at the origin and 11,000 km away are identical."""
     pictures = []
     for x in (0, 49152):
         here = TileId(0, x, 0)

@@ -19,7 +19,7 @@ TILE = TileId(0, 0, 0)
 
 
 def made(heights, texels):
-    """Returns an evenly lit tile without plants."""
+    """Returns the tensors of an evenly lit tile without plants."""
     shading = np.full((FINE, FINE, 4), 255, np.uint8)
     shading[..., :2] = 128
     grown = np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32)
@@ -27,7 +27,7 @@ def made(heights, texels):
 
 
 def coast(tile, seed):
-    """Returns a slope that falls to the south: red land, green under water."""
+    """Returns the tensors of a slope that falls to the south: red land, green under water."""
     row = np.arange(FINE) - 4.0
     heights = np.repeat((28 - row)[:, None], FINE, 1)
     under = np.arange(PAINTED)[:, None, None] / 2 - 4.25 > 28
@@ -36,7 +36,7 @@ def coast(tile, seed):
 
 
 def meadow(tile, seed):
-    """Returns a green plain whose western half is rock."""
+    """Returns the tensors of a green plain whose western half is rock."""
     west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
     texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
     return made(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
@@ -53,7 +53,7 @@ def screen(gpu):
 
 
 def pictures(screen, maker, eye, pipeline):
-    """Returns a picture of a tile, and the same picture without the draw of one pipeline."""
+    """Returns two pictures of a tile: a complete one, and one without the draw of ``pipeline``."""
     land = Landscape(screen.gpu, screen.renderer, 7, maker)
     land.add([TILE])
     slot = land.slots[TILE]

@@ -1,4 +1,4 @@
-"""Tests of the game's window on a canvas without a display."""
+"""Tests of the game's window on an offscreen canvas, which needs no display."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests that networks run in bands of rows are bit-identical to whole runs."""
+"""Tests that networks that are run in bands of rows are bit-identical to whole runs."""
 
 from pathlib import Path
 
@@ -62,10 +62,10 @@ graph net(image) -> (result)
 
 
 def same_bits(graph, gpu, share, **options):
-    """Checks that a session in bands is bit-identical to the whole network.
+    """Asserts that a session in bands is bit-identical to one of the whole network.
 
-    The bands use at most ``share`` of the whole's memory. Returns the session, its inputs and the
-    expected outputs.
+    The bands use at most ``share`` of the whole session's memory. Returns the session in bands, its
+    inputs and the outputs.
     """
     whole = cml.Session(graph, gpu, cml.CompileOptions(**options))
     limit = int(share * whole.plan.memory.peak)

@@ -1,6 +1,6 @@
-"""Tests of a host that drops the encoder of one frame without notice.
+"""Tests of a host that drops the encoder of one frame without telling the scheduler.
 
-For every choice of the frame, no number read from a job is wrong, before and after the loss is
+Whichever frame it is, no value that is read from a job is wrong, before and after the loss is
 noticed.
 """
 
@@ -42,14 +42,17 @@ def graph(decay, recurrent):
 
 @dataclass
 class Memory:
-    """A model of the variable and the inputs that one network keeps on the device."""
+    """A model in Python of the variable and the inputs that one network retains on the device."""
 
     decay: float
     recurrent: bool
     values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
 
     def run(self, given, done):
-        """Returns a job's output; a job that is done also updates the variable."""
+        """Stores the given inputs and returns a job's output as a number.
+
+        A job that is done also updates the variable of a recurrent network.
+        """
         self.values |= given
         x, z, s = (np.float32(self.values[name]) for name in "xzs")
         t = np.float32(max(x * np.float32(0.5), z - np.float32(8)) + s * np.float32(self.decay))
@@ -59,7 +62,7 @@ class Memory:
 
 
 class Network:
-    """A session and the model of its memory."""
+    """A session and the expected values in its memory."""
 
     def __init__(self, trial, recurrent, retain, decay=0.5):
         self.trial, self.recurrent, self.retain = trial, recurrent, retain
@@ -82,7 +85,7 @@ class Network:
 
 
 class Entry:
-    """A job and the values that were read from it."""
+    """A job with its inputs, and the values that were read from its output (``seen``)."""
 
     def __init__(self, trial, job, memory, inputs):
         self.trial, self.job, self.memory, self.inputs = trial, job, memory, inputs
@@ -95,7 +98,8 @@ class Entry:
             self.seen |= set() if found is None else set(found.tolist())
 
     def check(self):
-        """Asserts that all values read are right, and that none was read from a failed job."""
+        """Computes the expected output and asserts that only this value was read, and none if it
+        failed."""
         by_job = {id(entry.job): entry.made for entry in self.trial.entries}
         given = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
         done = self.job.state == "done"
@@ -106,7 +110,7 @@ class Entry:
 
 
 class Trial:
-    """A frame loop that drops one frame."""
+    """A frame loop that drops the frame number ``drop`` and records all jobs in ``entries``."""
 
     def __init__(self, gpu, drop, timed):
         self.gpu, self.drop, self.timed, self.count = gpu, drop, timed, 0
@@ -125,7 +129,10 @@ class Trial:
         return made
 
     def submit(self, network, where=0, options=None, **inputs):
-        """Submits a job; each input is a number, or a job whose output is read."""
+        """Submits a job to the scheduler number ``where`` and returns it.
+
+        Each input is a number, or a job whose output is read.
+        """
         while len(self.schedulers) <= where:
             self.schedulers.append(self.scheduler())
         values = {
@@ -139,7 +146,7 @@ class Trial:
         return job
 
     def fate(self):
-        """Returns the fate of the frame that is being encoded: "dropped" or "submitted"."""
+        """Returns what happens to the frame that is being encoded: "dropped" or "submitted"."""
         return "dropped" if self.count == self.drop else "submitted"
 
     def frame(self):
@@ -162,7 +169,8 @@ class Trial:
             entry.read()
 
     def until(self, *jobs):
-        """Runs frames until these jobs have ended. Returns True if all are done."""
+        """Runs frames until these jobs have ended; returns True if all are done, False if one
+        failed."""
         for _ in range(3000):
             if all(job.ended for job in jobs):
                 break
@@ -171,7 +179,10 @@ class Trial:
         return all(job.state == "done" for job in jobs)
 
     def settle(self):
-        """Runs frames until all jobs have ended and all losses are noticed; returns the errors."""
+        """Runs frames until all jobs have ended and all losses are noticed.
+
+        Returns the set of the errors of jobs that are not done.
+        """
         self.until(*(entry.job for entry in self.entries))
         for _ in range(14):
             self.frame()
@@ -184,7 +195,7 @@ def in_order(trial, network):
 
 
 def one_by_one(trial, network):
-    """Submits each job as soon as the previous one has ended, so before its loss is noticed."""
+    """Submits four jobs, each as soon as the previous one has ended, before a loss is noticed."""
     for turn in range(4):
         trial.until(trial.submit(network, x=turn, z=2 * turn))
 
@@ -210,7 +221,8 @@ def replaced(trial, network):
 
 
 def fed(trial, network):
-    """Submits jobs that read another job's output before it is done, and its tensor afterwards."""
+    """Submits jobs that read another job's output before it is done, and one that reads it
+    afterwards."""
     maker = Network(trial, recurrent=False, retain=False)
     trial.submit(network, x=trial.submit(maker, x=1, z=2), z=3)
     other = trial.submit(maker, x=9, z=4)

@@ -1,4 +1,4 @@
-"""Tests that a device's shipped first guess predicts its first frames better than the default."""
+"""Tests that a device's shipped first guess predicts times better than the default guess."""
 
 import math
 from statistics import fmean, median
@@ -19,7 +19,7 @@ load_families()
 def network(channels, size):
     """Returns a graph of convolutions, a pool, an upsampling and elementwise functions.
 
-    The shipped numbers were measured at other sizes.
+    Its sizes differ from those at which the shipped numbers were measured.
     """
     net, wide = Net(1, channels, size, size), 2 * channels
     h = net(f"sigmoid(conv(relu(conv(x, {channels})), {wide}, 1))")
@@ -29,7 +29,7 @@ def network(channels, size):
 
 
 def errors(session, guess, took_ms):
-    """Returns the absolute log ratio between each step's first prediction and its time."""
+    """Returns a list with the absolute log ratio of each step's prediction to its measured time."""
     model = CostModel(guess=guess)
     return [
         abs(math.log(model.predict_ms(cost, cost.groups) / ms))

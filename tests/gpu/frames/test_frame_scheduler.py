@@ -1,4 +1,4 @@
-"""Tests of the scheduler on a real device: bit-identical results, no new objects, no waiting."""
+"""Tests of the scheduler on a real device: bit-identical results, no new objects, no waits."""
 
 import gc
 import time
@@ -74,7 +74,7 @@ def test_timings_arrive_and_are_learned(gpu, image):
 
 
 def resident_bytes():
-    """Returns the resident memory of this process, or 0 if the system does not report it."""
+    """Returns the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -175,7 +175,7 @@ def test_a_deferred_session_prepares_itself_over_frames(gpu, image):
 
 
 def test_the_host_s_own_device_without_any_feature(image):
-    """The scheduler works on a host's device without timestamps and with default limits."""
+    """A job runs correctly on a host's device without timestamps and with default limits."""
     from cml_engine.gpu.native import limit_instance
 
     limit_instance()

@@ -1,4 +1,4 @@
-"""Tests that the host's passes are timed without waiting and without new objects in a frame."""
+"""Tests that a host's passes are timed without waits and without new objects in a frame."""
 
 import gc
 
@@ -24,7 +24,7 @@ override rounds: u32;
 
 @pytest.fixture
 def gpu():
-    """Returns a device that has drawn nothing.
+    """A device that has drawn nothing.
 
     After a draw, llvmpipe writes the timestamp at the beginning of a compute pass too late.
     """
@@ -39,7 +39,7 @@ def timer(gpu):
 
 
 class Passes:
-    """A host that draws into a texture and runs a compute loop of ``rounds`` rounds."""
+    """A host with a render pass into a texture and a compute pass of ``rounds`` rounds."""
 
     def __init__(self, gpu):
         self.gpu = gpu
@@ -76,14 +76,15 @@ def submit(gpu, encoder):
 
 
 def ended(gpu, timer, encoder):
-    """Ends a frame and returns the times that arrive."""
+    """Submits and ends a frame; returns the (frame, times) pairs that arrive."""
     timer.resolve(encoder)
     submit(gpu, encoder)
     return timer.end_frame()
 
 
 def drained(gpu, timer, frames=SLOTS + 4):
-    """Runs frames without passes and returns the times that arrive."""
+    """Runs frames without passes; returns the (frame, times) pairs of earlier frames that
+    arrive."""
     arrived = []
     for _ in range(frames):
         encoder = gpu.device.create_command_encoder()

@@ -1,6 +1,6 @@
 """Tests of a job's memory on a real device.
 
-Inputs are checked and kept, a job waits for output memory, and none is left behind.
+Inputs are checked and kept, a job waits for output memory, and all memory is released.
 """
 
 import gc
@@ -25,7 +25,7 @@ def image(rng):
 
 @pytest.fixture
 def own_gpu():
-    """Returns a device whose budget a test may change."""
+    """A device for one test, which may change its memory budget."""
     return cml.Gpu(device=open_device())
 
 
@@ -162,7 +162,7 @@ def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3, 4])
 def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames):
-    """A scheduler dropped during a readback releases its memory, and the buffer is reusable.
+    """A scheduler that is dropped during a readback releases all its memory.
 
     The copy was only encoded, its mapping was requested, or its data has arrived.
     """
@@ -205,13 +205,15 @@ def test_a_frame_timer_dropped_with_times_on_their_way_leaves_nothing(own_gpu):
 
 
 def whole_budget(gpu, more):
-    """Sets the budget to the memory reserved now plus ``more`` bytes."""
+    """Frees unused memory and sets the device's budget to what is then reserved plus ``more``
+    bytes."""
     gpu.memory._free_unused()
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + more
 
 
 def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
-    """A job starts once the host releases another job's outputs and so frees enough memory."""
+    """A queued job waits for output memory, says so, and runs after another job's outputs are
+    released."""
     size = 128
     session = cml.Session(conv_net(layers=1, size=size), own_gpu)
     nbytes = 4 * 8 * size * size

@@ -1,4 +1,4 @@
-"""Tests that ``cml frames`` reports the run that it made."""
+"""Tests that the report of ``cml frames`` describes the run."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_the_gpu_times_are_of_the_same_work(measured):
 
 
 def test_every_kind_of_frame_is_waited_for(measured):
-    """The benchmark waits for every type of frame.
+    """The benchmark waits in at least two frames for each frame with a slice.
 
     Otherwise the host's Python would compete for the cores of a software GPU, more in some types of
     frame than in others.

@@ -1,4 +1,4 @@
-"""Tests of the panel in a host's imgui: the networks' costs, and working sliders."""
+"""Tests of the panel in a host's imgui: it shows the networks' costs, and its sliders work."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def drawn(panel, count=2):
 
 
 def watched(host, panel):
-    """Runs a frame of the host and passes its reports to the panel."""
+    """Runs one frame of the host and passes its reports to the panel."""
     before = len(host.measured)
     host.frame()
     panel.watch(host.reports[-1], host.measured[before:])

@@ -1,6 +1,6 @@
 """Tests of hosts that use the whole scheduler interface in random order.
 
-No number read is ever wrong, all errors are the engine's own, every job ends, and all memory is
+No value read is ever wrong, all errors are the engine's own, every job ends, and all memory is
 released in the end.
 """
 
@@ -22,7 +22,7 @@ DROPPED, ABANDONED = 0.03, 0.08
 
 
 class RandomHost(Trial):
-    """A host with two schedulers and a network of each type."""
+    """A host with two schedulers and a network of each type, whose frames are dropped at random."""
 
     def __init__(self, gpu, seed):
         super().__init__(gpu, drop=-1, timed=bool(seed % 2))
@@ -114,7 +114,8 @@ class RandomHost(Trial):
     # --- end
 
     def finish(self):
-        """Runs frames until every job has ended, then checks all values that were read."""
+        """Resumes all jobs, runs frames until every one has ended, then checks all values that
+        were read."""
         self.calm = True
         self.do_resume()
         self.settle()

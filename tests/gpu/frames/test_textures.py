@@ -1,4 +1,4 @@
-"""Tests of texture inputs and outputs in every format, at odd sizes, within the budget."""
+"""Tests of textures as inputs and outputs: every format, odd sizes, and the frame budget."""
 
 import gc
 import time
@@ -23,7 +23,7 @@ WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
 
 
 def negative(shape, name="negative"):
-    """Returns the graph y = -x, which a scale of -1 undoes."""
+    """Returns the graph y = -x of that shape."""
     nodes = (Node("neg", ("x",), ("y",), Attrs()),)
     return infer_facts(Graph(name, ("x",), ("y",), nodes, {"x": Fact("scalar", shape)}))
 
@@ -35,7 +35,10 @@ def texture(gpu, name, width, height, *, usage=ALL, layers=1, mips=1):
 
 
 def texels(gpu, rng, name, width, height, **options):
-    """Returns a texture of random texels, and the texels as the format stores them."""
+    """Returns a texture of random texels in the format ``name``, and the texels as an array.
+
+    The array has the format's own type and order of channels.
+    """
     form = FORMATS[name]
     shape = (height, width, len(form.order))
     if form.encoding == "unorm8":
@@ -58,7 +61,7 @@ def put(gpu, into, data, layer=0, mip=0):
 
 
 def stored(gpu, source, data, origin=(0, 0, 0)):
-    """Reads a texture's content as an array with the shape and type of ``data``."""
+    """Returns a texture's content as an array with the shape and type of ``data``."""
     height, width, _ = data.shape
     row = width * data.shape[2] * data.itemsize
     pitch = -(-row // 256) * 256
@@ -70,7 +73,7 @@ def stored(gpu, source, data, origin=(0, 0, 0)):
 
 
 def numbers(data, name):
-    """Returns the float values that a shader reads from these texels."""
+    """Returns the RGBA floats that a shader reads from texels of the format ``name``."""
     form = FORMATS[name]
     value = data.astype(np.float32) / (255 if form.encoding == "unorm8" else 1)
     if form.order == "bgra":
@@ -94,7 +97,7 @@ def planes(data):
 
 
 def finished(host, job, then):
-    """Runs frames until the job is done; in the last one ``then`` adds commands to the encoder."""
+    """Runs frames until the job is done; in the last one calls ``then`` with the encoder."""
     for _ in range(2000):
         encoder = host.gpu.device.create_command_encoder()
         host.reports.append(host.scheduler.encode(encoder))
@@ -177,7 +180,7 @@ def test_channels_colours_and_layouts(gpu, rng):
 
 
 def resized(value, width, height, how):
-    """Resizes a picture by the method's definition, in double precision."""
+    """Returns a picture resized by the definition of the method ``how``, in double precision."""
     rows, columns, _ = value.shape
 
     def weights(count, many):

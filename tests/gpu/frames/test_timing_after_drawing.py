@@ -1,4 +1,4 @@
-"""Tests that compute times stay right on a device that has drawn before."""
+"""Tests that measured compute times are right on a device that has drawn before."""
 
 import tempfile
 import time
@@ -18,7 +18,7 @@ from scheduler.tools.operators_per_frame import operators_per_frame
 
 @pytest.fixture
 def drawn_on(gpu):
-    """Returns the device after a render pass."""
+    """The suite's device after a render pass; skips the test if it has no timestamps."""
     texture = gpu.device.create_texture(
         size=(64, 64, 1), format="rgba8unorm", usage=wgpu.TextureUsage.RENDER_ATTACHMENT
     )

@@ -1,4 +1,5 @@
-"""Tests of tuning on a device: one-node networks, the report, and sessions that use the table."""
+"""Tests of tuning on a device: networks of one node, the report, and sessions that use the
+table."""
 
 import json
 import threading
@@ -37,7 +38,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def net(layers=2, channels=8, size=12):
-    """Returns a graph of equal 3x3 convolutions, a depthwise one and a sum over all of them."""
+    """Returns a graph of ``layers`` 3x3 convolutions, a depthwise one, and a sum over each
+    channel."""
     rng = np.random.default_rng(0)
     facts = {"x": Fact("scalar", (1, channels, size, size))}
     constants, nodes, at = {}, [], "x"
@@ -79,7 +81,7 @@ def test_a_session_takes_the_table_and_still_gives_the_reference(gpu, rng):
 
 
 def test_a_node_alone_is_the_node_in_the_plan(gpu):
-    """A node planned alone has the key, kernels, parameters and layouts of the whole plan."""
+    """A node that is planned alone has the key and the steps that it has in the whole plan."""
     session = cml.Session(net(), gpu)
     bench = Bench(session)
     keys = {choice.key for choice in session.plan.choices}
@@ -178,7 +180,10 @@ def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, caps
 
 @pytest.fixture
 def game(gpu):
-    """Returns a frame loop with a scheduler and a tuning, and its reports."""
+    """A session, a tuning, the lists of reports, and a function ``frame`` that runs one frame.
+
+    ``frame`` returns what the tuning reports. Skips the test without timestamps.
+    """
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
     session = cml.Session(net(layers=1, size=16), gpu)
@@ -201,9 +206,10 @@ def game(gpu):
 
 
 def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypatch):
-    """Tuning never blocks the game's thread, and a new session uses the chosen variants.
+    """Tuning decides and saves every choice, and the game's thread never waits or builds a
+    pipeline.
 
-    Another thread builds every pipeline, no call waits, and no frame is planned beyond its budget.
+    No frame with several slices is planned beyond its budget.
     """
     builders, waits = set(), []
     build, read = gpu._build, gpu.queue.read_buffer

@@ -33,7 +33,7 @@ graph tone(image) -> (toned)
 
 @pytest.fixture
 def example_files(tmp_path, monkeypatch, capsys):
-    """The working folder after ``cml example``."""
+    """A working folder with the files that ``cml example`` writes."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["example"]) == 0
     assert capsys.readouterr().out.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
@@ -181,7 +181,10 @@ graph net(image, style) -> (out)
 
 
 class Finishing:
-    """A scheduler whose frames pass at once, where an example has an ellipsis."""
+    """A stand-in for a scheduler whose ``submit`` runs frames until the job has ended.
+
+    The examples have an ellipsis there.
+    """
 
     def __init__(self, gpu):
         self.gpu, self.scheduler = gpu, FrameScheduler(gpu)

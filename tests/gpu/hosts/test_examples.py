@@ -1,4 +1,4 @@
-"""Tests that the host examples draw the network's output: the same texture, a similar picture."""
+"""Tests that the host examples draw the network's output."""
 
 import importlib.util
 import time
@@ -17,7 +17,8 @@ needs_pygfx = pytest.mark.skipif(
 
 
 def frames_until_shown(game, canvas, limit=3000):
-    """Returns the pixels of the first frame that shows the same result as the frame before."""
+    """Draws frames until two in a row show the same result; returns the pixels of the second
+    one."""
     canvas.request_draw(game.frame)
     for _ in range(limit):
         canvas.draw()
@@ -131,7 +132,7 @@ def test_pygfx_shows_the_network_s_output_on_a_mesh():
 
 
 def canvas_of(scene):
-    """Returns a frame of the scene without the network's effect pass."""
+    """Returns the pixels of a frame of the scene without the network's effect pass."""
     passes, scene.renderer.effect_passes = scene.renderer.effect_passes, []
     scene.canvas.request_draw(scene.draw)
     pixels = scene.canvas.draw()

@@ -1,4 +1,4 @@
-"""Tests that hosts that render with OpenGL show the network's output in their texture."""
+"""Tests that hosts that render with OpenGL show the network's output in a texture."""
 
 import importlib.util
 import time
@@ -17,7 +17,8 @@ def needs(*packages):
 
 
 def run_page(tmp_path, monkeypatch, host):
-    """Runs the page's code for a host unchanged."""
+    """Runs the code of docs/in_your_engine.md for a host unchanged; returns its variables by
+    name."""
     folder = tmp_path / "cartoon.nnef"
     folder.mkdir()
     (folder / "graph.nnef").write_text(cartoon.CARTOON, encoding="utf-8")
@@ -81,7 +82,10 @@ def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch
 
 @needs("panda3d")
 def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
-    """Panda3D shows the network's output, in a process of its own because it is a global engine."""
+    """A Panda3D program shows the network's output and writes a screenshot.
+
+    Panda3D keeps global state, so the program runs in a process of its own.
+    """
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Tests that the demo's committed integer agents have the same digest on every device."""
+"""Tests that the demo's integer networks have the same digest on every device."""
 
 import os
 import subprocess

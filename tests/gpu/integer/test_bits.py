@@ -18,7 +18,10 @@ from tests.fixtures.integer.networks import IntegerNet, line, random_words
 
 
 def proven(family, count):
-    """Returns the first ``count`` random calls of a family whose ranges can be proven."""
+    """Returns up to ``count`` random networks of a family whose ranges can be proven.
+
+    Each comes with its optimized graph.
+    """
     found = []
     for seed in range(20):
         try:
@@ -38,7 +41,8 @@ def test_no_bit_differs(family, gpu):
 
 
 def forced(graph, inputs, gpu, kernel):
-    """Runs a network with ``kernel`` wherever possible; returns the outputs and the choices."""
+    """Runs a network with ``kernel`` wherever possible; returns its outputs and the forced
+    choices."""
     choices = cml.Session(graph, gpu, deferred=True).plan.choices
     picks = {c.key: TunedChoice(o) for c in choices for o in c.options if o.startswith(kernel)}
     options = PlanOptions(variants=VariantTable(picks), guard=256)
@@ -47,7 +51,7 @@ def forced(graph, inputs, gpu, kernel):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_products_of_bytes_at_their_extremes(signed, gpu):
-    """Convolutions of extreme inputs and weights are exact, at the border and in groups too.
+    """Convolutions of extreme inputs and weights equal the CPU's, at the border and in groups too.
 
     The channels fill no block. The first conv's sums fit into floats; the second one's do not.
     """
@@ -71,7 +75,10 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
 
 
 def net_of(bits):
-    """Returns two blocked convs with all operators that can follow a conv, and its inputs."""
+    """Returns a network of two 3x3 convs with prelu, and inputs for it.
+
+    The maps have ``bits`` bits and are stored in blocks.
+    """
     rng = np.random.default_rng(bits)
     net = IntegerNet()
     x = net.input("x", (1, 16, 12, 12), STEP, bits=bits)
@@ -89,7 +96,7 @@ def net_of(bits):
     ("bits", "step"), [(8, 9), *(pytest.param(b, 1, marks=pytest.mark.long) for b in (8, 16))]
 )
 def test_every_variant_gives_the_same_bits(bits, step, gpu):
-    """Kernel variants are bit-identical: a sample of them here, all in the long suite."""
+    """Kernel variants give the CPU's bits: every ninth in the suite, all in the long suite."""
     graph, inputs = net_of(bits)
     session = cml.Session(graph, gpu)
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
@@ -121,7 +128,7 @@ def test_half_storage_is_refused(gpu):
 
 
 def test_zero_has_no_sign_in_an_output(gpu):
-    """An input of -0 is the integer 0, whose output is +0 on every device."""
+    """An input of -0 gives an output of +0 on both backends."""
     net = IntegerNet()
     x = net.input("x", (1, 4, 3, 5), STEP)
     graph = net.graph(net.op("copy", x, to=line(STEP)))

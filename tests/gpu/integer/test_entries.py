@@ -15,7 +15,7 @@ ODD = [0.5, -0.5, 1.5, 254.5, 255.5, 1e9, -1e9, np.nan, np.inf, -np.inf, -0.0, 1
 
 
 def network(shape=SHAPE, **how):
-    """Returns a conv that passes its quantized input on."""
+    """Returns a 1x1 conv whose output equals its quantized input."""
     net = IntegerNet()
     x = net.input("x", shape, 0.3, **how)
     one = net.weight("one", np.eye(shape[1]).reshape(shape[1], shape[1], 1, 1), 1.0)
@@ -30,7 +30,8 @@ def numbers(shape=SHAPE):
 
 
 def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
-    """Returns a tensor at an offset that no device can bind."""
+    """Returns a tensor with the array's values in a GPU buffer, at an offset that no device can
+    bind."""
     data = np.concatenate([np.full(3, 7, np.float32), array.reshape(-1)])
     usage |= wgpu.BufferUsage.COPY_SRC
     buffer = gpu.device.create_buffer_with_data(data=data, usage=usage)
@@ -39,7 +40,8 @@ def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
 
 @pytest.mark.parametrize("how", [{"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}])
 def test_words_are_the_same_whoever_makes_them(how, gpu):
-    """Inputs packed by the host, by a kernel, by a copy or by a step are identical."""
+    """Inputs packed by the host, by a kernel, by a copy or by a step of the plan give equal
+    outputs."""
     graph, x = network(**how), numbers()
     (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
     assert len(np.unique(wanted)) > 50

@@ -1,4 +1,5 @@
-"""Tests of whole integer networks: equal digests on both backends, the location of a difference."""
+"""Tests that integer networks have equal digests on both backends and that a difference is
+located."""
 
 import re
 
@@ -28,7 +29,7 @@ def network():
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_one_digest_everywhere(bits, gpu):
-    """Both backends give the committed digest."""
+    """The outputs on the CPU and on the GPU have the digest in ``DIGESTS``."""
     graph, inputs = net_of(bits)
     found = {run_digest(graph, cml.Session(graph, b).run(inputs)) for b in ("cpu", gpu)}
     assert found == {DIGESTS[bits]}

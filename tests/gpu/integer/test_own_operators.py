@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def own(source, function, name="own", **more):
-    """Registers an operator of one tensor."""
+    """Registers an operator of one tensor that computes ``source`` on the GPU and ``function``
+    in NumPy."""
     given = {
         "infer": cml.same_as(0),
         "cpu": lambda attrs, x: function(x),
@@ -51,7 +52,8 @@ def test_an_exact_operator_joins(gpu):
 
 
 def test_words_stay_words():
-    """An operator without bounds keeps the operand's scale and needs no rounding point."""
+    """An exact operator without bounds keeps its operand's scale, so nothing is rounded after
+    it."""
     own("x[x_size - 1 - i]", lambda x: x[::-1, ::-1], exact=True)
     graph = one()
     x = np.arange(-5, 5, dtype=np.float32).reshape(2, 5) / 4

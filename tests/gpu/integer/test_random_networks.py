@@ -38,13 +38,14 @@ def test_no_bit_differs(number, gpu, tmp_path):
 
 @pytest.mark.parametrize("number", range(CASES, CASES + 3))
 def test_in_no_form_of_a_network(number, gpu, tmp_path):
-    """Results are identical from a file, cooked, in slices, in parts, and tensor by tensor."""
+    """All checks of ``tests.fuzz`` pass: from a file, cooked, in slices, in parts, tensor by
+    tensor."""
     checks = tuple(fuzz.INTEGER_CHECKS)
     assert fuzz.failures_of(0, number, 6, gpu, tmp_path, checks, integer=True) == []
 
 
 def quantized(lines):
-    """Returns the integer network of ``lines`` and a sample of its input."""
+    """Returns the quantized network of these NNEF statements, and a sample of its input."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((8, 64)).astype(np.float32)
     filters = rng.standard_normal((8, 4, 3, 3)).astype(np.float32)
@@ -81,7 +82,7 @@ def test_elementwise_operators_before_a_convolution(lines, gpu):
 
 @pytest.mark.parametrize("lines", ["y = copy(x);", "y = neg(x);", "y = relu(x);"])
 def test_outputs_of_zero_have_no_sign(lines, gpu):
-    """A zero output is +0, packed or not."""
+    """Outputs of zero are +0, also if the input is -0, with and without shared memory."""
     graph, sample = quantized(lines)
     zeros = {"x": np.where(sample["x"] > 0, np.float32(-0.0), np.float32(0.0))}
     for keep in (False, True):

@@ -69,7 +69,10 @@ EPILOGUES["channels"] += [
 
 
 def graph_with(kernel, chain, rng):
-    """Returns a graph of the kernel's node with a chain of fused operators, and its inputs."""
+    """Returns a graph of one node that runs on ``kernel``, and its inputs.
+
+    ``chain`` lists operators that are fused into the node, with their operands and attributes.
+    """
     _, op, case, constants = KERNELS[kernel]
     graph, inputs = case_graph(op, case, constants=constants)
     result = graph.facts["y0"]
@@ -101,7 +104,10 @@ def graph_with(kernel, chain, rng):
 
 
 def layouts_with(graph, layouts):
-    """Returns the layouts with the result's layout for the fused operands too."""
+    """Returns the layouts, with the blocked layout added for fused operands as large as the result.
+
+    If the result is not blocked, the layouts are returned unchanged.
+    """
     if "y0" not in layouts:
         return layouts
     result = graph.facts["y0"]
@@ -111,7 +117,7 @@ def layouts_with(graph, layouts):
 
 
 def forced(kernel, graph, limits, layouts):
-    """Returns the variant table that selects ``kernel`` in every node that allows it."""
+    """Returns a variant table that selects ``kernel`` in every node that allows it."""
     return KERNELS[kernel][0].forced(lower(graph, limits, layouts).choices)
 
 
@@ -161,7 +167,7 @@ def test_channels_of_any_number(inside, out, layouts, gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_the_one_meant(kernel, gpu):
-    """The node named after a kernel runs on that kernel."""
+    """The graph that ``KERNELS`` has for a kernel runs on that kernel, in at least one layout."""
     variant = KERNELS[kernel][0]
     graph, _ = graph_with(kernel, [], np.random.default_rng(0))
     plans = []
@@ -196,7 +202,7 @@ PHASES = [
 
 @pytest.mark.parametrize("stride, kernel, before, after", PHASES)
 def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
-    """A deconv starts in the right phase for any padding, even one larger than its filter."""
+    """A deconv by phases is right for any stride and padding, even one larger than its filter."""
     size = max(3, (before + after) // stride + 3)
     axis = {"stride": [1, stride], "padding": [(0, 0), (before, after)]}
     case = deconv_case((1, 5, 2, size), (5, 7, 1, kernel), (7,), **axis)
@@ -206,7 +212,10 @@ def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
 
 
 def test_winograd_in_several_rounds(gpu, monkeypatch):
-    """A large image is processed in rounds, even inside an image, that reuse one scratch buffer."""
+    """A Winograd conv whose scratch buffer is too small for its images runs in three rounds.
+
+    The rounds give right results in all layouts.
+    """
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
     graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
@@ -244,7 +253,7 @@ def test_portable_limits_choose_variants_that_agree(name, gpu):
 
 
 def test_limits_are_kept():
-    """No dispatch exceeds the limits that WebGPU guarantees."""
+    """No step of a conv kernel has more bindings or threads per group than WebGPU guarantees."""
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, EPILOGUES["all"], np.random.default_rng(0))
         table = forced(kernel, graph, PORTABLE, {})

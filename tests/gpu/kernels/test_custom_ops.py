@@ -23,7 +23,11 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 
 
 def declare(source, signature, infer=None, **more):
-    """Registers an operator whose kernel is given inline."""
+    """Registers an operator with HLSL given as text or as ``kernel``; returns what ``register``
+    returns.
+
+    ``signature`` gives its name.
+    """
     name = signature.split("(")[0].removeprefix("fragment ").strip()
     kernel = more.pop("kernel", None) or cml.Kernel(source=source)
     return cml.register(

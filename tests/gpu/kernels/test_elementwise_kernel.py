@@ -1,4 +1,4 @@
-"""Tests of the elementwise kernels beyond their cases: float extremes, sizes, mixed layouts."""
+"""Tests of the elementwise kernels beyond their cases: extreme floats, sizes, mixed layouts."""
 
 import itertools
 from dataclasses import replace
@@ -29,7 +29,7 @@ def test_sizes_around_the_workgroup(size, gpu):
 
 
 def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
-    """More workgroups than a dimension allows (7 here) use further dimensions of the dispatch."""
+    """A kernel with more workgroups than one or two dimensions allow (7 each here) is right."""
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_groups_per_dimension=7))
     graph, _ = case_graph("neg", Case(((65535 * 4,),)))
     (step,) = lower(graph, gpu.limits).steps

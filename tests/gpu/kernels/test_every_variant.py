@@ -65,7 +65,8 @@ def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monk
 
 
 def test_an_option_is_what_runs():
-    """The tables of this sweep take effect: every option of a convolution gives another plan."""
+    """Every option of a convolution gives a different plan, so the tables of these tests take
+    effect."""
     graph, _ = graph_of("conv", lookup("conv").cases[0])
     (choice,) = choices_of("conv", lookup("conv").cases[0], True)
     plans = set()

@@ -17,7 +17,8 @@ MIX = "fragment mix(x: tensor<scalar>, y: tensor<scalar>, k: scalar = 0.5) -> (z
 
 @pytest.fixture
 def soft():
-    """Registers an operator with a float4 expression, and one whose sine allows scalars only."""
+    """Registers two operators for one test: ``soft`` with a float4 expression, ``mix`` with a
+    scalar one."""
     cml.register(cml.OpSpec("soft", signature=SOFT, expression="x < 0 ? {alpha} * x : tanh(x) + x"))
     cml.register(cml.OpSpec("mix", signature=MIX, expression="x != 0 ? x + {k} * sin(y) : y"))
     yield
@@ -32,7 +33,7 @@ def test_alone(name, gpu):
 
 
 def compare(graph, gpu, rng):
-    """Checks the session's results against NumPy and returns the session."""
+    """Asserts that the graph's results on the GPU are close to NumPy's; returns the GPU session."""
     session = cml.Session(graph, gpu)
     given = {"x": rng.standard_normal(graph.facts["x"].shape).astype(np.float32)}
     (wanted,) = cml.Session(graph, "cpu").run(given).values()
@@ -44,7 +45,10 @@ def compare(graph, gpu, rng):
 @pytest.mark.usefixtures("soft")
 @pytest.mark.parametrize("producer", ["conv", "linear"])
 def test_behind_another(producer, gpu, rng):
-    """The operator is fused with an operand per channel and with a scalar operand."""
+    """Operators given by expressions become epilogues of a conv or product.
+
+    Their operands are one value per channel, or a scalar.
+    """
     net = Net(1, 8, 6, 5) if producer == "conv" else Net(3, 20)
     if producer == "conv":
         y, other = net.conv("x", 8, 3), net.random(1, 8)
@@ -64,8 +68,10 @@ def test_in_a_chain(gpu, rng):
 
 @pytest.mark.parametrize("expression", ["x > 1 ? 1 : x", ""])
 def test_in_the_place_of_ours(expression, gpu, rng):
-    """A replacement of an engine's operator is fused if it is an expression, but not as a
-    kernel."""
+    """A replacement of the engine's ``relu`` is fused into a conv only if it is an expression.
+
+    Given as a kernel it runs as its own node.
+    """
     source = "void kernel(uint thread) { y[thread] = min(x[thread], 1.0); }"
     made = {"expression": expression} if expression else {
         "infer": cml.same_as(0), "kernel": cml.Kernel(source=source),

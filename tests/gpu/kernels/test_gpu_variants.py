@@ -1,4 +1,4 @@
-"""Tests of variants that the sweep over all cases misses.
+"""Tests of kernel variants that ``test_every_variant.py`` misses.
 
 They are chosen on hardware GPUs only, or are products with fused operators. They run on any GPU.
 """
@@ -46,7 +46,11 @@ def test_variant(op, case, other, gpu, monkeypatch):
 
 
 def test_an_index_that_is_not_in_the_axis_reads_its_end(gpu):
-    """A kernel clamps an index outside the axis; the CPU refuses it."""
+    """On the GPU a gather clamps an index outside the axis to its ends; ``gather_nd`` counts from
+    the end.
+
+    The CPU refuses such an index.
+    """
     x = np.arange(1, 5, dtype=np.float32)
     index = np.array([-1, 4, -(2**31), 2**31 - 1, 2], np.int32)
     graph, inputs = case_graph("gather", Case((x, index), {"axis": 0}))

@@ -1,4 +1,4 @@
-"""Tests that a group normalization exported with reshapes becomes one of the whole map."""
+"""Tests that a group normalization exported with reshapes becomes one that reads the whole map."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ def operators(graph):
 
 
 def wide(graph):
-    """Returns the operators that read whole maps."""
+    """Returns the names of the operators that read a tensor of the graph's largest size, in
+    order."""
     most = max(fact.size for fact in graph.facts.values())
     return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]
 
@@ -43,7 +44,7 @@ def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
 
 
 def test_far_from_zero_nothing_cancels():
-    """The result is accurate if the spread of a group is small against its mean."""
+    """The rewritten normalization is accurate if a group's spread is small against its mean."""
     net, y = normalized((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
@@ -65,7 +66,10 @@ def test_what_is_no_normalization_by_groups_stays(what):
 
 
 def test_the_map_lies_in_blocks_between_convolutions(gpu):
-    """The map stays blocked before a computed factor per channel, as in diffusion networks."""
+    """The normalized map between two convs is stored in blocks, without reshapes of whole maps.
+
+    A computed factor per channel follows it, as in diffusion networks.
+    """
     net = Net(1, 8, 9, 11)
     h = net.group_norm(net.conv("x", 24), 4)
     h = net(f"mul({h}, sigmoid(mean_reduce({h}, axes=[2, 3])))")

@@ -1,4 +1,4 @@
-"""Tests of 16-bit storage: rounding, kernels against rounded references, whole networks.
+"""Tests of tensors stored in 16 bits: rounding, kernels against rounded references, whole networks.
 
 ``test_operators.py`` runs every declared case of operators with the ``c4h`` layout: odd sizes,
 single elements, guard bands, any partition. The tests here cover the rest.
@@ -44,7 +44,8 @@ def run(graph, layouts, gpu, inputs, **options):
 
 
 def copied(values, source, target, gpu):
-    """Returns values and their copy by a kernel from layout ``source`` to ``target``."""
+    """Returns values as a tensor, and their copy by a kernel from layout ``source`` to
+    ``target``."""
     x = np.resize(values, (1, 4, 8, -(-values.size // 32))).astype(np.float32)
     facts = {"x": Fact("scalar", x.shape), "y": Fact("scalar", x.shape)}
     graph = Graph(
@@ -86,7 +87,8 @@ CONVS = {
 
 @pytest.mark.parametrize("name", CONVS)
 def test_a_conv_differs_from_its_rounded_twin_only_where_neighbours_are_as_near(name, gpu):
-    """A conv differs from its rounded reference in few values, and by one rounding step only.
+    """A conv differs from its rounded reference in less than 1 % of values, and by one float16
+    step.
 
     Its sums have another order and may round to the other side of a tie.
     """
@@ -102,7 +104,7 @@ def test_a_conv_differs_from_its_rounded_twin_only_where_neighbours_are_as_near(
 
 
 def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
-    """Winograd's error in 16 bits is below a direct kernel's.
+    """The mean error of a Winograd conv in 16 bits is below that of a direct conv.
 
     Its filter is stored as int16 steps; float16 would lose three times as much.
     """
@@ -119,7 +121,10 @@ def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
 
 
 def test_channels_past_the_last_stay_zero(gpu, rng):
-    """Padding channels stay zero, since the next conv reads them and a NaN there would spread."""
+    """Networks with channel counts that fill no block are right.
+
+    The channels that fill up a block stay zero; a NaN there would spread in the next conv.
+    """
     for channels in (5, 6, 7):
         net = Net(1, 8, 6, 5, seed=channels)
         net.conv(net(f"relu(conv(x, {channels}))"), 8)

@@ -22,7 +22,7 @@ def check(op, inputs, attrs, gpu, **more):
 
 
 def ramp(*shape):
-    """Returns distinct values whose sum is far from 0."""
+    """Returns an array of that shape with many different values between 0.5 and 1.5."""
     size = int(np.prod(shape))
     return (0.5 + np.arange(size) % 4099 / 4099).astype(np.float32).reshape(shape)
 
@@ -73,8 +73,10 @@ def test_area_downsample(shape, gpu):
 
 
 def window(size, **more):
-    """Returns a window's attributes; it must be smaller than the input, or a reduction replaces
-    it."""
+    """Returns the attributes of a pool with a window of ``size`` and no padding.
+
+    The window must be smaller than the input, or a reduction replaces the pool.
+    """
     attrs = {"border": "ignore", "padding": [(0, 0)] * len(size), "stride": [], "dilation": []}
     return {"size": list(size), **attrs, **more}
 
@@ -111,7 +113,7 @@ CONV = {"stride": [], "dilation": [], "groups": 1, "border": "constant", "paddin
 
 
 def whole(shape, **more):
-    """Returns a conv's attributes without padding."""
+    """Returns the attributes of a conv on an input of that shape, without padding."""
     return {**CONV, "padding": [(0, 0)] * (len(shape) - 2), **more}
 
 
@@ -159,7 +161,7 @@ def test_roi_pools(op, shape, gpu):
 
 @pytest.mark.parametrize("shape", [(11_900, 1, 1), (1, 11_900, 1), (110, 110, 1)])
 def test_roi_pools_of_volumes(shape, gpu):
-    """Triply nested loops over a volume stay below the driver's bound."""
+    """An average over a region with three long, nested loops is right."""
     rois = np.array([(0, 0, 0, *shape)], np.float32)
     x = ramp(1, 1, *shape)
     check("avg_roi_pool", [x, rois, np.int32(0)], {"output_size": [1, 1, 1]}, gpu)
@@ -230,7 +232,7 @@ def test_samples_of_a_region(mode, gpu, rng):
     + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
 )
 def test_convs_that_one_launch_does(op, taps, gpu):
-    """The longest filters of a single dispatch, with their nested loops, stay below the bound."""
+    """Convs with the longest filters that a single dispatch computes are right."""
     x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
     filter = np.ones((1, 1, *taps), np.float32)
     attrs = whole(x.shape) | ({"output_shape": []} if op == "deconv" else {})
@@ -253,6 +255,6 @@ def test_areas_that_one_launch_does(factor, gpu):
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 5, 2, 5, 2, 4), (2, 8, 2, 8, 2, 8, 2, 1)])
 def test_softmax_over_axes_apart(shape, gpu):
-    """A softmax over non-adjacent axes, which loops for each index, stays below the bound."""
+    """A softmax over axes that are not adjacent, which needs a loop for each index, is right."""
     check("softmax", [np.ones(shape, np.float32)], {"axes": [1, 3, 5, 7]}, gpu)
     check("softmax", [np.ones(shape, np.float32)], {"axes": [0, 2, 4, 6]}, gpu)

@@ -1,6 +1,6 @@
 """Tests of batch normalization that cannot be folded into weights.
 
-It becomes an epilogue of the previous node, or runs as a node of its own.
+It becomes an epilogue of the previous node, or elementwise operators of its own.
 """
 
 from collections.abc import Callable
@@ -50,9 +50,10 @@ CASES += [(producer, "noise") for producer in list(PRODUCERS)[2:]]
 
 
 def operand(net, form, result, computed):
-    """Returns a random operand between 0.5 and 1.5 with the shape of ``form``.
+    """Adds a random operand between 0.5 and 1.5 to ``net`` and returns its name.
 
-    Its name is added to ``computed`` if it becomes an input of the graph.
+    ``form`` names its shape for a map of shape ``result``. Without "=" in ``form`` the name is also
+    added to ``computed``: the operand is then an input of the graph.
     """
     _, channels, *size = result
     shape = {
@@ -71,7 +72,7 @@ def operand(net, form, result, computed):
 
 
 def normalized(producer, form, epsilon=1e-3):
-    """Returns a graph of the producer, its normalization and two operators, and its inputs."""
+    """Returns a graph and its inputs: the producer, a normalization, a leaky relu and a product."""
     _, shape, build = PRODUCERS[producer]
     net, computed = Net(*shape), list[str]()
     h = build(net)
@@ -83,7 +84,7 @@ def normalized(producer, form, epsilon=1e-3):
 
 
 def computed_inputs(net, result, computed):
-    """Returns the graph with these constants as inputs, like values that a network computes."""
+    """Returns the graph with the constants named in ``computed`` as inputs, and its inputs."""
     graph = net.graph(result)
     inputs = {**net.input(), **{name: graph.constants[name] for name in computed}}
     constants = {n: value for n, value in graph.constants.items() if n not in computed}
@@ -91,7 +92,8 @@ def computed_inputs(net, result, computed):
 
 
 def in_blocks(graph):
-    """Returns the blocked layout for the input and for every map as large as the result."""
+    """Returns the blocked layout for ``x`` and for all inputs and outputs as large as the
+    result."""
     result = graph.facts[graph.outputs[0]]
     maps = [n for n in (*graph.inputs, *graph.outputs) if graph.facts[n] == result]
     return dict.fromkeys(["x", *maps], C4)
@@ -99,9 +101,9 @@ def in_blocks(graph):
 
 @pytest.mark.parametrize(("producer", "form"), CASES)
 def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
-    """Every kernel applies the normalization and the operators after it as epilogues.
+    """Every kernel applies the normalization and the operators after it as epilogues, rightly.
 
-    Each runs in its own layout. Two kernels run with all forms, in alternating layouts.
+    The layouts alternate between the cases. Two kernels run with all forms of operands.
     """
     graph, inputs = normalized(producer, form)
     fused = optimize(graph)
@@ -167,9 +169,9 @@ def test_fused_operators_bind_no_more_than_every_device_does():
 
 
 def test_constants_behind_an_activation_leave_nothing_to_compute():
-    """A constant normalization after an activation becomes elementwise operators.
+    """A constant normalization after an activation becomes sub, mul and add with constant operands.
 
-    It cannot be folded into the weights, but its factor is a constant.
+    It cannot be folded into the weights.
     """
     net = Net(1, 8, 9, 11)
     graph = net.graph(net.batch_norm(net("relu(conv(x, 12))")))

@@ -45,7 +45,7 @@ def test_operator_in_every_layout(op, case, gpu):
 
 
 def operands_of(case):
-    """Returns the values of ``constants``: both if the case has more inputs than one."""
+    """Returns the values of ``constants`` to test a case with: both if it has several inputs."""
     return (False, True) if len(case.inputs) > 1 else (False,)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the window kernels beyond their cases: layouts of input and output, both code paths."""
+"""Tests of the pooling kernels beyond their cases: layouts of input and output, both code paths."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ IN_SUITE = ("box", "max_pool", "debox")
 
 
 def with_even_channels(case):
-    """Returns the case with eight channels in and, if the window allows it, out."""
+    """Returns the case with eight input channels and, if it states an output shape, eight there
+    too."""
     shape = case.inputs[0].shape
     attrs = dict(case.attrs)
     if attrs.get("output_shape"):

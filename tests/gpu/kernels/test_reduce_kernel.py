@@ -1,4 +1,5 @@
-"""Tests of the reduction kernels beyond their cases: stages, both types of driver, layouts."""
+"""Tests of the reduction kernels beyond their cases: several steps, both types of driver,
+layouts."""
 
 import dataclasses
 
@@ -22,7 +23,10 @@ VECTORS = [((3, 320), [1]), ((3, 9000), [1]), ((2, 40, 3, 8), [1, 3])]
 
 @pytest.fixture(params=[True, False], ids=["software", "hardware"])
 def driver(request, gpu, monkeypatch):
-    """Returns the device as a software and as a hardware driver, which get different kernels."""
+    """The device, once with the limits of a software driver and once with those of hardware.
+
+    Both get different kernels.
+    """
     monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, software=request.param))
     return gpu
 
@@ -30,7 +34,10 @@ def driver(request, gpu, monkeypatch):
 @pytest.mark.parametrize(("shape", "axes"), LONG)
 @pytest.mark.parametrize("op", VALUES)
 def test_long_reductions(op, shape, axes, driver):
-    """Long reductions are right; the mean is not 0, since a cancelling sum keeps few digits."""
+    """Reductions over long axes are right on both types of driver.
+
+    The values' mean is not 0, since a sum that cancels keeps few digits.
+    """
     check_on_gpu(op, Case((Random(shape, -0.5, 1.0),), {"axes": axes}), driver)
 
 
@@ -52,7 +59,8 @@ MANY_TERMS = (
 
 @pytest.mark.parametrize(("op", "shape", "attrs"), MANY_TERMS)
 def test_long_sums_keep_their_digits(op, shape, attrs, driver):
-    """Long sums keep their precision; 1000 sequential additions would lose up to 60 ulp."""
+    """Long sums differ from the CPU's by at most 6e-7; sequential additions would lose up to 60
+    ulp."""
     graph, inputs = case_graph(op, Case((np.full(shape, 0.1, np.float32),), attrs))
     (got,) = cml.Session(graph, driver).run(inputs).values()
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
@@ -72,7 +80,10 @@ def test_rows_of_vectors(op, shape, axes, driver):
 @pytest.mark.parametrize("axes", [[2, 3], [1], [1, 2], [0], [0, 1, 2, 3], [1, 3]])
 @pytest.mark.parametrize("op", VALUES)
 def test_blocked_channels(op, axes, driver):
-    """A blocked input works; the result is blocked if it keeps its channels and is no index."""
+    """Reductions of a blocked input are right.
+
+    The result is blocked too if it keeps its channels and is no index.
+    """
     keeps = op == "softmax" or (1 not in axes and not op.startswith("arg"))
     layouts = {"x0": C4} | (dict.fromkeys(["y0", "y1"], C4) if keeps else {})
     for shape in ((2, 8, 3, 5), (1, 4, 20, 21)):
@@ -89,7 +100,7 @@ def test_the_first_of_equals_wins_across_stages(driver):
     ("shape", "axes"), [((1, 1, 4096, 4096), [0, 1, 2, 3]), ((1, 1 << 20, 4), [1]), ((4, 900), [1])]
 )
 def test_a_workgroup_never_takes_much(op, shape, axes, software):
-    """The elements per workgroup are bounded, so that the scheduler can stop between slices."""
+    """A workgroup reduces at most 16,384 elements, so that the scheduler can slice a reduction."""
     graph, _ = case_graph(op, Case((Random((1,)),), {"axes": [0]}))
     fact = dataclasses.replace(graph.facts["x0"], shape=shape)
     reduced = tuple(1 if a in axes else n for a, n in enumerate(shape))

@@ -1,4 +1,4 @@
-"""Tests that the three scatter algorithms agree, each on every case that it supports."""
+"""Tests that each of the three scatter algorithms is right on every case that it supports."""
 
 from dataclasses import replace
 
@@ -19,7 +19,8 @@ CASES = [
 
 
 def ways(graph, gpu):
-    """Returns the algorithm of each step: a define that is 1, or "LOOKED"."""
+    """Returns the scatter algorithm of each step in the graph's plan: a define that is 1, or
+    "LOOKED"."""
     return [
         next((d for d, v in s.defines.items() if v == 1), "LOOKED")
         for s in lower(graph, gpu.limits).steps
@@ -45,7 +46,8 @@ def test_the_way_goes_by_what_is_known(op, gpu):
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
 def test_ranges_of_slots(op, software, gpu, monkeypatch):
-    """If there are more slots than threads, each thread handles a range of uneven length."""
+    """A scatter into more slots than threads is right; each thread then handles a range of
+    slots."""
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
     attrs = {"reduction": "add"} | ({"axis": 0} if op == "scatter_elements" else {})
     indices = Random((99, 3) if op == "scatter_elements" else (99, 1), -5001, 5001, "integer")

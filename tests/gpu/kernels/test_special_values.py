@@ -1,6 +1,6 @@
-"""Tests that NaN, infinities, zeros and range ends have the same meaning on both backends.
+"""Tests that NaN, infinities, zeros and range ends give the same results on both backends.
 
-They run alone, between other operators of one kernel, and after a conv or a product
+Operators run alone, between other operators of one kernel, and after a conv or a product
 (docs/design/nnef.md, "Special values").
 """
 
@@ -40,7 +40,10 @@ OPERATORS = [
 
 
 def operands(count):
-    """Returns every combination of special values; for three operands, of a few of them."""
+    """Returns ``count`` flat arrays that together hold every combination of special values.
+
+    For three operands only a few values are combined.
+    """
     values = VALUES if count < 3 else FEW
     return [axis.ravel().copy() for axis in np.meshgrid(*[values] * count, indexing="ij")]
 
@@ -54,7 +57,10 @@ def graph_of(op, arrays):
 
 
 def agree(op, got, wanted, arrays, zeros=True):
-    """Asserts that both arrays have the same special values and approximately the same numbers."""
+    """Asserts that results have the same special values and the same numbers up to the tolerance.
+
+    The signs of zeros must agree too, unless ``zeros`` is False or the operator allows any.
+    """
     assert got.dtype == wanted.dtype
     if got.dtype != np.float32:
         wrong = got != wanted
@@ -80,7 +86,10 @@ def test_alone(op, gpu):
 
 
 def surrounded(op, arrays):
-    """Returns a graph with the operator between two products by 1 that a compiler cannot remove."""
+    """Returns a graph with the operator between two products by 1, and its inputs.
+
+    The factor 1 is an input, so that no compiler removes the products.
+    """
     graph, given = graph_of(op, arrays)
     node, (fact, *_) = graph.nodes[0], (graph.facts[n] for n in graph.inputs)
     nodes = (
@@ -122,10 +131,10 @@ def test_a_value_and_itself(op, twice, gpu):
 
 
 def behind(producer, op, x):
-    """Returns a graph with the operator as epilogue of a product or conv by 1.
+    """Returns a graph with the operator after a product or conv by 1, and its inputs.
 
-    The product is [n, 1] by [1, 1], and the conv has four channels. The graph's input and the
-    graph of the operator alone follow.
+    The product is [n, 1] by [1, 1], and the conv has four channels. A third result is the pair
+    of the graph and inputs of the operator alone.
     """
     maps = producer == "conv"
     shape = (1, 4, 1, x.size) if maps else (x.size, 1)
@@ -152,7 +161,8 @@ def behind(producer, op, x):
 
 
 def operators_behind():
-    """Yields (producer, operator) pairs; in the suite only those at risk or with two operands."""
+    """Yields test parameters (producer, operator); most of the operators run in the long suite
+    only."""
     few = {*BETWEEN, "add", "sub", "mul", "div", "prelu"}
     for name, row in ROWS.items():
         if row.fusable and not row.custom:
@@ -175,9 +185,9 @@ def test_behind_another(producer, op, gpu):
 
 @pytest.mark.parametrize("op", ["clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh"])
 def test_behind_a_conv(op, gpu):
-    """Special values survive a conv's epilogue.
+    """An operator after a conv gives the same special values on the GPU and on the CPU.
 
-    Each value has one channel, since a NaN in a sum of four channels would be in all of them.
+    Only one value is special in each run, since a NaN in a sum would be in all four channels.
     """
     for value in VALUES[~np.isfinite(VALUES)]:
         graph, given, _ = behind("conv", op, np.array([value]))
@@ -187,7 +197,8 @@ def test_behind_a_conv(op, gpu):
 
 @pytest.mark.parametrize("op", ["sin", "cos"])
 def test_angles_of_any_size(op, gpu, rng):
-    """sin and cos are accurate for random powers of two and for values near multiples of pi / 2."""
+    """sin and cos are off by less than 4e-7, for angles up to 2^127 and near multiples of pi /
+    2."""
     powers = np.float32(2.0) ** rng.uniform(-20, 127.9, 4096)
     near = (np.arange(1, 4096) * rng.integers(1, 9000, 4095) * (np.pi / 2)).astype(np.float32)
     x = np.concatenate([powers.astype(np.float32), -near])
@@ -199,7 +210,7 @@ def test_angles_of_any_size(op, gpu, rng):
 
 @pytest.mark.parametrize("op", ["asinh", "atanh", "softplus", "acosh"])
 def test_logarithms_next_to_one(op, gpu):
-    """Functions of log(1 + u) are accurate for small u, although 1 + u is rounded."""
+    """Functions that compute log(1 + u) have a relative error below 3e-6 for small u."""
     x = np.geomspace(1e-7, 1e-2, 256).astype(np.float32)
     given = {"softplus": np.log(x), "acosh": 1 + x}.get(op, x)
     wanted = {
@@ -220,7 +231,8 @@ SOFTMAX = np.array(
 @pytest.mark.parametrize("length", [3, 300, 9000])
 @pytest.mark.parametrize("inner", [1, 2])
 def test_softmax(length, inner, gpu):
-    """Special values give the same softmax per thread, by tree, and in several steps."""
+    """A softmax of special values is right with all three kernels: by thread, by tree, in
+    several steps."""
     x = np.zeros((len(SOFTMAX), length), np.float32)
     x[:, :2], x[:, 2:] = SOFTMAX[:, :2], SOFTMAX[:, 2:]
     x = np.repeat(x[..., None], inner, -1)
@@ -230,7 +242,7 @@ def test_softmax(length, inner, gpu):
 @pytest.mark.parametrize("op", ["argmax_reduce", "argmin_reduce", "max_reduce", "min_reduce"])
 @pytest.mark.parametrize("length", [5, 300, 9000])
 def test_extremes(op, length, gpu):
-    """The first NaN is the extreme; of equal values, including both zeros, the first one is."""
+    """The first NaN is the extreme; of equal values, +0 and -0 included, the first one is."""
     rows = [(1, np.nan, np.nan), (np.inf, 3, np.nan), (-np.inf, -np.inf, np.inf), (-0.0, 0.0, 0)]
     x = np.zeros((len(rows), length), np.float32)
     x[:, 1], x[:, 2], x[:, length - 1] = np.array(rows, np.float32).T

@@ -1,4 +1,4 @@
-"""Tests of ``CML_PRINT`` in kernels: the printed lines, and no effect in normal builds."""
+"""Tests of ``CML_PRINT`` in kernels: its lines, and that it changes nothing in normal builds."""
 
 import logging
 
@@ -65,7 +65,7 @@ def session_of(gpu, rounds=1):
 
 
 def lines_of(rounds):
-    """Returns the lines that the kernel prints, in order."""
+    """Returns the expected lines of the kernel in order, for ``rounds`` rounds of its loop."""
     found = []
     for i, value in enumerate(X.ravel()):
         place = f"  workgroup {i // 64} thread {i % 64}"
@@ -140,7 +140,10 @@ def key_of(folder, text):
 
 @pytest.mark.parametrize("main", MAINS)
 def test_kernels_of_the_engine_and_what_they_include_print(tmp_path, main):
-    """Engine kernels and their includes can print; one that does not is the same in all builds."""
+    """Kernels and their includes can print, and a normal build of them has the code without prints.
+
+    A kernel without prints is the same in all builds.
+    """
     silent = key_of(tmp_path, f"{main} T1[i] = 2 * T0[i]; }}")
     assert printing(silent) == silent
     assert "CML_PRINT" not in resolved_source(silent)

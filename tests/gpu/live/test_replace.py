@@ -68,7 +68,7 @@ def test_new_weights_make_no_plan_and_build_no_pipeline(gpu, monkeypatch):
 
 
 def test_new_weights_come_in_bites(gpu, monkeypatch):
-    """A replacement uploads no more bytes per frame than the frame's budget allows."""
+    """A replacement uploads its weights over many frames, at most 128 KB in each."""
     written = []
     write = Allocation.write
 
@@ -159,14 +159,18 @@ def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu):
 
 
 class Followed:
-    """A session whose files are watched, with a simulated clock."""
+    """A session with a :class:`Reloader` that watches its files, on a simulated clock."""
 
     def __init__(self, session, model, **options):
         self.session, self.now = session, 0.0
         self.reloader = Reloader(session, model, clock=lambda: self.now, **options)
 
     def settle(self, *changed, wait=True):
-        """Changes these files and returns the message after the load has ended."""
+        """Marks these files as changed and polls until the load has ended; returns the reloader's
+        message.
+
+        With ``wait`` it takes the replacement.
+        """
         for file in changed:
             os.utime(file, ns=(int(self.now * 1e9), int(self.now * 1e9) + 7))
         for _ in range(4):
@@ -232,7 +236,10 @@ KERNEL = "void kernel(uint thread) { y[thread] = x[thread] + 1.0; }\n"
 
 @pytest.fixture
 def operator(tmp_path):
-    """Yields a file of operators and its kernel; its operator is unregistered afterwards."""
+    """The path of a loaded Python file that registers the operator ``reloaded``, with its kernel.
+
+    The operator is unregistered afterwards.
+    """
     file = tmp_path / "operators.py"
     file.write_text(OPERATOR, encoding="utf-8")
     (tmp_path / "reloaded.hlsl").write_text(KERNEL, encoding="utf-8")

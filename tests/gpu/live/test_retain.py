@@ -1,4 +1,4 @@
-"""Tests of GPU sessions that retain inputs: runs and jobs execute only the steps that changed."""
+"""Tests of GPU sessions that retain inputs: only steps whose inputs changed are executed."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def array(seed):
 
 
 def wanted(gpu, x, z):
-    """Returns the output of a session that runs all steps."""
+    """Returns the output ``y`` of a new session for these inputs, which runs all steps."""
     return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
 
 
@@ -147,7 +147,7 @@ def test_jobs_do_what_their_inputs_change(gpu):
 
 
 def test_slices_say_which_operators_of_the_network_they_are(gpu):
-    """Slices carry the plan's step indices even if a job runs the last two steps only."""
+    """Slices have the plan's step indices even if a job runs only the last two steps."""
     session = cml.Session(graph(), gpu, retain=True)
     host = Host(gpu, budget_ms=20.0)
     jobs = [host.scheduler.submit(session, {"x": array(1), "z": array(0)}, name="net")]
@@ -167,7 +167,8 @@ def test_slices_say_which_operators_of_the_network_they_are(gpu):
 
 
 def test_a_texture_is_kept_like_any_input():
-    """A retained texture keeps its values from the job that gave it."""
+    """A session retains a texture's values from the time of the job, and loses them when
+    evicted."""
     own = cml.Gpu()
     usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
     texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)

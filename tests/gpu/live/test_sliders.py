@@ -1,4 +1,4 @@
-"""Tests of a model's numbers that a host changes while it runs."""
+"""Tests of a model's parameters that a host changes while the model runs."""
 
 import numpy as np
 import pytest

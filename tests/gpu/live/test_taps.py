@@ -1,4 +1,5 @@
-"""Tests of kept tensors, read from a session's memory and from jobs, and of a watch on a GPU."""
+"""Tests of tensors that a session keeps to be read, from its memory and from jobs, and of a
+watch."""
 
 import gc
 

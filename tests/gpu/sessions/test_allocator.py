@@ -1,4 +1,4 @@
-"""Tests of the allocator for networks and renderer: budget, eviction, sharing and leaks."""
+"""Tests of the allocator that networks and the renderer share: budget, eviction and leaks."""
 
 import gc
 
@@ -27,7 +27,7 @@ def image(rng):
 
 @pytest.fixture
 def own(gpu):
-    """Returns a new Gpu on the suite's device, whose budget the test may change."""
+    """A new :class:`Gpu` on the suite's device, whose memory budget the test may change."""
     return cml.Gpu(device=gpu.device)
 
 
@@ -37,7 +37,7 @@ def memory(gpu):
 
 
 def finished(host, job):
-    """Runs frames until the job has failed, or is done and read; returns the job."""
+    """Runs frames until the job has failed, or is done and its output read; returns the job."""
     host.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
     return job
 
@@ -265,7 +265,7 @@ def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
 
 
 def big_net(name, seed=0):
-    """Returns a network with about 0.6 MiB of weights."""
+    """Returns a graph with about 0.6 MiB of weights."""
     return conv_net(name, layers=1, size=8, channels=128, seed=seed)
 
 
@@ -275,7 +275,7 @@ def big_image(rng):
 
 
 def room_for(gpu, models):
-    """Returns a Gpu whose budget fits exactly ``models`` of the large models."""
+    """Returns a new :class:`Gpu` whose budget fits ``models`` networks of :func:`big_net`."""
     return cml.Gpu(device=gpu.device, budget_bytes=models * 590_000 + 600_000)
 
 
@@ -458,7 +458,8 @@ class _Range:
 
 
 class _Pool:
-    """A buffer whose ranges are allocated from front to back."""
+    """A GPU buffer from which ranges are taken from front to back; raises ``MemoryError`` when
+    full."""
 
     def __init__(self, device, nbytes, usage):
         self.buffer = device.create_buffer(size=nbytes, usage=usage)
@@ -473,7 +474,10 @@ class _Pool:
 
 
 class HostMemory:
-    """An engine's allocator: a large buffer per usage, separate buffers for mapped memory."""
+    """A stand-in for a game engine's allocator, with a pool for each usage and category.
+
+    Each allocation of mapped memory has a buffer of its own. ``owners`` records all requests.
+    """
 
     def __init__(self, device, nbytes=4 * MIB):
         self.device, self.nbytes, self.pools, self.owners = device, nbytes, {}, []
@@ -540,7 +544,7 @@ def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
 
 
 class Model:
-    """A tenant of ``nbytes`` bytes."""
+    """A stand-in for a network in memory: it allocates ``nbytes`` bytes and can be evicted."""
 
     last_used, evictable_later, running = 0, False, False
 

@@ -40,7 +40,7 @@ def frames(scheduler, gpu):
 
 
 def calls(gpu):
-    """Returns each public call with arguments that it accepts."""
+    """Returns the public calls by name, each as a function and arguments that it accepts."""
     session, on_cpu = (cml.Session(conv_net(), backend) for backend in (gpu, "cpu"))
     host = Host(gpu, budget_ms=50.0)
     scheduler = host.scheduler

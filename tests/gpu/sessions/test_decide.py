@@ -1,4 +1,4 @@
-"""Tests that the caller's decisions take effect and leave the results equal."""
+"""Tests that a caller's decisions on a plan take effect and do not change the results."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -65,7 +65,7 @@ TWICE = "void kernel(uint thread) { y[thread] = x[thread] + x[x_size - 1 - threa
 
 
 def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_path):
-    """A device whose binding limit is below a tensor's size gives bit-identical results.
+    """A device that binds 4096 bytes at most, less than a tensor, gives bit-identical results.
 
     The driver itself enforces the limit.
     """

@@ -1,4 +1,5 @@
-"""The committed example network: equal in both formats, on both backends, and worth its cost."""
+"""Tests of the committed example network: both formats and backends agree, and it improves
+pictures."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def test_it_gains_a_decibel_over_the_cubic_filter(family, gpu, rng):
 
 
 def test_quantizing_costs_less_than_a_third_of_a_decibel(tmp_path, rng):
-    """A network that was quantized at 32 x 32 also runs at 128 x 128."""
+    """The quantized network's mean gain is at most 0.3 dB below that of the float network.
+
+    It was quantized at 32 x 32 and also runs at 128 x 128.
+    """
     graph = cml.load(MODELS / "enlarge.onnx", shapes={"image": (1, 3, 32, 32)})
     drawn = [pictures.texture(f, rng).resize((32, 32)) for f in pictures.FAMILIES] * 2
     quantized, _ = cml.quantize(graph, [{"image": pictures.as_planes(p)[None]} for p in drawn])

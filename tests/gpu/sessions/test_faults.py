@@ -50,7 +50,8 @@ def test_a_device_destroyed_in_the_middle_fails_its_jobs(image, timestamps):
 
 @within(60)
 def test_a_host_that_stops_at_its_own_error_still_learns_of_the_loss(image):
-    """The loss is reported although ``finish`` raises first and ``end_frame`` is never reached."""
+    """A job fails because the device is lost, although the host's submit raised and ended no
+    frame."""
     device = open_device()
     gpu = cml.Gpu(device=device)
     host = Host(gpu, budget_ms=0.05)
@@ -96,7 +97,8 @@ def test_another_device_goes_on(gpu, image):
 
 @within(60)
 def test_an_exhausted_device_fails_the_job_that_wants_more(image):
-    """A job that finds no memory fails and names the memory's owners; running jobs go on."""
+    """A job that finds no memory fails with a list of the memory's owners; the running job ends
+    right."""
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]

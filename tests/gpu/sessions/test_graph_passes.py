@@ -1,4 +1,4 @@
-"""Tests of optimized graphs against the original ones, on the CPU and on the GPU."""
+"""Tests that optimized graphs give the results of the original ones, on the CPU and on the GPU."""
 
 import numpy as np
 import pytest
@@ -24,17 +24,20 @@ ON_THE_GPU = ("chains", "views")
 
 
 def close(got, wanted, why, largest=1.0):
-    """Asserts that results agree up to the rounding of folded weights, 2^-24 of the largest
-    term."""
+    """Asserts that all outputs agree up to the rounding of folded weights.
+
+    The tolerance is 1e-4 of a value plus 1e-5 of the largest one; ``why`` is shown in the error.
+    """
     for name in wanted:
         largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
         np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
 
 
 def drawn(seed):
-    """Returns a random graph, its inputs, its outputs, and the largest value in it.
+    """Returns a random graph, its inputs, its outputs in NumPy, and the largest value in it.
 
-    Graphs with large values are discarded, since their products round by more than any tolerance.
+    Hypothesis discards graphs with values of 100 and more, whose products round by more than any
+    tolerance.
     """
     graph, inputs = random_graph(seed)
     sizes = [1.0]
@@ -125,9 +128,9 @@ def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
 
 
 def test_a_chain_rounds_after_every_operator(gpu):
-    """A fused chain rounds after every operator.
+    """A fused chain of operators is bit-identical to NumPy, which rounds after every operator.
 
-    A driver may otherwise simplify ``(a + b) - b`` to ``a``, and round a product and a sum once.
+    A driver might otherwise simplify ``(a + b) - b`` to ``a``, and round a product and a sum once.
     """
     net = Net(4, 256)
     b = net.random(4, 256, low=10.0, high=1000.0)
@@ -141,9 +144,9 @@ def test_a_chain_rounds_after_every_operator(gpu):
 
 
 def test_a_tree_rounds_after_every_operator(gpu):
-    """A fused tree rounds after every operator.
+    """A fused tree of operators is bit-identical to NumPy, which rounds after every operator.
 
-    A driver may otherwise contract a sum of products, and simplify ``(h + b) - h`` to ``b``.
+    A driver might otherwise contract a sum of products, and simplify ``(h + b) - h`` to ``b``.
     """
     net = Net(4, 256)
     b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
@@ -178,7 +181,8 @@ def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
 
 
 def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
-    """A rule can add an integer constant; this one reverses rows instead of ``abs(x)``."""
+    """A rewriting rule can add a constant of integers: here it replaces ``abs(x)`` by a gather
+    of rows."""
     net = Net(2, 3)
     graph = net.graph(net("abs(x)"))
 

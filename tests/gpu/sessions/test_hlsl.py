@@ -1,4 +1,5 @@
-"""Tests of HLSL to SPIR-V: disk cache, one compilation per source, errors that show the line."""
+"""Tests of compiling HLSL to SPIR-V: the disk cache, a single compilation, errors that show the
+line."""
 
 import errno
 import os
@@ -45,7 +46,7 @@ def key_of(path, **defines):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Returns a list that records the paths of all sources compiled from now on."""
+    """A list to which the path of every compiled source is appended."""
     paths = []
 
     def record(request):
@@ -88,7 +89,10 @@ def test_an_include_is_followed_however_it_is_written(kernel, compiled, include)
 
 
 def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
-    """An include behind a macro is refused, since the cache would not notice its changes."""
+    """An ``#include`` of a macro raises a ``ShaderCompileError`` that names both files.
+
+    The cache would not notice changes of the included file.
+    """
     text = '#define FILE "half.hlsli"\n#include FILE'
     kernel.write_text(GOOD.replace('#include "half.hlsli"', text))
     with pytest.raises(ShaderCompileError, match=r"scale\.hlsl reads .*half\.hlsli.*#include"):
@@ -96,7 +100,7 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
 
 
 def test_a_changed_kernel_is_another_pipeline(gpu, kernel):
-    """A process that has built a kernel notices the change of a file that it includes."""
+    """A pipeline is built again in the same process after a file that it includes has changed."""
     first = gpu.pipeline(key_of(kernel))
     assert gpu.pipeline(key_of(kernel)) is first
     (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
@@ -183,7 +187,7 @@ PLAIN = "RWStructuredBuffer<float> T0; [numthreads(1, 1, 1)] void main() { T0[0]
 
 @pytest.fixture(scope="module")
 def here():
-    """Returns the compiler of this process, shared by the tests because each one takes 150 MB."""
+    """A compiler in this process; the tests share it because each one takes 150 MB."""
     return compilers._here()
 
 
@@ -230,7 +234,8 @@ def test_a_compiler_that_nobody_has_any_more_is_destroyed(monkeypatch):
 
 
 class Fake:
-    """A fast compiler that first raises each of ``errors``."""
+    """A stand-in for a compiler that takes 10 ms; each of its first calls raises one of
+    ``errors``."""
 
     def __init__(self, errors=()):
         self.errors = errors
@@ -244,7 +249,10 @@ class Fake:
 
 @pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
 def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
-    """An interrupted compiler is replaced by a new one in this process, if it was the last one."""
+    """After a compiler was interrupted or has ended, the pool compiles with a single new one.
+
+    A ``KeyboardInterrupt`` is raised to the caller.
+    """
     pool, errors = compilers.CompilerPool(2), [why]
     monkeypatch.setattr(compilers, "_here", lambda: Fake(errors))
     if why is KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Tests that calls on a lost device raise the same error, or succeed if they need no device."""
+"""Tests that calls on a lost device raise a ``DeviceError``, or succeed if they need no device."""
 
 import contextlib
 from inspect import getmembers
@@ -38,7 +38,7 @@ graph net(x) -> (y)
 
 
 class Lost:
-    """The objects of a host whose device was lost."""
+    """A host's sessions, scheduler, jobs and other objects, whose device was lost."""
 
     def __init__(self, timestamps):
         device = open_device(timestamps)

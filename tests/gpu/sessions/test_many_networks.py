@@ -1,4 +1,4 @@
-"""Tests that a process that runs many networks keeps a bounded number of their kernels."""
+"""Tests that a process that runs many networks keeps a limited number of their pipelines."""
 
 import gc
 import sys
@@ -16,7 +16,7 @@ _UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # operators that compil
 
 
 def networks(count):
-    """Yields networks of one elementwise kernel, each with a different formula."""
+    """Yields ``count`` graphs of one fused elementwise kernel, each with a different formula."""
     names = ("x", *"abcdefgh", "y")
     fact = Fact("scalar", (1, 64))
     for formula in islice(product(_UNARY, repeat=3), count):

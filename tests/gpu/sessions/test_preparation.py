@@ -1,4 +1,4 @@
-"""Tests of networks prepared during frames by a thread that is slow, fails, or holds a lock."""
+"""Tests of preparing networks during frames in a thread that is slow, fails, or holds a lock."""
 
 import gc
 import random
@@ -25,7 +25,10 @@ def image(rng):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes each pipeline take up to 4 ms and returns the set of labels whose pipelines fail."""
+    """A set of labels whose pipelines fail to build; each pipeline takes up to 4 ms.
+
+    The test adds labels to the set.
+    """
     refused, chance, usual = set(), random.Random(5), Gpu.pipeline
 
     def pipeline(self, key):
@@ -44,7 +47,8 @@ def sessions(gpu, count, **options):
 
 @within(60)
 def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
-    """Slowly prepared networks give right results although some are evicted or dropped."""
+    """Jobs of slowly prepared networks end with right results, although some are evicted
+    meanwhile."""
     wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
@@ -85,7 +89,7 @@ def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, i
 
 @within(60)
 def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
-    """A failed build is repeated for the next job or run, and success clears its error message."""
+    """The next job or run builds a failed pipeline again, and success clears the error message."""
     for again in ("job", "run"):
         (net,) = sessions(gpu, 1, deferred=True)
         host = Host(gpu, budget_ms=1.0)

@@ -1,7 +1,7 @@
-"""Tests of a session at other shapes.
+"""Tests of sessions at other shapes.
 
-It gives the numbers of a session loaded at that shape and reuses the weights on the device. Shared
-memory is counted once and lives as long as one of its sessions.
+A reshaped session gives the results of one loaded at that shape and shares the weights on the
+device. Shared memory is counted once and is released with the last of the sessions.
 """
 
 import gc
@@ -53,7 +53,7 @@ SMALL, LARGE = (1, 8, 24, 24), (2, 8, 32, 28)
 
 @pytest.fixture
 def own():
-    """Returns a device whose memory no other test uses."""
+    """A device whose memory no other test uses."""
     return cml.Gpu()
 
 
@@ -66,7 +66,7 @@ def weights(rng):
 
 @pytest.fixture
 def model(weights):
-    """Returns the network as a model in memory."""
+    """The test network as a model in memory."""
     return cml.MemoryModel(TEXT, weights)
 
 
@@ -85,7 +85,10 @@ def equal(got, wanted):
 
 
 class Counted:
-    """Counts opened files, compiled kernels, pipelines and uploads in a ``with`` block."""
+    """A context manager that records opened files, compiled kernels, uploads and new pipelines.
+
+    ``all`` has the files, the kernels, the uploaded bytes of weights and the number of pipelines.
+    """
 
     watching = None
 
@@ -195,10 +198,9 @@ def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
 
 
 def test_a_budget_counts_what_is_shared_once(own, model):
-    """Shared weights count once: they are freed with the last session that shares them.
+    """A request that eviction cannot satisfy raises ``OutOfGpuMemory`` and evicts nothing.
 
-    Eviction is tried if it can free enough for the request together with the rest of the budget,
-    and evicts nothing if it cannot.
+    Shared weights count once: the sum over all sessions is larger than what is allocated.
     """
     session = cml.Session(cml.load(model), own)
     others = [session.reshaped({"x": (1, 8, 24 + 8 * k, 24)}) for k in range(3)]
@@ -289,7 +291,7 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
 
 
 def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, monkeypatch):
-    """Switching between known resolutions in any order compiles, builds and uploads nothing."""
+    """Switching between known resolutions opens, compiles, builds and uploads nothing."""
     session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
     wanted = {}

@@ -1,4 +1,4 @@
-"""Tests that the GPU gives NumPy's results for any slicing of the work and builds nothing twice."""
+"""Tests that the GPU gives NumPy's results for any slices of the work and builds nothing twice."""
 
 import contextlib
 import queue
@@ -308,7 +308,10 @@ def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
 
 
 def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
-    """Constant outputs of any length are read back at offsets that are multiples of eight bytes."""
+    """Constant outputs of odd lengths are read back correctly, next to a computed one.
+
+    Offsets of copies must be multiples of eight bytes.
+    """
     text = """version 1.0;
     graph g(x) -> (v, w, r)
     {

@@ -1,4 +1,5 @@
-"""Tests of the host's own shader stages, compiled from HLSL by the same compiler."""
+"""Tests of a host's own vertex and fragment shaders, compiled from HLSL by the engine's
+compiler."""
 
 import numpy as np
 import pytest
@@ -33,7 +34,11 @@ def shader(tmp_path, monkeypatch):
 
 
 def draw(gpu, path, level):
-    """Returns an 8x8 picture that the two shader stages have covered completely."""
+    """Draws with the two shader stages of ``path`` and returns the picture, an (8, 8, 4) array of
+    bytes.
+
+    ``level`` is the value of the define ``LEVEL``.
+    """
     device, defines = gpu.device, {"LEVEL": level}
     target = device.create_texture(
         size=(8, 8, 1), format="rgba8unorm",

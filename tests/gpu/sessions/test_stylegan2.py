@@ -1,4 +1,4 @@
-"""Tests that the StyleGAN2 example's files load, fit device limits, and run alike everywhere."""
+"""Tests that the StyleGAN2 example's files load, fit device limits, and agree on both backends."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ Z = np.random.default_rng(1).standard_normal((1, 512), np.float32)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Writes a small generator with the example's command and returns its folder."""
+    """The folder of a small generator that the example's command has written."""
     folder = tmp_path_factory.mktemp("stylegan2") / "small.nnef"
     words = ["write", str(folder), "--resolution", "16", "--channel-base", "512"]
     assert command.main(words) == 0
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def largest():
-    """Returns the paper's 1024 x 1024 network as built, optimized, and planned.
+    """The paper's 1024 x 1024 network: its graph, the optimized graph, and the plan.
 
     The plan keeps WebGPU's minimum limits, except for the buffer size. The network takes 120 MB,
     so it is built once.

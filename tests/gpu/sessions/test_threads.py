@@ -26,7 +26,7 @@ def images(count):
 
 
 def together(*calls):
-    """Runs all calls at the same time, each in its own thread, and returns their results."""
+    """Runs all calls at the same time, each in its own thread; returns their results in order."""
     meet = threading.Barrier(len(calls))
 
     def call(work):
@@ -38,7 +38,8 @@ def together(*calls):
 
 
 def slow(program, monkeypatch):
-    """Delays a run between its upload and its commands, so that another upload could interfere."""
+    """Adds 2 ms to each run of the program after its upload, so that another upload could
+    interfere."""
     write = program.write_inputs
 
     def slowly(inputs):
@@ -110,7 +111,7 @@ def test_no_update_of_a_variable_is_lost(backend, gpu):
 
 
 def begun(session, gpu, image):
-    """Returns a host and a job that has run some of its steps."""
+    """Returns a host and a running job of the session that has completed some of its steps."""
     host = Host(gpu, budget_ms=5.0)
     host.scheduler.planner = operators_per_frame(1)
     job = host.scheduler.submit(session, {"x": image})
@@ -164,9 +165,9 @@ def test_variables_are_not_reset_under_a_job(gpu):
 
 
 def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
-    """A new session is not timed at load while a job runs in its arena.
+    """A session that is created while a job runs in the same arena is not timed at load.
 
-    Sessions are timed at load on devices without timestamps.
+    The job's result is right. Sessions are timed at load on devices without timestamps.
     """
     image = images(2)[1]
     wanted = cml.Session(net, gpu).run({"x": image})["y"]

@@ -14,7 +14,8 @@ IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
 
 class Marked:
-    """A pass that records debug groups and dispatches."""
+    """A compute pass that records the names and ends of debug groups, and dispatches, in
+    ``seen``."""
 
     def __init__(self, inner):
         self._inner, self.seen = inner, []

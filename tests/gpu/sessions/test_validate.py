@@ -1,4 +1,5 @@
-"""Tests of ``cml validate`` and ``cml run --backend gpu`` from the command line."""
+"""Tests of ``cml validate`` and ``cml run --backend gpu``, and of the tolerances of their
+checks."""
 
 from dataclasses import replace
 
@@ -44,7 +45,10 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
 
 
 def test_large_activations_are_judged_by_their_size(gpu):
-    """The tolerance grows with the summed terms, which reach hundreds in trained networks."""
+    """A conv of inputs up to 300, as in trained networks, is within its tolerance.
+
+    The tolerance grows with the summed terms.
+    """
     case = Case((Random((1, 64, 24, 24), -300, 300), (64, 64, 3, 3), (1, 64)))
     assert check_on_gpu("conv", case, gpu, constants=True) < 1
 
@@ -84,7 +88,11 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
 
 
 def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
-    """The tolerance of a sum that cancels depends on its terms: 4e-6 of half a million."""
+    """The check of a mean of values up to 1e6 that cancel accepts an error of 1 and rejects one of
+    4.
+
+    The tolerance depends on the terms: 4e-6 of half a million.
+    """
     spec, right = lookup("mean_reduce"), lookup("mean_reduce").cpu
     x = np.linspace(-1e6, 1e6, 64, dtype=np.float32).reshape(1, 64)
     graph, inputs = case_graph("mean_reduce", Case((x,), {"axes": [1]}))

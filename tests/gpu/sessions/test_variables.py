@@ -35,7 +35,7 @@ PLANS = {
 
 
 def in_frames(session, gpu, inputs):
-    """Runs a job with one operator per frame and returns its outputs."""
+    """Runs a job with one operator per frame and returns its outputs by name."""
     scheduler = FrameScheduler(gpu, budget_ms=100.0)
     scheduler.planner = operators_per_frame(1)
     job = scheduler.submit(session, inputs)
@@ -52,7 +52,10 @@ def in_frames(session, gpu, inputs):
 
 
 class Stateful(Net):
-    """A random graph of small tensors with variables, and its expected results."""
+    """A random network of small tensors with variables.
+
+    ``made`` returns its graph, ``expected`` the right outputs of a sequence of runs.
+    """
 
     def __init__(self, seed, nodes=9, variables=4):
         super().__init__(*SHAPE, seed=seed)
