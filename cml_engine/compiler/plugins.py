@@ -48,8 +48,7 @@ _STATED = "CML_API"
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """The operators and rules that a file registered, so that they can be replaced after a
-    change."""
+    """The operators and rules that one run of a file registered; ``take_back`` removes them."""
 
     operators: dict[str, OpSpec]
     rules: tuple[Rule, ...]
@@ -133,7 +132,8 @@ def _registered_by(file: Path) -> _Registration:
 
 
 def _read_registration(file: Path) -> Any:
-    """Returns the version that a file states, without running it, or None if it states none."""
+    """Returns the value of the line ``CML_API = …`` of a file, without running it, or None if
+    there is no such line."""
     for line in ast.parse(file.read_bytes(), str(file)).body:
         if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
             return line.value.value if isinstance(line.value, ast.Constant) else ast.unparse(line)
@@ -150,15 +150,17 @@ def _check_version(stated: object) -> None:
 
 
 def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
-    """Returns the names registered since ``before``, including replaced operators."""
+    """Returns the names of the operators registered since ``before``, including replaced ones."""
     return tuple(name for name, spec in registered().items() if before.get(name) is not spec)
 
 
 @cache
 def load_entry_points() -> tuple[str, ...]:
-    """Loads the operators of installed packages once, and returns the names of their entry points.
+    """Loads the operators of installed packages, and returns the names of the entry points that
+    loaded.
 
-    A package that fails is reported as a warning.
+    Only the first call loads; later calls return the same names. A package that fails is
+    reported as a warning.
     """
     load_families()
     loaded = []
@@ -178,8 +180,8 @@ def load_entry_points() -> tuple[str, ...]:
 def _load_point(point: metadata.EntryPoint) -> None:
     """Imports the module of an entry point, and calls its function if one is named.
 
-    If the module states another version, its function is not called and the registrations of its
-    import are removed.
+    Raises :class:`OperatorError` if the module states another version. Its function is then not
+    called, and the registrations of its import are removed.
     """
     operators = registered()
     found = point.load()
@@ -195,7 +197,7 @@ def _load_point(point: metadata.EntryPoint) -> None:
 
 
 def _execute(file: Path) -> None:
-    """Runs the file as a separate module that can import its neighbours."""
+    """Runs the file as a new module, which can import modules from its folder."""
     name = f"cml_operators_{file.stem}_{abs(hash(file)):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -217,7 +219,8 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _describe(error: BaseException, file: Path) -> str:
-    """Returns ``file:line: message`` for the last line of the game's code in the traceback."""
+    """Returns the message ``file:line: text`` for an error in a game's file; the line is the
+    last one of the game's code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {error.msg}"
     what = str(error) if isinstance(error, CmlError) else short(error)

@@ -55,7 +55,7 @@ class Record:
 
     @property
     def won(self) -> bool:
-        """True if an option beat the default."""
+        """True if the chosen option is not the default."""
         return self.chosen != self.default
 
     def to_json(self) -> dict[str, Any]:
@@ -89,9 +89,11 @@ class Record:
 
 
 def table_for(device: str) -> VariantTable:
-    """Returns the variant table of a device: shipped records, overridden by those measured here.
+    """Returns the variant table of a device: shipped records, overridden by those measured on this
+    machine.
 
-    The file is read once. A file that cannot be used causes a warning.
+    The file is read once, until :func:`save` writes it. A file that cannot be used is ignored
+    with a warning.
 
     Examples
     --------
@@ -104,7 +106,8 @@ def table_for(device: str) -> VariantTable:
 
 
 def shipped_table(device: str) -> VariantTable:
-    """Returns the shipped variant table of a device, which is the same on every machine."""
+    """Returns the variant table of a device from shipped records only, which is the same on
+    every machine."""
     return variants_of(_shipped_for(device))
 
 
@@ -115,7 +118,10 @@ def variants_of(records: Mapping[str, Record]) -> VariantTable:
 
 
 def measured(device: str) -> dict[str, Record]:
-    """Returns the records measured on this machine for the device and driver, by key."""
+    """Returns the records that this machine's tuning file has for the device and driver, by key.
+
+    They are empty if there is no file; a file that cannot be used is ignored with a warning.
+    """
     return _read_or_warn(tuning_file(device), device)
 
 
@@ -125,7 +131,8 @@ def known(device: str) -> dict[str, Record]:
 
 
 def save(device: str, records: Iterable[Record]) -> Path:
-    """Adds records to the device's table, replaces those of the same keys, and returns the file.
+    """Adds records to the device's tuning file on this machine, replaces those of the same keys,
+    and returns the file.
 
     The file is written atomically. Sessions created from now on use it.
     """
@@ -142,8 +149,10 @@ def save(device: str, records: Iterable[Record]) -> Path:
 
 
 def check_place(device: str) -> None:
-    """Raises :class:`InputError` if the device's table cannot be written, before time is spent
-    measuring."""
+    """Raises :class:`InputError` if the device's tuning file cannot be written.
+
+    Callers check this before they spend time measuring.
+    """
     file = tuning_file(device)
     try:
         check_writable(file)
@@ -152,12 +161,14 @@ def check_place(device: str) -> None:
 
 
 def records_in(text: str) -> dict[str, Record]:
-    """Returns the records in a table's text; raises ``ValueError`` if the text is no table."""
+    """Returns the records in a tuning file's text, by key; raises ``ValueError`` if the text is
+    invalid."""
     return _records_of(parse_json(text))
 
 
 def _current_name(option: str) -> str:
-    """Returns the current name of an option."""
+    """Returns the option with the kernel's current name if the kernel was renamed since the
+    measurement."""
     kernel, space, tile = option.partition(" ")
     return _RENAMED.get(kernel, kernel) + space + tile
 

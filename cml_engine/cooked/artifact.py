@@ -1,4 +1,4 @@
-"""The contents of a cooked file as a session uses them."""
+"""The contents of a cooked file as a session uses them: plans, kernels and the graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Artifact:
 
     @property
     def integer_digest(self) -> bytes | None:
-        """The digest of the original integer network, or None.
+        """The digest of the integer network that the file was cooked from, or None if it was a
+        float network.
 
         A run of the cooked file therefore has the same digest as a run of the model.
         """
@@ -55,12 +56,12 @@ class Artifact:
         return bytes.fromhex(stated) if stated else None
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
-        """Returns the plan for a device.
+        """Returns the plan for a device with these limits.
 
-        The plan is one of the file's, or a new plan of its graph that uses the file's kernels
-        only. If the session requests other options than were cooked, it is a new plan that
-        compiles missing kernels. ``lower`` makes a new plan. Raises :class:`StaleArtifact` if no
-        plan is possible.
+        The plan is one of the file's, or the new plan that ``lower()`` returns, restricted to
+        the file's kernels. With another ``storage`` than cooked, or if not ``plain`` (other
+        options were requested), it is a new plan that compiles missing kernels. Raises
+        :class:`StaleArtifact` if no plan is possible.
         """
         as_cooked = plain and storage in ("float", self.storage)
         chosen, why = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
@@ -73,9 +74,10 @@ class Artifact:
         return self.with_kernels(made, strict=as_cooked, why=why)  # type: ignore[return-value]
 
     def with_kernels(self, plan: Plan, strict: bool = False, why: list[str] | None = None) -> Plan:
-        """Returns the plan with the file's kernels where the file has them.
+        """Returns the plan with the file's kernels in the steps that the file has a kernel for.
 
-        With ``strict`` raises :class:`StaleArtifact` if a kernel is missing or may not run.
+        With ``strict`` raises :class:`StaleArtifact` if a kernel is missing or may not run;
+        ``why`` has earlier reasons for its message.
         """
         contents: dict[tuple[str, str], str] = {}
         steps = []
@@ -106,7 +108,8 @@ class Artifact:
         self._check_graph(self.graph)
 
     def _check_graph(self, graph: Graph) -> None:
-        """Raises :class:`CorruptArtifact` if the file's shapes differ from the inferred ones."""
+        """Raises :class:`CorruptArtifact` if the file's facts differ from those that the
+        operators infer."""
         try:
             facts = infer_facts(graph).facts
         except CmlError as error:
@@ -124,7 +127,8 @@ class Artifact:
 
 
 def _lacking(plan: CookedPlan, limits: Limits) -> str:
-    """Returns the first reason why a device cannot run a plan's kernels, or an empty string."""
+    """Returns the first reason why a device cannot run a plan's kernels, or an empty string if
+    it can."""
     if limits.subgroup_size == 0 and any(kernel.flags & SUBGROUPS for kernel in plan.used):
         return "its kernels use subgroups, which the device does not have"
     return next((kernel.refusal for kernel in plan.used if kernel.refusal), "")

@@ -1,4 +1,4 @@
-"""Cooks a graph: converts it to the bytes of a cooked file. Equal graphs give equal bytes."""
+"""Cooks a graph: compiles it to the bytes of a cooked file. Equal graphs give equal bytes."""
 
 from __future__ import annotations
 
@@ -114,13 +114,17 @@ def cook(
 
 
 def _options(profile: Profile, arena_limit: int) -> PlanOptions:
-    """Returns the plan options of a profile; players upload inputs as unpacked real numbers."""
+    """Returns the plan options of a profile, with the shipped kernel choices of its device.
+
+    Inputs are not packed, because players upload them as real numbers.
+    """
     variants = shipped_table(profile.tuned_as)
     return PlanOptions(variants=variants, packed_inputs=False, arena_limit=arena_limit)
 
 
 def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:
-    """Compiles every distinct kernel variant on all cores, and returns the code by digest."""
+    """Compiles every distinct kernel variant on all cores, and returns the code of each by its
+    digest."""
     once = {digest_of(key): key for key in keys}
     with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
         return dict(zip(once, threads.map(compiled, once.values()), strict=True))
@@ -166,7 +170,8 @@ def _meta(
 
 
 def _model_digest(graph: Graph) -> str:
-    """Returns the SHA-256 digest of the network's contents, which does not depend on its file."""
+    """Returns the SHA-256 digest, in hexadecimal, of a network's operators and constants; its
+    file does not matter."""
     hasher = hashlib.sha256(json.dumps(described(graph), sort_keys=True).encode())
     for name, array in sorted(graph.constants.items()):
         hasher.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())

@@ -1,4 +1,5 @@
-"""Exports a network for C and C++ hosts: a cooked file, the player, and a host that plays it."""
+"""Exports a network for C and C++ hosts: a cooked file, the player's source, and a host that
+runs it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ In an engine of your own: compile cml.c with it, without contraction of floating
 
 @dataclass(frozen=True, slots=True)
 class ExportedC:
-    """The names of the exported files, and the command that compiles the host."""
+    """The names of the exported files, and the shell command that compiles the host."""
 
     files: tuple[str, ...]
     compile: str
@@ -66,7 +67,12 @@ def export_c(
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> ExportedC:
-    """Writes a network, the C player and a host into a folder."""
+    """Writes a cooked network, the C player and a host into a folder; returns the files and the
+    command that compiles the host.
+
+    Raises :class:`InputError` if the player or the package ``wgpu`` is not installed, or if the
+    folder has files and ``overwrite`` is False.
+    """
     player = player_folder()
     check_new_folder(folder, overwrite)
     data = cook(graph, tuple(PROFILES), half=half, player=True, guesses=guesses)
@@ -91,7 +97,7 @@ def player_folder() -> Path:
 
 
 def amalgamated(player: Path) -> str:
-    """Returns the player's sources as one file, which needs ``cml.h`` beside it."""
+    """Returns the C player's sources as the text of one C file, which needs ``cml.h`` beside it."""
     sources = player / "src"
     own = re.compile(r'^#include "(?!cml\.h")(\w+\.h)"\n', re.MULTILINE)
 
@@ -130,7 +136,10 @@ def _readme(graph: Graph, compile_command: str) -> str:
 
 
 def _wgpu_folder() -> Path:
-    """Returns the folder of wgpu-native's headers and library in the package ``wgpu``."""
+    """Returns the folder of wgpu-native's headers and library in the Python package ``wgpu``.
+
+    Raises :class:`InputError` if the package is not installed.
+    """
     spec = importlib.util.find_spec("wgpu")
     if spec is None or spec.origin is None:
         raise InputError(

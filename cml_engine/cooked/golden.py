@@ -1,4 +1,5 @@
-"""The golden pair of a cooked file: inputs, NumPy's outputs, and the tolerance for devices."""
+"""The golden pair of a cooked file: inputs, the outputs that NumPy computes for them, and the
+tolerance for devices."""
 
 from __future__ import annotations
 
@@ -43,10 +44,11 @@ _INDEXING = {"gather", "gather_elements", "gather_nd", "scatter_elements", "scat
 
 @dataclass(frozen=True)
 class Golden:
-    """Inputs, the outputs of a first run on them, and the tolerance for other devices.
+    """Inputs, the outputs that NumPy computed for them in a first run, and the tolerance for
+    devices.
 
-    ``tolerance`` is absolute and relative for each real number. For integers and booleans it is the
-    share of elements that may differ.
+    ``tolerance`` is absolute and relative for each real number. For integers and booleans it is
+    the share of elements that may differ.
     """
 
     inputs: Mapping[str, Array]
@@ -54,7 +56,7 @@ class Golden:
     tolerance: float
 
     def differences(self, outputs: Mapping[str, Array]) -> dict[str, float]:
-        """Returns the difference of each output as a multiple of the allowed one; up to 1 is
+        """Returns, by output, its largest difference as a multiple of the allowed one; up to 1 is
         correct.
 
         Values that are not finite must be equal.
@@ -79,7 +81,8 @@ def _alike(wanted: Array, got: Array) -> Array:
 
 
 def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Golden | None:
-    """Returns inputs over the ranges that the network declares, and NumPy's outputs.
+    """Returns a golden pair: random inputs in the ranges that the network declares, and NumPy's
+    outputs.
 
     ``graph`` is optimized; ``written`` is the same graph as loaded. Networks that are ``exact``
     have tolerance 0. For others it is measured by comparing the outputs with those of a run in
@@ -117,10 +120,11 @@ def _first_run(
 
 
 def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Returns random inputs.
+    """Returns random inputs of a graph by name; equal seeds give equal inputs.
 
-    An input of an integer network covers the range of its ``graph.quant`` line. Integers that are
-    indices cover all positions. Other inputs are uniform in [0, 1), integers 0 to 9, or booleans.
+    An input of an integer network covers the range of its ``graph.quant`` line. Integers that
+    are indices cover all positions. Other inputs are uniform in [0, 1), integers 0 to 9, or
+    booleans.
     """
     generator = np.random.default_rng(seed)
     lines, limits, made = (
@@ -145,7 +149,8 @@ def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def _index_limits(graph: Graph) -> dict[str, int]:
-    """Returns for each integer input that becomes an index the least extent that it indexes.
+    """Returns, for each integer input that is used as an index, the smallest extent that it
+    indexes.
 
     The input may reach the index through other integer tensors.
     """
@@ -165,7 +170,8 @@ def _index_limits(graph: Graph) -> dict[str, int]:
 
 
 def _run_with_noise(graph: Graph, inputs: Mapping[str, Array], noise: float) -> dict[str, Array]:
-    """Returns the outputs of a run in which every operator's result has rounding errors.
+    """Returns the outputs, by name, of a run in which rounding errors are added to every operator's
+    float result.
 
     An error is up to ``noise`` times the value plus the tensor's RMS, as if sums were reordered.
     """
@@ -192,7 +198,7 @@ def _moved(value: Array, noise: float, generator: np.random.Generator) -> Array:
 
 
 def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) -> None:
-    """Writes the section ``golden``."""
+    """Adds the section ``golden`` with the golden pair to ``sections``."""
     rows = [(0, n, a) for n, a in golden.inputs.items()]
     rows += [(1, n, a) for n, a in golden.outputs.items()]
     start = aligned(GoldenHead.SIZE + GoldenRow.SIZE * len(rows), _ALIGNMENT)

@@ -1,5 +1,7 @@
-"""Writes and reads the graph of a cooked file, as JSON and constants, for NumPy and for new
-plans."""
+"""Writes and reads the graph of a cooked file, as JSON and constants.
+
+NumPy and new plans need the graph; players do not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ _FIELDS = {
 
 
 def write_graph(graph: Graph, sections: Sections) -> None:
-    """Writes the section ``graph``, and the graph's constants to the section ``values``."""
+    """Adds the section ``graph`` to ``sections``, and the graph's constants to the section
+    ``values``.
+
+    Raises :class:`InputError` for a constant of a type that cannot be cooked.
+    """
     constants = {}
     for name, array in graph.constants.items():
         if array.dtype.name not in _TYPES:
@@ -40,7 +46,7 @@ def write_graph(graph: Graph, sections: Sections) -> None:
 
 
 def described(graph: Graph) -> dict[str, Any]:
-    """Returns a graph without its constants as a JSON object."""
+    """Returns a graph without the values of its constants as a JSON object."""
     return {
         "name": graph.name,
         "inputs": list(graph.inputs),
@@ -93,7 +99,11 @@ def _attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any, key: str) -> Any:
-    """Returns an attribute as JSON; a type that JSON lacks becomes an object with one entry."""
+    """Returns an attribute's value as JSON; a type that JSON lacks becomes an object with one
+    entry.
+
+    Raises :class:`InputError` for a type that cannot be cooked; ``key`` is for its message.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -152,7 +162,10 @@ def read_graph(file: Container) -> Graph:
 
 
 def _check(graph: Graph) -> None:
-    """Raises ``ValueError`` unless every tensor has a fact and is computed before it is read."""
+    """Raises ``ValueError`` unless every tensor has a fact and is computed before it is read.
+
+    Constants must match their facts, and updated variables must be constants.
+    """
     known = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         for name in node.reads:

@@ -1,4 +1,4 @@
-"""The assumed speed of devices before anything is measured, for players."""
+"""Writes and checks the assumed speed of devices, which players use before anything is measured."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class DeviceGuess:
     """The assumed speed of a type of device.
 
     ``words`` are joined by ``|``; a device is of this type if one of them occurs in its name.
+    ``kernels`` maps a family of kernels to its time, relative to what the speed predicts.
 
     Examples
     --------
@@ -68,7 +69,7 @@ def _is_rate(value: float) -> bool:
 
 
 def write_guess(devices: Sequence[DeviceGuess], sections: Sections) -> None:
-    """Writes the section ``guess``."""
+    """Adds the section ``guess`` with the assumed speed of devices to ``sections``."""
     records, factors, count = bytearray(), bytearray(), 0
     for device in devices:
         records += DeviceRow(

@@ -1,4 +1,5 @@
-"""The kernels of a cooked file: compressed SPIR-V and WGSL of every variant."""
+"""Compiles, writes and reads the kernels of a cooked file: compressed SPIR-V and WGSL of every
+variant."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ _FLOAT16, _GROUP_NON_UNIFORM = 9, range(61, 69)
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The code of a kernel variant for each platform that supports it."""
+    """The compiled code of a kernel variant: ``spirv`` and ``wgsl``, each empty if the variant
+    lacks it."""
 
     digest: str
     label: str
@@ -57,7 +59,8 @@ class Codes:
 
     @property
     def flags(self) -> int:
-        """The flags of the kernel: the features that it needs, and if it is trusted."""
+        """The flags of the kernel in a cooked file: the sum of ``TRUSTED``, ``SUBGROUPS`` and
+        ``F16``, each if it applies."""
         words = memoryview(self.spirv).cast("I") if self.spirv else ()
         able = _capabilities(words)
         subgroups = "enable subgroups;" in self.wgsl or any(c in _GROUP_NON_UNIFORM for c in able)
@@ -66,12 +69,12 @@ class Codes:
 
 
 def digest_of(key: ShaderKey) -> str:
-    """Returns the digest that identifies a kernel variant."""
+    """Returns the digest, in hexadecimal, that identifies a kernel variant in a cooked file."""
     return digest(key, "spirv")
 
 
 def compiled(key: ShaderKey) -> Codes:
-    """Compiles a variant for all platforms.
+    """Compiles a kernel variant to SPIR-V and WGSL, and returns both.
 
     The engine's kernels have SPIR-V, and WGSL if they can be expressed in it; some have WGSL
     only. A game's kernels have SPIR-V only if WGSL cannot express them (:func:`compile_kernel`
@@ -93,7 +96,7 @@ def compiled(key: ShaderKey) -> Codes:
 
 
 def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
-    """Writes the sections ``kernels`` and ``code``."""
+    """Adds the sections ``kernels`` (records) and ``code`` (compressed code) to ``sections``."""
     records, code = bytearray(KernelsHead(count=len(kernels)).to_bytes()), bytearray()
     for kernel in kernels:
         places: list[Code] = []
@@ -118,7 +121,8 @@ def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cooked:
-    """A kernel of a file: its code, and the features that a device needs to run it."""
+    """A kernel as read from a file: its code, and the flags of the features that a device needs
+    to run it."""
 
     digest: str
     flags: int
@@ -130,10 +134,11 @@ class Cooked:
 
 
 def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
-    """Returns the kernels of a file, whose code is unpacked on first use.
+    """Returns the kernels of a file in order; their code is unpacked on first use.
 
     Files that are not trusted run their WGSL, because WGSL compilers are built for untrusted web
-    pages and SPIR-V compilers do not validate their input.
+    pages and SPIR-V compilers do not validate their input. Raises :class:`CorruptArtifact` for
+    invalid records.
     """
     table = file.section(KERNELS)
     code = file.section(CODE)
@@ -146,7 +151,8 @@ def read_kernels(file: Container, trusted: bool) -> list[Cooked]:
 
 
 def _check_places(rows: Sequence[KernelRow], nbytes: int) -> None:
-    """Raises :class:`CorruptArtifact` unless the compressed code is contiguous and used once."""
+    """Raises :class:`CorruptArtifact` unless the compressed code of all kernels fills ``nbytes``
+    bytes without gaps, each byte used once."""
     end = 0
     for row in rows:
         for place in (row.spirv, row.wgsl):
@@ -221,9 +227,10 @@ def _unpacked(
 
 
 def _checked_spirv(code: bytes, what: str) -> bytes:
-    """Returns the code if its SPIR-V instructions end at the end of the code.
+    """Returns ``code`` unchanged if it is SPIR-V whose last instruction ends at its end.
 
-    Raises :class:`CorruptArtifact` otherwise, because drivers may not check it.
+    Raises :class:`CorruptArtifact` otherwise, because drivers may not check it. ``what`` begins
+    the message.
     """
     words = memoryview(code).cast("I")
     at = 5

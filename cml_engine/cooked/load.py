@@ -93,8 +93,11 @@ def _bytes_of(model: Any) -> memoryview:
 
 
 def _read(path: Path) -> memoryview:
-    """Reads the number of bytes that a file's header states, as the file may be replaced
-    meanwhile."""
+    """Returns the bytes of a cooked file, as many as its header states, because the file may be
+    replaced meanwhile.
+
+    Raises :class:`InputError` if the file cannot be read.
+    """
     try:
         with path.open("rb") as opened:
             size = check_size(opened.read(FileHeader.SIZE), path.stat().st_size)
@@ -123,7 +126,8 @@ def _meta(file: Container) -> dict[str, Any]:
 
 
 def _ends(name: str, plan: CookedPlan) -> Graph:
-    """Returns a graph that has inputs and outputs but no nodes, for a file without a graph."""
+    """Returns a graph with the inputs and outputs of a plan but no nodes, for a file without a
+    graph."""
     facts = {n: place.fact for n, place in {**plan.inputs, **plan.outputs}.items()}
     return Graph(name, tuple(plan.inputs), tuple(plan.outputs), (), facts)
 

@@ -47,7 +47,10 @@ R = TypeVar("R", bound=PackedRow)
 
 
 class CookedPlan:
-    """A plan of a file, validated on construction; :meth:`plan` builds it on demand."""
+    """A plan in a cooked file; construction reads and validates it, and :meth:`plan` returns it.
+
+    Raises :class:`CorruptArtifact` if the section is invalid.
+    """
 
     def __init__(self, file: Container, section: Section, kernels: Sequence[Cooked]) -> None:
         self._file, self._section, self._kernels = file, section, kernels
@@ -216,7 +219,7 @@ class CookedPlan:
     # --- the plan
 
     def plan(self, name: str) -> Plan:
-        """Returns the plan for a session."""
+        """Returns the plan for a session of network ``name``."""
         return Plan(
             name=name,
             steps=self.steps,
@@ -236,7 +239,11 @@ class CookedPlan:
 
     @cached_property
     def _own(self) -> dict[str, tuple[int, Array]]:
-        """The buffer of this plan alone, and the variables in it by the names that updates use."""
+        """The contents of the plan's own buffer, as byte offset and array by name.
+
+        They are the whole buffer, named ``"own"``, and each variable in it by the name that
+        updates use.
+        """
         whole = np.zeros(self._sizes["own"], np.uint8)
         for offset, array in self._constants["own"].values():
             whole[offset : offset + array.nbytes] = array.view(np.uint8)
@@ -252,9 +259,11 @@ class CookedPlan:
 def choose(
     plans: Sequence[CookedPlan], limits: Limits, has: Callable[[CookedPlan], str]
 ) -> tuple[CookedPlan | None, list[str]]:
-    """Returns the plan for a device, and the reasons why each plan before it does not fit.
+    """Returns the first plan that a device can run, or None, and the reasons why each plan before
+    it does not fit.
 
-    ``has`` returns the reason why a device cannot run a plan's kernels, or an empty string.
+    ``has`` returns the reason why a device cannot run a plan's kernels, or an empty string. On a
+    driver that runs shaders on the CPU, plans made for such drivers are tried first.
     """
     why: list[str] = []
     for plan in sorted(plans, key=lambda plan: limits.software and not plan.needs.software):

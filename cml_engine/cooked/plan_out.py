@@ -1,4 +1,4 @@
-"""Writes a plan as a section of a cooked file."""
+"""Writes a plan as a section ``plan`` of a cooked file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MOST_SHARED = 16384
 def write_plan(
     plan: Plan, profile: Profile, kernels: Sequence[tuple[int, Codes]], gas: int, sections: Sections
 ) -> bytes:
-    """Returns the section of a plan.
+    """Returns the bytes of a section ``plan``; adds its strings and constants to ``sections``.
 
-    ``kernels`` has for each step its kernel and the kernel's number in the file; ``gas`` is the
+    ``kernels`` has for each step its kernel's number in the file and the kernel; ``gas`` is the
     cost of the model. Raises :class:`DeviceError` if the arena does not fit into one buffer.
     """
     if plan.memory.segment:
@@ -102,8 +102,11 @@ def _needs(plan: Plan, profile: Profile, kernels: Sequence[Codes]) -> Needs:
 
 
 def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """Returns all parameter blocks as uploaded, each stored once, and the offset and size of
-    each step's."""
+    """Returns the parameter blocks of all steps, each distinct block stored once, and the place of
+    each step's block.
+
+    A place is an offset, a multiple of ``alignment``, and a size in bytes.
+    """
     content, known, places = bytearray(), dict[bytes, int](), []
     for step in plan.steps:
         block = step_params(step)

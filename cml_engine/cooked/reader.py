@@ -30,12 +30,13 @@ R = TypeVar("R", bound=PackedRow)
 
 
 def damaged(what: str) -> CorruptArtifact:
-    """Returns the error for a file that violates docs/cooked.md."""
+    """Returns the error for a cooked file that violates docs/cooked.md; ``what`` describes the
+    violation."""
     return CorruptArtifact(f"the cooked file is damaged: {what}. Copy it again, or cook it again")
 
 
 class Section:
-    """The bytes of a section."""
+    """The bytes of a section of a cooked file, with methods that read its records."""
 
     def __init__(self, tag: str, content: memoryview) -> None:
         self.tag, self.content = tag, content
@@ -44,7 +45,11 @@ class Section:
         return len(self.content)
 
     def rows(self, record: type[R], count: int, offset: int, what: str) -> list[R]:
-        """Returns the rows of a table; ``what`` begins the message if it is damaged."""
+        """Returns ``count`` records of the given type from a table that begins at ``offset``.
+
+        Raises :class:`CorruptArtifact`, whose message begins with ``what``, if they exceed the
+        section or are invalid.
+        """
         self.span(offset, count * record.SIZE, what)
         try:
             return [record.read(self.content, offset + i * record.SIZE) for i in range(count)]
@@ -52,12 +57,15 @@ class Section:
             raise damaged(f"{what}: {error}") from None
 
     def head(self, record: type[R]) -> R:
-        """Returns the row with which the section begins."""
+        """Returns the record of the given type with which the section begins."""
         return self.rows(record, 1, 0, f"section '{self.tag}'")[0]
 
     def span(self, offset: int, count: int, what: str) -> memoryview:
-        """Returns ``count`` bytes at an offset; ``what`` begins the message if they exceed the
-        section."""
+        """Returns ``count`` bytes at an offset of the section.
+
+        Raises :class:`CorruptArtifact`, whose message begins with ``what``, if they exceed the
+        section.
+        """
         if offset < 0 or count < 0 or offset + count > len(self.content):
             raise damaged(
                 f"{what}: {count:,} bytes at {offset:,} of the {len(self):,} of '{self.tag}'"
@@ -66,7 +74,11 @@ class Section:
 
 
 class Container:
-    """The sections of a whole file, verified against their hashes."""
+    """All sections of a cooked file, verified against their hashes on construction.
+
+    Raises :class:`CorruptArtifact` for an invalid file, and :class:`OverBudget` if it exceeds
+    ``limits``.
+    """
 
     def __init__(self, data: memoryview, limits: CookedLimits | None) -> None:
         table, self.totals = _table(data)
@@ -94,7 +106,8 @@ class Container:
         self._known: dict[tuple[int, int], str] = {}
 
     def check_totals(self) -> None:
-        """Raises :class:`CorruptArtifact` if the header's totals differ from those of the sections.
+        """Raises :class:`CorruptArtifact` if the header's totals differ from those of its kernels
+        and plans.
 
         The kernels and plans must have been validated before.
         """
@@ -111,14 +124,18 @@ class Container:
         return tuple((tag, n, len(section)) for (tag, n), section in self._sections.items())
 
     def section(self, tag: str, number: int = 0) -> Section:
-        """Returns a section; raises :class:`CorruptArtifact` if it does not exist."""
+        """Returns section ``number`` with this tag; raises :class:`CorruptArtifact` if it does
+        not exist."""
         found = self._sections.get((tag, number))
         if found is None:
             raise damaged(f"there is no section '{tag}' {number}")
         return found
 
     def string(self, text: Text) -> str:
-        """Returns a string of the section ``strings``."""
+        """Returns the string at a range of the section ``strings``.
+
+        Raises :class:`CorruptArtifact` if it is too long or is no UTF-8.
+        """
         offset, length = text.offset, text.length
         if (offset, length) not in self._known:
             if length > MOST_TEXT:
@@ -132,10 +149,10 @@ class Container:
 
 
 def check_size(head: bytes | memoryview, size: int) -> int:
-    """Returns ``size`` if the header of a file states that many bytes.
+    """Returns ``size``, the bytes of a file, if its header ``head`` states the same number.
 
-    Only the header is needed. Raises :class:`CorruptArtifact` if the size differs or this is no
-    cooked file, and :class:`StaleArtifact` if the format version differs.
+    Raises :class:`CorruptArtifact` if the size differs or this is no cooked file, and
+    :class:`StaleArtifact` if the format version differs.
     """
     _header(memoryview(head), size)
     return size
@@ -161,7 +178,8 @@ def _header(head: memoryview, size: int) -> FileHeader:
 
 
 def _table(data: memoryview) -> tuple[memoryview, Totals]:
-    """Returns the table of sections, verified against its hash, and the stated totals."""
+    """Returns the bytes of a file's section table, verified against its hash, and the totals
+    that the header states."""
     header = _header(data[: FileHeader.SIZE], len(data))
     end = FileHeader.SIZE + header.sections * SectionRow.SIZE
     if header.sections > MOST_SECTIONS or end > header.nbytes:
@@ -175,7 +193,11 @@ def _table(data: memoryview) -> tuple[memoryview, Totals]:
 def _section(
     data: memoryview, row: SectionRow, index: int, end: int
 ) -> tuple[str, int, memoryview]:
-    """Returns the tag, number and content of a section; ``end`` is the end of the previous one."""
+    """Returns the tag, number and content of the section in row ``index`` of the section table.
+
+    ``end`` is the end of the previous section. Raises :class:`CorruptArtifact` if its place or
+    its hash is wrong.
+    """
     name = row.tag.rstrip(b"\0")
     if not name.isalnum() or not name.isascii():
         raise damaged(f"section {index} of its table is none")

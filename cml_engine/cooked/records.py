@@ -1,7 +1,7 @@
-"""Binary records that are declared once, with a type, a meaning and reserved bytes per field.
+"""Declares binary records once, with a type, a meaning and reserved bytes for each field.
 
-A declaration reads and writes the record in Python. ``generate.py`` makes the C structs,
-the JavaScript readers and the tables of docs/cooked.md from the same declarations.
+A declaration reads and writes the record in Python. ``generate.py`` makes the C structs, the
+JavaScript readers and the tables of docs/cooked.md from the same declarations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RowField:
 
     @property
     def size(self) -> int:
-        """Bytes of the field without the reserved ones behind it."""
+        """The bytes of the field without the reserved bytes after it."""
         return self.element_size * max(self.count, 1)
 
 
@@ -120,7 +120,8 @@ class PackedRow:
 
     @classmethod
     def read(cls, data: Bytes, offset: int = 0) -> Self:
-        """Returns the row at an offset; raises ValueError if a reserved byte is not zero."""
+        """Returns the record at an offset of ``data``; raises ``ValueError`` if a reserved byte
+        is not zero."""
         return cls._from(iter(cls._struct.unpack_from(data, offset)))
 
     @classmethod
@@ -131,7 +132,7 @@ class PackedRow:
         return row
 
     def to_bytes(self) -> bytes:
-        """Returns the bytes of the row."""
+        """Returns the ``SIZE`` bytes of the record."""
         return self._struct.pack(*self._flat())
 
     def _flat(self) -> Iterator[object]:
@@ -157,7 +158,11 @@ def _letters(field: RowField) -> str:
 
 
 def _taker(field: RowField) -> Callable[[Iterator[int]], object]:
-    """Returns the function that takes a field's value from the numbers of a row."""
+    """Returns a function that takes a field's value from an iterator over the unpacked numbers of a
+    record.
+
+    The function raises ``ValueError`` if a reserved byte after the field is not zero.
+    """
     take: Callable[[Iterator[int]], object]
     if not isinstance(field.of, str):
         one, count = field.of._from, field.count

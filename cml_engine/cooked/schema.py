@@ -152,8 +152,8 @@ class Needs(PackedRow):
     software: int = u32("1: planned for a driver that runs shaders on the CPU", reserved=4)
 
     def unmet(self, limits: Limits) -> str:
-        """Describes the first need that a device does not meet; returns an empty string if it
-        meets all."""
+        """Returns a description of the first need that a device does not meet, or an empty
+        string if it meets all."""
         rows = (
             ("storage offsets in multiples of", self.storage_alignment,
              limits.storage_offset_alignment, "at most"),
@@ -321,7 +321,7 @@ LAYOUTS = ("plain", "c4", "c4h")
 
 
 def totals_of(kernels: Bytes, plans: Iterable[Bytes]) -> Totals:
-    """Returns the totals of the kernel and plan sections."""
+    """Returns the memory totals of a section ``kernels`` and all sections ``plan``."""
     rows = [
         KernelRow.read(kernels, at) for at in range(KernelsHead.SIZE, len(kernels), KernelRow.SIZE)
     ]
@@ -358,7 +358,7 @@ class CookedLimits:
         return [(name, total, most) for name, total, most in rows if total > most]
 
     def check(self, totals: Totals) -> None:
-        """Raises :class:`OverBudget` if a total is above its limit."""
+        """Raises :class:`OverBudget` for the first total that is above its limit."""
         for name, total, most in self.exceeded(totals):
             raise OverBudget(
                 f"the cooked file states {total:,} {name}, the limit is {most:,}. If you trust it: "

@@ -1,5 +1,4 @@
-"""The constants of a cooked file, stored once in the fewest sufficient bits, and the buffers of
-plans."""
+"""Writes and reads the constants of a cooked file, stored once in the fewest sufficient bits."""
 
 from __future__ import annotations
 
@@ -38,15 +37,19 @@ _SMALL_BYTES = 64
 
 
 class Values:
-    """The section ``values`` of a file under construction."""
+    """The section ``values`` of a cooked file under construction: arrays, equal ones stored
+    once."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self._places: dict[bytes, int] = {}
 
     def put(self, array: Array) -> tuple[int, int, int]:
-        """Stores an array; returns its offset, its stored type and the type that it is converted
-        to."""
+        """Stores an array unless an equal one is there; returns its offset, its stored type and the
+        type that it is converted to.
+
+        Both types are the numbers that the format specifies.
+        """
         bits = array.view(np.uint8).reshape(-1) if array.size else np.zeros(0, np.uint8)
         stored = STORED.index(f"uint{8 * array.itemsize}")
         becomes = _BITS
@@ -62,7 +65,11 @@ class Values:
         return self._places[digest], stored, becomes
 
     def rows(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
-        """Yields a record for each constant of a buffer."""
+        """Yields the record of each constant of buffer ``space``, as bytes in order of offset, and
+        stores its values.
+
+        Empty constants are left out.
+        """
         for offset, array in sorted(values.values(), key=lambda value: value[0]):
             if array.size:
                 yield self._row(space, offset, _packing_of(array))
@@ -103,7 +110,11 @@ def _packing_of(array: Array) -> Packing:
 
 
 def _narrow(array: Array) -> str | None:
-    """Returns the smallest integer type that represents 32-bit numbers exactly, or None."""
+    """Returns the name of the smallest integer type that represents all numbers of a 32-bit array
+    exactly, or None.
+
+    Negative zero is not represented.
+    """
     flat = array.reshape(-1)
     for part in (flat[:1024], flat):
         if part.dtype.kind == "f":
@@ -125,7 +136,12 @@ def _narrow(array: Array) -> str | None:
 def read_values(
     file: Container, offset: int, count: int, stored: int, becomes: int, what: str
 ) -> tuple[Array, Any]:
-    """Returns numbers of the section ``values`` as stored, and the type to convert them to."""
+    """Returns ``count`` numbers of the section ``values`` as stored, and the type to convert them
+    to.
+
+    ``stored`` and ``becomes`` are the type numbers of the format. Raises
+    :class:`CorruptArtifact`, whose message begins with ``what``, if they are invalid.
+    """
     is_bits = stored < _FIRST_NUMBER
     if stored >= len(STORED) or becomes > _INTEGER or (becomes == _BITS) != is_bits:
         raise damaged(f"{what} is stored as {stored}, {becomes}")
@@ -137,12 +153,17 @@ def read_values(
 
 
 def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool:
-    """Returns True if the finer dimensions of the axis fill the step: no place is left out."""
+    """Returns True if the dimensions of ``axis`` with smaller steps fill ``step``, so that no
+    position is left out.
+
+    ``dims`` has the extent, axis and step of each dimension.
+    """
     return step == prod(n for n, other, finer in dims if other == axis and finer < step)
 
 
 class Constants(Mapping[str, tuple[int, Array]]):
-    """The constants of a plan's buffer, validated when read and unpacked on access."""
+    """The constants of one buffer of a plan: byte offset and array by name, the array unpacked
+    at each access."""
 
     def __init__(self, space: str, made: Sequence[tuple[int, Packing]]) -> None:
         self._made = {f"{space}@{offset}": (offset, packing) for offset, packing in made}
@@ -161,7 +182,11 @@ class Constants(Mapping[str, tuple[int, Array]]):
 def read_constants(
     file: Container, rows: Sequence[ConstantRow], sizes: Mapping[str, int], what: str
 ) -> dict[str, Constants]:
-    """Returns the constants of a plan's buffers, by space."""
+    """Returns the constants of a plan's buffers by space (``"weights"`` and ``"own"``).
+
+    ``sizes`` has the bytes of each buffer. Raises :class:`CorruptArtifact`, whose message begins
+    with ``what``, if constants overlap or are invalid.
+    """
     found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
     before = (0, 0)
     for number, row in enumerate(rows):

@@ -38,10 +38,10 @@ _OPENS = {")": "(", "]": "[", "}": "{"}
 
 
 def check_wgsl(text: str, what: str) -> None:
-    """Raises :class:`CorruptArtifact` for code that is too long, too deeply nested or expands too
+    """Raises :class:`CorruptArtifact` for WGSL that is too long, too deeply nested or expands too
     far.
 
-    ``what`` begins the message.
+    Code that is not ASCII or has ``/*`` comments is refused too. ``what`` begins the message.
     """
     if len(text) > MOST_WGSL or "/*" in text or not _TEXT.fullmatch(text):
         raise damaged(
@@ -60,7 +60,8 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket; ``<`` opens a template, ``a`` the template of an array."""
+    """An open bracket in WGSL; its kind is the character, ``<`` for a template, or ``a`` for an
+    array's template."""
 
     kind: str
     #: expanded size of the text before it, and of its arguments before the last comma
@@ -118,7 +119,11 @@ class _Scanner:
             before = token
 
     def _count(self, token: str, before: str) -> None:
-        """Counts a token in all open brackets and declarations."""
+        """Counts a token, or the expanded size of the name that it is, in all open brackets and
+        declarations.
+
+        Raises :class:`_Refused` if a limit is exceeded. ``before`` is the previous token.
+        """
         if before in _DECLARING:
             self._open.append((token, len(self._brackets), self._size))
         elif token in self._sizes:
@@ -163,7 +168,10 @@ class _Scanner:
             self._brackets.pop()
 
     def _bracket(self, token: str) -> None:
-        """Opens or closes a bracket, or ends a statement."""
+        """Opens or closes the bracket that ``token`` is, or ends a statement.
+
+        Raises :class:`_Refused` if brackets do not match.
+        """
         if token not in "([":
             while self._brackets[-1].kind in (
                 "<",

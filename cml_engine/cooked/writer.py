@@ -1,4 +1,4 @@
-"""Collects sections and strings for a file. Equal contents give equal bytes."""
+"""Collects the sections and strings of a cooked file. Equal contents give equal bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from cml_engine.io.model_source import Bytes
 
 
 class Strings:
-    """A table of distinct strings; :meth:`put` returns the place of one."""
+    """The section ``strings`` under construction: distinct strings, each stored once.
+
+    :meth:`put` adds a string and returns its range; long strings are cut.
+    """
 
     def __init__(self) -> None:
         self._places = {"": Text(offset=0, length=0)}
@@ -43,7 +46,10 @@ class Strings:
 
 
 class Sections:
-    """The contents of a file by tag and number."""
+    """The sections of a cooked file under construction, by tag and number.
+
+    ``strings`` and ``values`` are built separately and become sections in :meth:`bytes`.
+    """
 
     def __init__(self) -> None:
         self.strings = Strings()
@@ -60,7 +66,7 @@ class Sections:
         return len(there) - 1
 
     def bytes(self) -> bytes:
-        """Returns the whole file."""
+        """Returns the bytes of the whole file: header, section table and all sections."""
         self._content[STRINGS] = [bytes(self.strings.content)]
         self._content[VALUES] = [bytes(self.values.content)]
         totals = totals_of(self._content[KERNELS][0], self._content[PLAN])

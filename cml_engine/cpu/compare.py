@@ -13,10 +13,11 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of comparing two arrays.
 
     ``worst`` is the largest ``|got - wanted|`` divided by its tolerance, so 1 is the limit.
-    ``problem`` describes the first difference and its position; it is empty if the arrays agree.
+    ``max_abs`` is the largest ``|got - wanted|``. ``problem`` describes the first difference and
+    its position; it is empty if the arrays agree.
     """
 
     worst: float
@@ -31,11 +32,12 @@ class Comparison:
 def compare(
     got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
 ) -> Comparison:
-    """Returns the largest error and the first difference of two arrays.
+    """Compares an array with the wanted one, and returns the largest error and the first
+    difference.
 
-    It compares the shape, then the type, NaN and infinities, then the values.
-
-    ``more`` is an additional absolute tolerance per value.
+    The shape is compared first, then the type, NaN and infinities, then the values. Types other
+    than floats must be equal. ``more`` is an additional absolute tolerance, one number or one
+    per value.
     """
     got, wanted = np.asarray(got), np.asarray(wanted)
     if got.shape != wanted.shape:
@@ -54,7 +56,10 @@ def compare(
 
 
 def allowance(values: Array, tolerance: Tolerance) -> Array:
-    """Returns the absolute tolerance of each value."""
+    """Returns the absolute tolerance of each value, as an array of the same shape.
+
+    It depends on the value and on the largest finite magnitude of the array.
+    """
     size = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
     largest = size.max(initial=0.0)
     return np.asarray(tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest)

@@ -1,4 +1,5 @@
-"""The NumPy backend: the reference definition of every operator, and the fallback without a GPU."""
+"""The NumPy backend: runs graphs without a GPU, and is the reference for the result of every
+operator."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def run_node(
     prepared: Cpu | None = None,
     find: Callable[[str], OpSpec] = lookup,
 ) -> list[Array]:
-    """Runs one node in NumPy and returns its results.
+    """Runs one node with its epilogues in NumPy, and returns its results in the order of its
+    outputs.
 
     ``arrays`` are the values of ``node.reads``. ``prepared`` replaces the operator's CPU
     function, and ``find`` returns the operator of a name. Floating-point exceptions produce inf
@@ -64,7 +66,8 @@ def run_node(
 
 
 def _has_unread_nan(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
-    """Returns True if the operator's result can be overwritten without any effect elsewhere.
+    """Returns True if an epilogue may overwrite ``result``: it is writable and shares no memory
+    with ``arrays``.
 
     A game's function may retain its result, so its results are never overwritten.
     """
@@ -113,8 +116,12 @@ def _check_results(node: Node, results: Sequence[Any]) -> None:
 
 
 def convert_to_fact(node: Node, fact: Fact, value: Any) -> Array:
-    """Converts a result to the dtype that ``infer`` stated; raises an error if its shape
-    differs."""
+    """Returns a node's result as an array in the dtype of its fact, without a copy if it has that
+    dtype.
+
+    Raises :class:`OperatorError` for a game's operator, or :class:`InternalError`, if the shape
+    differs from the fact.
+    """
     if np.shape(value) != fact.shape:
         kind = OperatorError if lookup(node.op).is_custom else InternalError
         raise kind(
@@ -162,30 +169,35 @@ class CpuProgram:
         """Does nothing: NumPy has no pipelines to build."""
 
     def reset(self) -> None:
-        """Resets the variables to their values in the model's files."""
+        """Resets the variables to their initial values in the model."""
         with self._lock:
             self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
 
     def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
-        """Returns the outputs by name; each intermediate tensor is freed after its last use."""
+        """Runs the graph and returns the outputs by name.
+
+        ``watch`` is called with each node and its results. Intermediate tensors are freed after
+        their last use.
+        """
         with self._lock, one_thread():
             return self._run(inputs, watch)
 
     @property
     def known_inputs(self) -> frozenset[str]:
-        """The inputs that have retained values, so that a run may omit them."""
+        """The names of the inputs that have retained values, so that a run may omit them."""
         return frozenset(self._given)
 
     def inherit(self, before: CpuProgram) -> None:
-        """Takes over the retained inputs of the program that this one replaces."""
+        """Copies the retained inputs of ``before``, the program that this one replaces."""
         self._given = dict(before._given)
 
     def _retained(
         self, inputs: Mapping[str, Array]
     ) -> tuple[frozenset[str] | None, dict[str, Array]]:
-        """Returns the changed inputs and variables, and the values that the run starts with.
+        """Returns the names of the changed inputs, and the values that the run starts with.
 
-        The first result is None if every node has to run.
+        The names include the mark for variables, which change with every run. They are None if
+        every node has to run. With ``retain`` the inputs are copied and kept for later runs.
         """
         if not self._retains:
             return None, dict(inputs)
@@ -223,8 +235,10 @@ class CpuProgram:
         return {name: self._results[name].copy() for name in self.graph.outputs}
 
     def tensor(self, name: str) -> Array:
-        """Returns an output or a kept tensor of the last run; raises :class:`InputError` if
-        there is none."""
+        """Returns a copy of an output or a kept tensor of the last run.
+
+        Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
+        """
         if name not in (known := (*self.graph.outputs, *self.graph.kept)):
             raise InputError(
                 f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
@@ -242,7 +256,8 @@ def _operators(graph: Graph) -> dict[str, OpSpec]:
 
 
 def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
-    """Returns the function that each node's operator prepared for it, or None."""
+    """Returns for each node the CPU function that its operator prepared for the node's
+    constants, or None."""
     functions: list[Cpu | None] = []
     for node in graph.nodes:
         prepare = lookup(node.op).prepare
@@ -264,7 +279,11 @@ def _prepare(
 
 
 def last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
-    """Returns, for each node, the computed tensors that no later node needs."""
+    """Returns for each node the computed tensors that can be freed after it, because no later node
+    reads them.
+
+    Outputs and the tensors in ``held`` are never freed.
+    """
     last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
     uses: list[list[str]] = [[] for _ in graph.nodes]
     keep = {*graph.roots, *graph.constants, *graph.inputs, *held}

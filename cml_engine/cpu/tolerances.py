@@ -1,4 +1,4 @@
-"""Computes the tolerance between two correct results of a node."""
+"""Computes how far two correct results of a node may differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cml_engine.ops.declaration.spec import Tolerance
 
 
 def propagated_error(node: Node, arrays: Sequence[Array]) -> Array:
-    """Returns the error of a fused node's result that stems from rounding in its earlier operators.
+    """Returns, for each value of a fused node's result, the error that stems from rounding in its
+    earlier operators.
 
     For example, ``exp`` amplifies an error in the last digit of its operand. Each operator's
     result is shifted by its own tolerance in turn, and the effects on the final result are
@@ -30,7 +31,11 @@ def propagated_error(node: Node, arrays: Sequence[Array]) -> Array:
 
 
 def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
-    """Returns the error of a sum whose terms cancel: the rounding errors of the terms remain."""
+    """Returns, for each value of a sum whose terms may cancel, the rounding errors of the terms,
+    which remain.
+
+    They are the relative tolerance times the sum of the terms' magnitudes.
+    """
     with np.errstate(all="ignore"):
         added = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)
         off = added * node_tolerance(node).rtol
@@ -38,8 +43,11 @@ def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
 
 
 def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
-    """Returns a fused node's result, with the result of operator ``moved`` shifted by its
-    tolerance."""
+    """Returns a fused node's result, with the result of operator number ``moved`` shifted by its
+    tolerance.
+
+    Operator 0 is the node itself, the others are its epilogues; -1 shifts none.
+    """
     count, results = len(node.inputs), list[Array]()
 
     def add(step: Node, operands: Sequence[Array]) -> None:
@@ -57,7 +65,11 @@ def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
 
 
 def node_tolerance(node: Node) -> Tolerance:
-    """Returns the operator's tolerance, widened by those of its epilogues."""
+    """Returns the tolerance of a node: the sums of the absolute and the relative tolerances of its
+    operator and its epilogues.
+
+    ``of_largest`` is the largest of theirs.
+    """
     tolerances = [lookup(op).tolerance for op in (node.op, *(e.op for e in node.epilogues))]
     return Tolerance(
         sum(t.rtol for t in tolerances),

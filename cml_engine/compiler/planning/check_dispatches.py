@@ -19,7 +19,8 @@ from cml_engine.ops.elementwise.elementwise_op import CHAIN
 
 
 def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:
-    """Raises :class:`OperatorError` if an operator's dispatches are invalid.
+    """Raises :class:`OperatorError` if the dispatches that an operator returned for a node are
+    invalid.
 
     A dispatch is invalid if it is no :class:`Dispatch`, binds a tensor that the node does not
     have, or writes to a tensor that is no result or scratch. A result that is never written is
@@ -61,9 +62,11 @@ def _check_form(spec: OpSpec, op: Lowering, dispatch: Any) -> None:
 
 
 def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) -> None:
-    """Raises :class:`OperatorError` if no dispatch uses a feature that the kernel declares.
+    """Raises :class:`OperatorError` if a node's dispatches ignore a feature that its kernel
+    declares.
 
-    The features are epilogues and maps in 16 bits.
+    The features are epilogues, which a dispatch must apply, and maps in 16 bits, which each
+    dispatch that binds one must support.
     """
     if op.epilogues and not any(
         dispatch.defines.keys() & {STEPS, CHAIN} for dispatch in dispatches

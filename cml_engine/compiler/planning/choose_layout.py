@@ -22,10 +22,10 @@ from cml_engine.ops.declaration.registry import lookup
 def choose_layout(
     graph: Graph, overrides: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns the layout of every tensor that is not plain.
+    """Returns the layout of every tensor that is not plain, by name.
 
-    ``overrides`` has the layouts that the caller decides. Raises :class:`InputError` if one is
-    impossible.
+    ``overrides`` has the layouts that the caller decides, by tensor. Raises :class:`InputError`
+    if one is impossible.
     """
     ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
@@ -50,7 +50,7 @@ def choose_layout(
 
 
 def why_plain(name: str, graph: Graph) -> str:
-    """Returns a short reason why a tensor is not blocked."""
+    """Returns the reason why a plain tensor is not stored in blocks, for a list of decisions."""
     if name in graph.lasting or name in graph.constants:
         return "what the host gives or reads is plain"
     if not is_feature_map(graph.facts[name]):
@@ -66,7 +66,11 @@ def why_plain(name: str, graph: Graph) -> str:
 
 
 def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
-    """Adds the layout constraints of one node."""
+    """Adds the layout constraints of one node to ``ties``, ``plain`` and ``wanted``.
+
+    ``ties`` gets the tensors that must have one layout, ``plain`` those that must be plain, and
+    ``wanted`` those that gain by blocks.
+    """
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
     touched = (*node.reads, *node.outputs)
@@ -101,9 +105,10 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
 
 
 def _reads_either(graph: Graph, node: Node) -> bool:
-    """Returns True if epilogues read maps of the result's shape in either layout.
+    """Returns True if the node's epilogues can read maps of the result's shape in blocks although
+    the result is plain.
 
-    That is the case if the result is an output of an integer network, which is plain.
+    They can if the result is an output of an integer network and its shape allows it.
     """
     result = node.outputs[0]
     return bool(graph.words) and result in graph.lasting and reads_blocks(graph.facts[result])
@@ -112,10 +117,12 @@ def _reads_either(graph: Graph, node: Node) -> bool:
 def _tie_same(
     graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str], partial: bool
 ) -> None:
-    """Ties the feature maps of an elementwise node to one layout.
+    """Adds the constraints of an elementwise node to ``ties`` and ``plain``: one layout for its
+    feature maps.
 
-    Maps with a partial last block stay plain unless the node only copies (``partial``), because
-    lanes past the last channel would not stay zero.
+    Maps with other channels than the result are plain. Maps with a partial last block are plain
+    unless the node only copies (``partial``), because lanes past the last channel would not stay
+    zero.
     """
     blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
     ties.join(blocked)
@@ -125,20 +132,23 @@ def _tie_same(
 
 
 def _fills_blocks(graph: Graph, name: str) -> bool:
-    """Returns True if a map takes no more memory in blocks than plain; words are packed in
-    blocks."""
+    """Returns True if the channels of map ``name`` fill at least one block.
+
+    A block has four channels, or more for the packed words of an integer network.
+    """
     packed = whole_layout(*graph.words[name]) if name in graph.words else None
     return graph.facts[name].shape[1] >= (block_words(packed) if packed else 4)
 
 
 def is_feature_map(fact: Fact) -> bool:
-    """Returns True if a tensor may be stored in blocks of channels."""
+    """Returns True for float tensors of rank 3 or more, which may be stored in blocks of
+    channels."""
     return fact.rank >= 3 and fact.dtype == "scalar"
 
 
 def is_one_position(fact: Fact) -> bool:
-    """Returns True if a map has one position, so that blocked and plain channels are stored
-    alike."""
+    """Returns True if a map has one position and fills its blocks, so that its blocked and plain
+    layouts are the same."""
     return fact.rank >= 3 and fact.shape[1] % 4 == 0 and fact.size == fact.shape[0] * fact.shape[1]
 
 
@@ -147,7 +157,8 @@ def _has_result_channels(fact: Fact, result: Fact) -> bool:
 
 
 class Ties:
-    """Sets of tensors that must have one layout (union-find)."""
+    """Sets of tensors that must have one layout (union-find): ``join`` merges the sets of
+    tensors, ``find`` returns the tensor that identifies a set."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}

@@ -41,10 +41,10 @@ def layouts_for(
     overrides: Mapping[str, str] = _NOTHING,
     asked_layouts: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
-    """Returns the layout of every tensor that is not plain.
+    """Returns the layout of every tensor that is not plain, by name, with the storage applied.
 
-    ``overrides`` has the storage of tensors for which the caller decides it; ``asked_layouts`` has
-    their layouts.
+    ``storage`` is the default. ``overrides`` has the storage of tensors for which the caller
+    decides it; ``asked_layouts`` has the layouts that the caller decides.
     """
     check_choice(get_args(Storage), storage, "storage")
     layouts = choose_layout(graph, asked_layouts)
@@ -87,7 +87,11 @@ def choose_storage(
 
 
 def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
-    """Returns the ties of blocked maps, and the ties that an operator supports in 32 bits only."""
+    """Returns the ties between blocked maps that must have one storage, and the sets of maps that
+    must have 32 bits.
+
+    The second result maps the tensor that identifies the set to the node that requires 32 bits.
+    """
     ties = Ties()
     full: dict[str, Node] = {}
     for node in graph.nodes:
@@ -108,9 +112,10 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
 def _in_words(
     graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
-    """Returns the layouts of an integer network.
+    """Returns the layouts of an integer network, with a packed layout for maps of whole numbers.
 
-    A blocked map is packed if it and all maps tied to it hold whole numbers.
+    A blocked map is packed if it and all maps tied to it hold whole numbers. Raises
+    :class:`InputError` if ``overrides`` is not empty.
     """
     if overrides:
         raise InputError(
@@ -132,7 +137,10 @@ def _in_words(
 
 
 def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
-    """Returns the reason why a tensor cannot have the requested storage."""
+    """Returns the reason why a tensor cannot have the requested storage, as the end of a message.
+
+    ``full`` is the node that requires 32 bits, if any.
+    """
     if layouts.get(name) != C4:
         return "in 16 bits are only maps in blocks of four channels, and weights of products"
     if full is not None:
@@ -152,7 +160,8 @@ def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -
 
 
 def matrices_in_half(graph: Graph) -> set[str]:
-    """Returns the constants that are only used as weights of products that support 16 bits."""
+    """Returns the names of the constants that are read only as weights of products that support
+    16 bits."""
     found: set[str] = set()
     others: set[str] = set(graph.roots)
     for node in graph.nodes:
@@ -165,12 +174,19 @@ def matrices_in_half(graph: Graph) -> set[str]:
 
 
 def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns which of the node's blocked feature maps may be stored in 16 bits."""
+    """Returns which of the node's blocked feature maps may be stored in 16 bits.
+
+    ``"none"``, ``"each"`` independently, ``"alike"`` (all or none), or ``"reads"`` (the
+    operands). Operators of integer networks have ``"none"``.
+    """
     return "none" if lookup(node.op).traits.is_integer else _packed_of(node, facts)
 
 
 def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns which of the node's blocked feature maps its kernel can read or write in 16 bits."""
+    """Returns which of the node's blocked feature maps its kernel can read or write in 16 bits.
+
+    The values are those of :func:`half_of`; ``"none"`` without a kernel.
+    """
     spec = lookup(node.op)
     if spec.kernel is None:
         return "none"
@@ -181,7 +197,7 @@ def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the constants that the node's kernel stores in 16 bits."""
+    """Returns the names of the node's constants that are stored in 16 bits."""
     half = lookup(node.op).traits.filter_in_half
     if half and graph.is_constant(node.inputs[1]):
         return (node.inputs[1],) if half(node, layouts) else ()

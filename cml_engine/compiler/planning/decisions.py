@@ -1,4 +1,5 @@
-"""The decisions of a plan as data: the decider, the options and the reason of each."""
+"""Lists the decisions of a plan as data: the options, the choice, and who made it for which
+reason."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ Reason = Callable[[Choice], str]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision on one tensor; a kernel is listed by the first result of its operator."""
+    """A decision of a plan on one tensor: ``chosen`` of ``options``, made ``by`` a rule, a tuning
+    table or the user.
+
+    ``subject`` is the tensor; a kernel is listed by the first result of its operator.
+    """
 
     subject: str
     kind: Kind
@@ -50,9 +55,11 @@ def _measured(_: Choice) -> str:
 def decisions_of(
     graph: Graph, plan: Plan, reason: Reason = _measured, overrides: Overrides = NO_OVERRIDES
 ) -> list[Decision]:
-    """Returns all decisions of an optimized graph's plan, in the order of its operators.
+    """Returns all decisions of an optimized graph's plan: those on operators in execution order,
+    then parts and bands.
 
-    ``overrides`` has the decisions that the caller made.
+    ``overrides`` has the decisions that the caller made. ``reason`` returns the reason of a
+    kernel that a tuning table chose.
     """
     by_node: dict[str, list[Choice]] = {}
     for choice in plan.choices:
@@ -143,8 +150,11 @@ def _bands(run: BandedOperators) -> Decision:
 
 
 def _view(node: Node, made: set[str]) -> Iterator[Decision]:
-    """Yields the decision between copies and views for a node whose tensors are parts of one
-    another."""
+    """Yields the decision on copies or views for a node that joins or splits tensors; nothing for
+    other nodes.
+
+    ``made`` has the titles of the nodes that have steps.
+    """
     if lookup(node.op).traits.parts is None:
         return
     if node.title in made:

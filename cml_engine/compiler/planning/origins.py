@@ -8,7 +8,7 @@ from cml_engine.ir.graph import Graph, Node
 
 
 def producers(graph: Graph) -> dict[str, Node]:
-    """Returns the operator of every result, in execution order."""
+    """Returns the node that computes each tensor, by the tensor's name, in execution order."""
     return {name: node for node in graph.nodes for name in node.outputs}
 
 

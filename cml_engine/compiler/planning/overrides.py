@@ -1,4 +1,4 @@
-"""The decisions that a caller makes instead of the engine, checked and mapped to the optimized
+"""Checks the decisions that a caller makes instead of the engine, and maps them to the optimized
 graph."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The caller's decisions by tensor of the optimized graph.
+    """The caller's decisions by tensor of the optimized graph, in one mapping for each kind of
+    decision.
 
     A kernel is listed by the first result of its operator.
     """
@@ -47,7 +48,8 @@ NO_OVERRIDES = Overrides()
 
 
 def check_decisions(decide: object) -> Decisions:
-    """Returns ``decide``; raises :class:`InputError` if it is no valid :data:`Decisions`."""
+    """Returns ``decide`` unchanged; raises :class:`InputError` if it is no valid
+    :data:`Decisions`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
     for name, kinds in decide.items():
@@ -67,10 +69,11 @@ def check_decisions(decide: object) -> Decisions:
 
 
 def parse_decisions(data: object) -> Decisions:
-    """Returns the decisions in the data of a JSON file.
+    """Returns the decisions in ``data``, the parsed contents of a JSON file.
 
-    The data is a :data:`Decisions`, or a list as ``cml info --decisions`` writes it. Decisions on
-    views are ignored, because the plan derives views from the others.
+    The data is a :data:`Decisions`, or a list as ``cml info --decisions`` writes it. Decisions
+    on views are ignored, because the plan derives views from the others. Raises
+    :class:`InputError` if it is invalid.
     """
     if not isinstance(data, list):
         return check_decisions(data)
@@ -84,7 +87,8 @@ def parse_decisions(data: object) -> Decisions:
 
 
 def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
-    """Returns the decisions by the names of the optimized graph.
+    """Returns the decisions with the names of the original graph ``written`` replaced by those of
+    the optimized graph.
 
     A decision on an operator that was fused applies to the fused operator. Raises
     :class:`InputError` if a tensor does not exist, or if two decisions on one operator differ.
@@ -103,7 +107,8 @@ def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Ov
 
 
 def _resolve_name(kind: str, name: str, written: Graph, optimized: Graph) -> str:
-    """Returns the name of the decision's tensor in the optimized graph."""
+    """Returns the tensor of the optimized graph that a decision of this kind on tensor ``name``
+    applies to."""
     if kind == "parts" and name not in producers(written):
         return name  # an input, a constant or a packed tensor, which lowering checks
     subject = _find_subject(name, written, optimized)
@@ -127,8 +132,8 @@ def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
 
 
 def _find_stored(subject: str, optimized: Graph) -> str:
-    """Returns the tensor whose storage is decided: the weights of a matrix product, else
-    ``subject``."""
+    """Returns the tensor whose storage a decision on ``subject`` sets: the weights if it is a
+    matrix product, else ``subject``."""
     node = producers(optimized).get(subject)
     matrices = matrices_in_half(optimized)
     weights = [n for n in node.inputs[1:2] if n in matrices] if node else []

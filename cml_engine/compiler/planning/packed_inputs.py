@@ -1,4 +1,4 @@
-"""Inputs of integer networks that are stored in the arena as packed words.
+"""Finds the inputs of integer networks that are stored in the arena as packed words.
 
 The caller's numbers are converted during upload, so that the 32-bit real numbers take no memory.
 """
@@ -17,7 +17,8 @@ from cml_engine.ops.declaration.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class PackedInput:
-    """The tensor of words that is stored in place of an input, and the conversion to it."""
+    """The name of the tensor of words that is stored in place of an input, and the conversion to
+    it."""
 
     words: str
     conversion: InputConversion

@@ -27,9 +27,11 @@ def plan_graph(
     sibling: Sibling | None = None,
     blocked_layout: bool = True,
 ) -> Plan:
-    """Returns the plan of an optimized graph.
+    """Returns the plan of an optimized graph for a device with these limits.
 
-    Decisions may use the names of the original graph ``written``. See :func:`lower` for the rest.
+    ``storage`` is the storage of feature maps by default. The decisions ``decide`` may use the
+    names of the original graph ``written``. Without ``blocked_layout`` all tensors are plain.
+    See :func:`lower` for the rest.
     """
     overrides = resolve_overrides(decide, written or graph, graph)
     layouts = (

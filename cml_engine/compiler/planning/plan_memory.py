@@ -104,7 +104,8 @@ def _place_in_segments(
 
 
 def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
-    """Returns the items with sizes rounded up to multiples of the alignment."""
+    """Returns the tensors with sizes rounded up to multiples of the alignment, in the same
+    order."""
     return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
 
 
@@ -123,7 +124,7 @@ def lower_bound(items: Iterable[Lifetime]) -> int:
 
 
 def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
-    """Returns for each tensor the largest sum of bytes alive at a step that needs it.
+    """Returns for each tensor, by name, the largest sum of bytes alive at a step that needs it.
 
     If that is near the bound, the tensors of the step must fit together exactly. Other tensors
     can be placed later.
@@ -140,10 +141,11 @@ def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
 def _place_in_time(
     items: Sequence[Lifetime], bound: int, alignment: int
 ) -> tuple[int, dict[str, int]] | None:
-    """Returns the arena size and offsets with the tensors placed in execution order, or None.
+    """Returns the arena size and the offsets with the tensors placed in execution order, or None if
+    that fails.
 
-    A tensor is placed at the end of a gap whose neighbour (or arena border) lives longest. Tensors
-    that die first then leave one large gap, not two small ones.
+    A tensor is placed at the end of a gap whose neighbour (or arena border) lives longest.
+    Tensors that die first then leave one large gap, not two small ones.
     """
     ordered = sorted(items, key=lambda i: (i.first, -(i.last - i.first), -i.nbytes))
     for share in _CAPACITIES:
@@ -170,8 +172,12 @@ def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
 def _beside_longest(
     item: Lifetime, alive: Sequence[tuple[int, Lifetime]], capacity: int
 ) -> int | None:
-    """Returns the best offset in the best gap between live tensors, or None if no gap is large
-    enough."""
+    """Returns the offset at the end of a gap whose neighbour lives longest, or None if no gap holds
+    the item.
+
+    ``alive`` has the live tensors with their offsets, in ascending order; ``capacity`` is the
+    size of the arena.
+    """
     best: tuple[float, int, int] | None = None
     end, below = 0, math.inf
     walls: list[tuple[int, int, float]] = [
@@ -191,10 +197,11 @@ def _beside_longest(
 def _improve(
     best: tuple[int, dict[str, int]], starts: Sequence[list[Lifetime]], bound: int
 ) -> tuple[int, dict[str, int]]:
-    """Improves the placement by random exchanges of two items, starting from each order.
+    """Returns the best placement (arena size and offsets) found by random moves in each order of
+    the tensors.
 
-    An exchange is kept unless it makes the arena larger. Many short searches find more than one
-    long search, which stays in a local minimum.
+    A move is kept unless it makes the arena larger. Many short searches find more than one long
+    search, which stays in a local minimum.
     """
     generator = random.Random(0)
     tries = max(_LEAST_TRIES, _TRIED_ITEMS // len(starts[0])) // len(starts)
@@ -214,7 +221,8 @@ def _improve(
 
 
 def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, dict[str, int]]:
-    """Returns the arena size and offsets if each item in turn takes the tightest gap that holds it.
+    """Returns the arena size and the offsets with each item in turn placed in the tightest gap that
+    holds it.
 
     With ``segment`` no item crosses a multiple of that many bytes.
     """
@@ -229,7 +237,8 @@ def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, d
 
 
 class _Placed:
-    """Placed items with their offsets; items that live for a few steps are indexed by step."""
+    """Placed tensors with their offsets; those that live for a few steps are indexed by step, to
+    find neighbours fast."""
 
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}
@@ -247,7 +256,8 @@ class _Placed:
             self._brief.setdefault(step, []).append(item)
 
     def beside(self, item: Lifetime) -> list[tuple[int, int]]:
-        """Returns the sorted byte ranges of placed items that live at the same time as ``item``."""
+        """Returns the byte ranges (begin, end) of placed tensors that live at the same time as
+        ``item``, sorted."""
         if _is_brief(item):
             steps = range(item.first, item.last + 1)
             found = {other.name: other for step in steps for other in self._brief.get(step, ())}
@@ -276,8 +286,11 @@ def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int]], segment
 
 
 def _whole(offset: int, nbytes: int, segment: int) -> int:
-    """Returns the first offset from ``offset`` on at which ``nbytes`` bytes fit into one
-    segment."""
+    """Returns the first offset, at ``offset`` or after it, at which ``nbytes`` bytes fit into one
+    segment.
+
+    A ``segment`` of 0 bytes is no limit.
+    """
     if segment and offset % segment + nbytes > segment:
         return -(-offset // segment) * segment
     return offset

@@ -23,7 +23,10 @@ _MAX_REQUESTS = 1024
 
 @dataclass(frozen=True)
 class Compiled(Generic[P]):
-    """A network compiled by a backend at one shape of its inputs."""
+    """A network compiled by a backend at one shape of its inputs.
+
+    ``source`` is the original graph, ``graph`` the optimized one; ``program`` is the backend's.
+    """
 
     source: Graph
     graph: Graph
@@ -57,12 +60,15 @@ class ShapeCache(Generic[P, S]):
         self._full: dict[Key, Key] = {}
 
     def add(self, graph: Graph, session: S) -> None:
-        """Adds the first session."""
+        """Adds a session that the cache did not make, for the input shapes of ``graph``."""
         self._alive[key_of_inputs(graph)] = session
 
     def get(self, shapes: Shapes, load: Callable[[], Graph]) -> S:
-        """Returns the session of these shapes, and compiles the graph from ``load`` if there is
-        none."""
+        """Returns the session for these input shapes; compiles the graph that ``load`` returns if
+        there is none.
+
+        Waits if another thread compiles the same shapes.
+        """
         asked = key_of(shapes)
         mine: Future[S] = Future()
         with self._lock:
@@ -97,8 +103,8 @@ class ShapeCache(Generic[P, S]):
             return self._alive.setdefault(key, self._session(compiled, self))
 
     def _find(self, key: Key) -> S | None:
-        """Returns an existing session, or a new one of a compiled network; None if neither
-        exists."""
+        """Returns the live session of a key, or a new one of the cached compiled network; None
+        if neither exists."""
         compiled = self._recent.get(key)
         if compiled is not None:
             self._recent.move_to_end(key)
@@ -109,7 +115,7 @@ class ShapeCache(Generic[P, S]):
 
 
 def key_of(shapes: Shapes) -> Key:
-    """Returns the cache key of shapes."""
+    """Returns the cache key of input shapes: (name, shape) pairs sorted by name."""
     return tuple(sorted(shapes.items()))
 
 

@@ -19,8 +19,8 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 class Sibling:
     """The first plan of a network, and the optimized graph that it was made from.
 
-    A plan at other shapes uses the same kernel for a node if that is valid. It can then share the
-    packed weights, which are on the device already.
+    A plan of the network at other shapes uses the same kernel for a node if that is valid. It
+    can then share the packed weights, which are on the device already.
     """
 
     graph: Graph
@@ -34,13 +34,15 @@ class Sibling:
         return found
 
     def chosen(self, node: Node) -> list[str]:
-        """Returns the names of the node's kernels, in the order in which they were chosen."""
+        """Returns the names of the kernels that the first plan chose for the node, in the order
+        of the choices."""
         return list(self._chosen.get(node.title, ()))
 
     def packed(self, node: Node, graph: Graph) -> Mapping[str, Array]:
         """Returns the first plan's packed weights by name.
 
-        The mapping is empty if the node reads other constants than there.
+        The mapping is empty if a constant that the node reads in ``graph`` is not the same array
+        in the first graph.
         """
         read = [name for name in node.reads if name in graph.constants]
         same = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
@@ -51,7 +53,8 @@ class Sibling:
         return {name: array for name, (_, array) in self.plan.weights.items()}
 
     def has(self, name: str, array: Array) -> bool:
-        """Returns True if the value is on the device under this name."""
+        """Returns True if the first plan has an equal array under this name in its weights,
+        which are on the device."""
         found = self.plan.weights.get(name)
         return found is not None and is_same(array, found[1])
 

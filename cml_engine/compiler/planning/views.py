@@ -1,10 +1,10 @@
-"""Tensors that share another one's memory: operands of concat and stack, and results of split,
-unstack and slice.
+"""Finds tensors that share another one's memory: operands of concat and stack, and results of
+split, unstack and slice.
 
-If the parts are contiguous, a concat's producers write into its result and a split's readers read
-from its operand. Neither needs a dispatch, and no part has memory of its own. A view keeps the
-whole tensor alive as long as any part of it. A node's views are therefore only used if they do not
-raise the least memory that the network needs, including its kernels' scratch.
+If the parts are contiguous, a concat's producers write into its result and a split's readers
+read from its operand. Neither needs a dispatch, and no part has memory of its own. A view keeps
+the whole tensor alive as long as any part of it. A node's views are therefore only used if they
+do not raise the least memory that the network needs, including its kernels' scratch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from cml_engine.ops.declaration.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """The offset of a part in ``parent``, in 32-bit words; the parent may be a part itself."""
+    """The place of a view in the memory of tensor ``parent``: its offset in 32-bit words.
+
+    The parent may be a view itself.
+    """
 
     parent: str
     offset: int
@@ -34,8 +37,11 @@ Views = Mapping[str, PartPlace]
 
 
 def resolve_view(views: Views, name: str) -> tuple[str, int]:
-    """Returns the tensor whose memory contains ``name``, and the offset of ``name`` in 32-bit
-    words."""
+    """Returns the tensor that owns the memory of ``name``, and the offset of ``name`` in it in
+    32-bit words.
+
+    A tensor that is no view owns its memory and has offset 0.
+    """
     offset = 0
     while name in views:
         name, offset = views[name].parent, offset + views[name].offset
@@ -43,7 +49,7 @@ def resolve_view(views: Views, name: str) -> tuple[str, int]:
 
 
 def merge_lifetimes(items: Iterable[Lifetime], views: Views) -> list[Lifetime]:
-    """Returns the tensors with memory of their own, alive as long as any of their parts."""
+    """Returns the tensors that own memory, with lifetimes extended to those of all their views."""
     wholes: dict[str, Lifetime] = {}
     lives: dict[str, tuple[int, int]] = {}
     for item in items:
@@ -62,10 +68,11 @@ def find_views(
     alignment: int,
     items: Sequence[Lifetime],
 ) -> dict[str, PartPlace]:
-    """Returns the parts that need no copy.
+    """Returns the tensors that need no copy, with their places in the tensors that they are parts
+    of.
 
-    ``alignment`` of a part's beginning is in bytes. ``items`` are the lifetimes of all tensors
-    in the arena without views.
+    A view begins at a multiple of ``alignment`` bytes. ``items`` are the lifetimes of all
+    tensors in the arena without views.
     """
     views: dict[str, PartPlace] = {}
     alive = _LiveBytes(items)
@@ -83,7 +90,7 @@ def find_views(
 
 
 class _LiveBytes:
-    """The bytes alive at each step, while parts of tensors are moved into their wholes."""
+    """The sum of bytes alive at each step, updated while views are moved into their wholes."""
 
     def __init__(self, items: Sequence[Lifetime]) -> None:
         self._items = {item.name: item for item in items}
@@ -98,8 +105,8 @@ class _LiveBytes:
         self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
 
     def try_join(self, pairs: Sequence[tuple[str, str]]) -> bool:
-        """Moves each part into its whole unless the peak grows; returns True if the parts were
-        moved."""
+        """Moves each part of ``pairs`` (part, whole) into its whole; returns False and moves
+        none if the peak would grow."""
         before = {name: self._items[name] for pair in pairs for name in pair if name in self._items}
         after = dict(before)
         for part, root in pairs:
@@ -168,8 +175,9 @@ def _parts(
 
 
 def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
-    """Returns True if parts along the axis are contiguous: all outer dimensions have extent 1.
+    """Returns True if parts of a tensor along ``axis`` are contiguous: all outer dimensions have
+    extent 1.
 
-    Blocks of four channels are outside the positions, as plain channels are.
+    In blocks of four channels only parts along the channels (axis 1) can be contiguous.
     """
     return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1

@@ -27,7 +27,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The input that takes a picture, and the output that is a picture."""
+    """The names of the input that takes a picture and of the output that is a picture."""
 
     input: str
     output: str
@@ -63,9 +63,10 @@ def export_web(
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
-    """Writes the web page for a network into a folder, and returns the names of the files.
+    """Writes a web page that runs a network into a folder, and returns the names of the files.
 
-    The files need no other files and no network access; any web server can serve them.
+    The page needs no other files and no network access; any web server can serve the folder.
+    Raises :class:`InputError` if the folder has files and ``overwrite`` is False.
     """
     player = player_folder()
     check_new_folder(folder, overwrite)
@@ -86,8 +87,7 @@ def export_web(
 
 
 def player_folder() -> Path:
-    """Returns the folder of the JavaScript player's files; raises :class:`InputError` if it is
-    missing."""
+    """Returns the folder of the JavaScript player; raises :class:`InputError` if it is missing."""
     folder = bundled_folder("cooked/web/player", "players/web")
     if not (folder / "cml.js").is_file():
         raise InputError(f"the JavaScript player is not installed: wanted '{folder}'")

@@ -30,7 +30,8 @@ from cml_engine.ops.declaration.split_bindings import check_atomics, split_bindi
 def node_cost(
     spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
 ) -> Cost:
-    """Returns the cost of an operator and its epilogues, including the operands that these read.
+    """Returns the cost of an operator with its epilogues, including the operands that the epilogues
+    read.
 
     Tensors in fewer bits count with their stored bytes.
     """
@@ -48,7 +49,11 @@ def node_cost(
 
 
 def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float]) -> float:
-    """Returns the tensors' bytes in memory over their bytes in 32 bits."""
+    """Returns the bytes that tensors take in memory, divided by their bytes in 32 bits; 1.0 for
+    empty tensors.
+
+    ``shares`` has this quotient for each tensor.
+    """
     full = sum(graph.facts[n].nbytes for n in names)
     stored = sum(graph.facts[n].nbytes * shares[n] for n in names)
     return stored / full if full else 1.0
@@ -96,8 +101,8 @@ def add_dispatches(
 
 
 def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
-    """Adds the dispatches of a node to the draft as copies of an equal node's, with its own
-    tensors."""
+    """Adds the dispatches of ``first``, a node equal to ``node``, to the draft once more, with
+    the tensors of ``node``."""
     was, now = first.node, node
     names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
     for name, words in first.scratch.items():
@@ -120,7 +125,11 @@ def lower_node(
     options: PlanOptions,
     sibling: Sibling | None,
 ) -> None:
-    """Adds the dispatches of one node to the draft."""
+    """Adds the dispatches, scratch and kernel choices of one node to the draft; none for an alias
+    or the stub.
+
+    Raises :class:`UnsupportedOp` if the operator has no GPU kernel.
+    """
     spec = lookup(node.op)
     if spec.alias or node.op == options.stub:
         return
@@ -155,7 +164,10 @@ def lower_node(
 def _with_parts(
     spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: Draft
 ) -> Dispatch:
-    """Returns the dispatch with defines for the tensors that are bound in several parts."""
+    """Returns the dispatch with defines for the tensors that are bound in several parts.
+
+    Adds the parts of all its tensors to the draft.
+    """
     defines: dict[str, int | str] = {}
     for i, name in enumerate(dispatch.tensors):
         parts = draft.parts[name] = split_binding(op, name)
@@ -169,8 +181,8 @@ def _with_parts(
 
 
 def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
-    """Raises :class:`InputError` if a requested kernel is not among those of an operator without
-    choices."""
+    """Raises :class:`InputError` if the caller requested a kernel that an operator without
+    choices does not have."""
     there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
     if op.requested_kernel and not op.choices and op.requested_kernel not in there:
         raise InputError(
@@ -181,7 +193,8 @@ def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel
 
 
 def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
-    """Returns the epilogues without operator ``op``; readers of its result read the one before."""
+    """Returns the epilogues of a node without those of operator ``op``; readers of such a step's
+    result read the step before it."""
     kept: list[Epilogue] = []
     number = [0]  # maps each old step number to the number of the last step kept up to it
     for epilogue in epilogues:

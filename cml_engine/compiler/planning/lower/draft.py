@@ -1,4 +1,4 @@
-"""Plans under construction."""
+"""Data of plans under construction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Launch = tuple[Node, Kernel, Dispatch, Cost]
 
 @dataclass(frozen=True, slots=True)
 class LoweredNode:
-    """A node, and the dispatches and scratch that it added to a draft."""
+    """A node, and the dispatches and scratch tensors (in 32-bit words) that it added to a draft."""
 
     node: Node
     launches: list[Launch]
@@ -30,8 +30,11 @@ class LoweredNode:
 
 @dataclass
 class Draft:
-    """A plan under construction: dispatches name their tensors, and no tensor has a place in
-    memory."""
+    """A plan under construction: its dispatches name their tensors, which have no place in memory
+    yet.
+
+    ``packed`` has the packed weights by name, ``scratch`` the 32-bit words of each scratch tensor.
+    """
 
     dispatches: list[Launch] = field(default_factory=list)
     packed: dict[str, Array] = field(default_factory=dict)
@@ -52,7 +55,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class CompleteDraft:
-    """A complete draft, and the lifetimes of the tensors that need a place in the arena."""
+    """A draft with all dispatches of a graph, and the lifetimes of the tensors that need a place in
+    the arena.
+
+    ``alias`` maps tensors to those whose memory they share. ``entries`` has the inputs that are
+    converted during upload.
+    """
 
     graph: Graph
     limits: Limits

@@ -58,9 +58,11 @@ def draft_plan(
     begun: Draft | None = None,
     joins: Collection[str] = (),
 ) -> CompleteDraft:
-    """Returns the draft of a graph, built on ``begun`` if that is given.
+    """Returns the draft of a graph: its dispatches and the lifetimes of its tensors, without places
+    in memory.
 
-    The parts of each tensor in ``joins`` are copied into it as soon as they are computed.
+    The draft is built on ``begun`` if that is given. The parts of each tensor in ``joins`` are
+    copied into it as soon as they are computed.
     """
     if options.guard % limits.storage_offset_alignment:
         raise InputError(
@@ -88,7 +90,11 @@ def draft_plan(
 
 
 def place_draft(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
-    """Returns the plan of a draft, with a place for every tensor."""
+    """Returns the plan of a draft: gives every tensor a place in memory, and makes the dispatches
+    steps.
+
+    Raises :class:`DeviceError` if the plan exceeds the device's limits.
+    """
     graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
     alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.retained
     places, memory, kept = place_arena(drafted)

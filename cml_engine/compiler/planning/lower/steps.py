@@ -24,7 +24,11 @@ from cml_engine.ops.declaration.split_bindings import SplitBinding
 def updates_of(
     graph: Graph, alias: Mapping[str, str], draft: Draft, locate: Locator
 ) -> tuple[tuple[Binding, Binding], ...]:
-    """Returns the copies after a run: first to intermediate tensors, then to the variables."""
+    """Returns the copies (source, target) after a run that update variables, in the order in which
+    they must run.
+
+    New values that are in the weights are copied to intermediate tensors first.
+    """
     first, then = [], []
     for variable, value in graph.updates:
         source = locate(value)
@@ -38,7 +42,8 @@ def updates_of(
 
 @dataclass(frozen=True)
 class Locator:
-    """Finds the place of a tensor by name."""
+    """Finds the place of a tensor by name: a call returns its binding, ``place`` also its fact
+    and layout."""
 
     graph: Graph
     layouts: Mapping[str, str]
@@ -108,7 +113,8 @@ def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
 
 
 def input_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
-    """Returns the place of an input, or of the integers that are made of it."""
+    """Returns the place of input ``name``, with the layout and the conversion of ``found`` if it
+    is stored packed."""
     place = locate.place(name)
     if found is None:
         return place
@@ -148,6 +154,6 @@ def check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) 
 
 
 def _listed(bindings: Sequence[Binding]) -> str:
-    """Lists the tensors of a step, with the number of parts of each."""
+    """Returns the names of the bound tensors as text, with the number of parts of each."""
     counts = Counter(binding.tensor for binding in bindings)
     return ", ".join(f"'{n}' in {c} parts" if c > 1 else f"'{n}'" for n, c in counts.items())

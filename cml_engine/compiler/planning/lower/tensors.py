@@ -1,4 +1,4 @@
-"""The tensors that need a place in memory, and their lifetimes."""
+"""Finds the tensors that need a place in the arena, and their lifetimes and places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from cml_engine.ops.declaration.registry import lookup
 
 
 def aliases_of(graph: Graph) -> dict[str, str]:
-    """Maps every result that shares another tensor's memory to that tensor."""
+    """Maps every result that shares another tensor's memory, such as a reshape's, to the tensor
+    that owns it."""
     alias: dict[str, str] = {}
     for node in graph.nodes:
         spec = lookup(node.op)
@@ -39,11 +40,11 @@ def aliases_of(graph: Graph) -> dict[str, str]:
 
 
 def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
-    """Returns the name of an intermediate tensor for every variable that is updated from a
-    constant.
+    """Returns the name of an intermediate tensor for each variable that is updated from a constant
+    or another variable.
 
-    A variable counts as a constant here. A buffer cannot be copied within itself, and two variables
-    may be swapped.
+    The new value is copied there first, because a buffer cannot be copied within itself, and two
+    variables may be swapped.
     """
     return {
         variable: unused_name(f"{variable}.next", graph.facts)
@@ -60,9 +61,9 @@ def lifetimes_of(
     options: PlanOptions,
     held: Collection[str],
 ) -> list[Lifetime]:
-    """Returns the size and the lifetime of every tensor in the arena, if none is a view.
+    """Returns the size in bytes and the lifetime of every tensor in the arena, if none is a view.
 
-    Tensors in ``retained`` stay in memory between runs, so all steps need them.
+    Tensors in ``held`` stay in memory between runs, so they live throughout a run.
     """
     last_step = len(draft.dispatches)
     given = [alias.get(name, name) for name in graph.inputs]
@@ -95,7 +96,10 @@ def lifetimes_of(
 
 
 def retained_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
-    """Maps the tensors that stay in memory between runs to the tensors whose memory they use."""
+    """Maps the tensors that stay in memory between runs to the tensors whose memory they use.
+
+    They are the inputs, and the tensors that a later run may reuse. Constants are left out.
+    """
     names = [*graph.inputs, *boundaries(graph)]
     return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
 
@@ -105,7 +109,8 @@ def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
 
 
 def views_of(drafted: CompleteDraft) -> Views:
-    """Returns the parts of tensors that may share the memory of the whole."""
+    """Maps the tensors that may lie in the memory of a whole tensor to their place in it; empty
+    if views are off."""
     options, align = drafted.options, drafted.limits.storage_offset_alignment
     if not options.views or options.keep or options.guard:
         return {}
@@ -113,10 +118,11 @@ def views_of(drafted: CompleteDraft) -> Views:
 
 
 def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[Launch]]:
-    """Returns the place of every tensor in the arena, its size, and the dispatches.
+    """Returns the byte offset of every tensor in the arena, the size of the arena, and the
+    dispatches to run.
 
-    Parts lie in the whole, without the dispatches that would copy them, unless that makes the arena
-    larger.
+    Parts lie in the whole, and the dispatches that would copy them are left out, unless that
+    makes the arena larger. Raises :class:`DeviceError` if a tensor is larger than a buffer.
     """
     graph, items, options = drafted.graph, drafted.items, drafted.options
     align, most = drafted.limits.storage_offset_alignment, drafted.limits.max_buffer_bytes
@@ -143,7 +149,8 @@ def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[La
 
 
 def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:
-    """Raises :class:`DeviceError` if a tensor alone is larger than a buffer."""
+    """Raises :class:`DeviceError` if a tensor is larger than the largest buffer of ``most``
+    bytes."""
     largest = max(items, key=lambda item: item.nbytes, default=None)
     if largest is not None and largest.nbytes > most // align * align:
         raise DeviceError(

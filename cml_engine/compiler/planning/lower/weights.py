@@ -1,4 +1,4 @@
-"""Packs constants into buffers."""
+"""Places the constants of a plan in the buffers for weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_BYTES = 16
 
 @dataclass(slots=True)
 class _WeightBlock:
-    """Constants at consecutive offsets in a buffer."""
+    """Constants at consecutive aligned offsets in a buffer, by name with their offset in bytes."""
 
     values: dict[str, tuple[int, Array]] = field(default_factory=dict)
     nbytes: int = 0
@@ -30,14 +30,18 @@ class _WeightBlock:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """The weights shared with plans at other shapes, and the weights of this plan alone."""
+    """The constants of a plan: ``shared`` with plans at other shapes, and its ``own``.
+
+    ``used`` names the shared ones that the plan uses.
+    """
 
     shared: _WeightBlock
     own: _WeightBlock
     used: frozenset[str]
 
     def find(self, name: str) -> tuple[str, int, Array] | None:
-        """Returns the space, offset and value of a constant in the weights, else None."""
+        """Returns the space (``"own"`` or ``"weights"``), byte offset and value of a constant,
+        or None if it has no place."""
         if name in self.own.values:
             return ("own", *self.own.values[name])
         return ("weights", *self.shared.values[name]) if name in self.used else None
@@ -50,9 +54,11 @@ def place_weights(
     limits: Limits,
     sibling: Sibling | None,
 ) -> PackedWeights:
-    """Packs the constants that a dispatch binds, an update writes, or an output is.
+    """Places the constants that a dispatch binds, an update writes, or an output is, and returns
+    them.
 
-    Constants that an update writes are never shared, nor constants that the sibling does not have.
+    Variables are never shared, nor constants that the sibling does not have. With a sibling the
+    shared constants have its offsets.
     """
     names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
     names += [alias.get(n, n) for n in graph.roots]
